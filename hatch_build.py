@@ -1,7 +1,9 @@
-"""A wheel gets the hot modules compiled (tools/compile_hot.py), beside their sources, wherever that can be done.
+"""A wheel gets the hot modules compiled (tools/compile_hot.py), beside their sources, wherever that
+can be done.
 
-`WALGATE_COMPILE=1`: it must be done. `WALGATE_COMPILE=0`: never, and the wheel is plain Python and runs everywhere.
-`WALGATE_PROJECT_URL`: the repository's address, by whoever publishes the wheel; its links are made of it.
+`WALGATE_COMPILE=1`: it must be done. `WALGATE_COMPILE=0`: never, and the wheel is plain Python and
+runs everywhere. `WALGATE_PROJECT_URL`: the repository's address, by whoever publishes the wheel;
+its links are made of it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The program `walgate`, and `python -m walgate`: looks that its packages are its own, then runs `gateway.cli.main`.
+"""The program `walgate`, and `python -m walgate`: looks that its packages are its own, then runs
+`gateway.cli.main`.
 
-`gateway` and `schemas` are common names. Another distribution's package, or a folder in front of the path, would end in an
-ImportError of something deep inside. `gateway`, `spark_consumer` and its program look too, and name it by `refuse` or `end`.
+`gateway` and `schemas` are common names. Another distribution's package, or a folder in front of
+the path, would end in an ImportError of something deep inside. `gateway`, `spark_consumer` and its
+program look too, and name it by `refuse` or `end`.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ def main() -> None:
 
 
 def refuse(module: ModuleType) -> NoReturn:
-    """For an import. While `python -m gateway.cli.main` is found, the one who reads this has started a program."""
+    """For an import. While `python -m gateway.cli.main` is found, the one who reads this has
+    started a program."""
     if sys.argv[:1] == ["-m"]:
         end(module)
     raise ImportError(f"{_in_the_way(module)}; {_HINT}", name=module.__name__)

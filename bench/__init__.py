@@ -1,4 +1,5 @@
-"""Measured figures: `make bench ARGS="--only W1 --repeat 3"`. What they mean and how they came about: docs/performance.md.
+"""Measured figures: `make bench ARGS="--only W1 --repeat 3"`. What they mean and how they came
+about: docs/performance.md.
 
 workloads   what PostgreSQL is made to do
 scene       the local parts, a backlog, and a fresh copy of its slot for every run

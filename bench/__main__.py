@@ -175,7 +175,8 @@ def main() -> None:
 
 
 async def _until_interrupted(arguments: argparse.Namespace) -> None:
-    """Ctrl-C ends the servers, and then the process: threads of it may wait for records that nobody will send any more."""
+    """Ctrl-C ends the servers, and then the process: threads of it may wait for records that nobody
+    will send any more."""
     try:
         await _measure(arguments)
     except asyncio.CancelledError:

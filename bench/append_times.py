@@ -8,7 +8,8 @@ from typing import Self
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 _BEHIND_LAST = 8
-"""A partition's last offsets may be Kafka's own transaction markers: look so far back for a record."""
+"""A partition's last offsets may be Kafka's own transaction markers: look so far back for a
+record."""
 
 
 class AppendTimes:

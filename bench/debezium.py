@@ -1,9 +1,11 @@
-"""Debezium Server beside the gateway: the same backlog, broker and registry, tuned as well as is known.
+"""Debezium Server beside the gateway: the same backlog, broker and registry, tuned as well as is
+known.
 
-Its Avro is written by Confluent's converter. The distribution has it only among the jars of its Cassandra connector; what it
-needs is taken from there. (Apicurio's converter, in its own class path, prints the whole schema for every record.) The rate
-is taken from the first record to the last one by the broker's stamp: the start of Java, some 5 s, is outside of it, and the
-warming up of its compiler is inside.
+Its Avro is written by Confluent's converter. The distribution has it only among the jars of its
+Cassandra connector; what it needs is taken from there. (Apicurio's converter, in its own class
+path, prints the whole schema for every record.) The rate is taken from the first record to the last
+one by the broker's stamp: the start of Java, some 5 s, is outside of it, and the warming up of its
+compiler is inside.
 """
 
 from __future__ import annotations
@@ -129,8 +131,9 @@ def properties(
 async def running(
     parts: LocalParts, sql: asyncpg.Connection, slot: str, more: Mapping[str, str] | None = None
 ) -> AsyncIterator[Server]:
-    """A server that reads `slot`, which must be there, from the database of `sql` into topics with a prefix of their own. It
-    streams then, but with settings of its own (`more`): a snapshot comes before the stream."""
+    """A server that reads `slot`, which must be there, from the database of `sql` into topics with
+    a prefix of their own. It streams then, but with settings of its own (`more`): a snapshot comes
+    before the stream."""
     prefix = f"d{uuid4().hex[:8]}"
     topics = await _make_topics(parts.kafka.bootstrap_servers, prefix, sql)
     guard = await Guard.open("debezium")
@@ -154,8 +157,8 @@ async def start_server(
     *,
     streams: bool = True,
 ) -> Child:
-    """It reads `slot`, which must be there, from the database of `sql`; it streams when this returns, if `streams`. `more`: of
-    its settings."""
+    """It reads `slot`, which must be there, from the database of `sql`; it streams when this
+    returns, if `streams`. `more`: of its settings."""
     database = await sql.fetchval("select current_database()")
     settings = properties(parts, database, slot, prefix, guard.folder, more)
     path = guard.folder / "application.properties"
@@ -245,7 +248,8 @@ def took_s(bootstrap_servers: str, topics: tuple[str, ...]) -> float:
 
 
 class RecordCount:
-    """How many records the topics hold: there are no transactions, so the ends of the partitions say it."""
+    """How many records the topics hold: there are no transactions, so the ends of the partitions
+    say it."""
 
     def __init__(self, bootstrap_servers: str, topics: Iterable[str]) -> None:
         self._consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "bench"})

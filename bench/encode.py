@@ -1,7 +1,8 @@
 """`python -m bench.encode`: the gateway's own work on a row, by stages, without network.
 
-Takes a stream from a real server as it came, then replays it through the same objects that the service uses. Each figure is
-the best of many replays in CPU time, so that it holds on a busy computer too.
+Takes a stream from a real server as it came, then replays it through the same objects that the
+service uses. Each figure is the best of many replays in CPU time, so that it holds on a busy
+computer too.
 """
 
 from __future__ import annotations
@@ -129,7 +130,8 @@ async def capture(
     return Capture(f"{title}, {'binary' if binary else 'text'}", b"".join(pieces), count, version_num, facts, catalog)
 
 
-# -- the stages, each with all before it -----------------------------------------------------------------------------------
+# -- the stages, each with all before it
+# -----------------------------------------------------------------------------------
 
 
 def receive(captured: Capture) -> list[bytes]:
@@ -226,7 +228,8 @@ class _SnapshotAnnouncer(_Announcer):
 
 
 class _Stand:
-    """Takes the place of stream, feedback and delivery: nothing may be closed, nothing is acknowledged."""
+    """Takes the place of stream, feedback and delivery: nothing may be closed, nothing is
+    acknowledged."""
 
     is_free = is_quiet = holds_unclosed = False
     received_lsn = in_flight_bytes = 0
@@ -339,7 +342,8 @@ STAGES: tuple[tuple[str, Callable[[Capture], object]], ...] = (
 
 
 def measure(captured: Capture, repeat: int) -> list[float]:
-    """Microseconds of CPU a row of each stage with all before it; the last two are other ways of encoding, with all before it."""
+    """Microseconds of CPU a row of each stage with all before it; the last two are other ways of
+    encoding, with all before it."""
     stages = [*(stage for _, stage in STAGES), encode_debezium, encode_under_snapshot]
     best = [float("inf")] * len(stages)
     for _ in range(repeat):

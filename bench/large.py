@@ -1,4 +1,5 @@
-"""W3: one transaction of 1,000,000 rows, live: what of it is in Kafka before COMMIT, and when is the rest?"""
+"""W3: one transaction of 1,000,000 rows, live: what of it is in Kafka before COMMIT, and when is
+the rest?"""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """Seconds are counted from the moment when COMMIT returned: negative is before. Readable: by read_committed."""
+    """Seconds are counted from the moment when COMMIT returned: negative is before. Readable: by
+    read_committed."""
 
     rows: int
     insert_s: float

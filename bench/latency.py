@@ -1,8 +1,9 @@
 """L: from commit to a consumer's poll, at a steady number of one-row transactions a second.
 
-pgbench writes at the rate asked for. Each record carries its commit time, taken by PostgreSQL just before COMMIT returns, on
-this computer's clock; the consumer (read_committed) subtracts it from the time when its poll returned. So the figure holds
-everything between, and can only be a little too large.
+pgbench writes at the rate asked for. Each record carries its commit time, taken by PostgreSQL just
+before COMMIT returns, on this computer's clock; the consumer (read_committed) subtracts it from the
+time when its poll returned. So the figure holds everything between, and can only be a little too
+large.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ CommitTime = Callable[[bytes], float]
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds; `count` records after the warm-up, of `rate` transactions a second asked for."""
+    """Milliseconds; `count` records after the warm-up, of `rate` transactions a second asked
+    for."""
 
     rate: int
     count: int
@@ -85,7 +87,8 @@ class Listener:
 
 
 def walgate_commit_time(value: bytes) -> float:
-    """The envelope's commit_time: behind the frame, op, xid, subxid, epoch, change_lsn, ordinal and commit_lsn."""
+    """The envelope's commit_time: behind the frame, op, xid, subxid, epoch, change_lsn, ordinal and
+    commit_lsn."""
     place = 5
     for _ in range(6):
         _, place = _long(value, place)
@@ -99,8 +102,9 @@ def walgate_commit_time(value: bytes) -> float:
 
 
 def debezium_commit_time(value: bytes) -> float:
-    """In Debezium's dialect, of a row of TABLE: `source.ts_us`, behind before, after and what is before it there. Walked by
-    hand, as the other dialect's: a general decoder would take longer than what is measured."""
+    """In Debezium's dialect, of a row of TABLE: `source.ts_us`, behind before, after and what is
+    before it there. Walked by hand, as the other dialect's: a general decoder would take longer
+    than what is measured."""
     place = 5 + 2
     _, place = _long(value, place)  # id
     for union, count in ((True, 2), (False, 3)):  # at, note; version, connector, name

@@ -1,7 +1,8 @@
 """Figures of several runs -> a table, a plot, and one JSON object a workload run.
 
-Ratios are taken within one repetition, where the contestants ran one after the other, and then their median: what the
-computer did beside them weighs the same on both sides of a ratio, more or less.
+Ratios are taken within one repetition, where the contestants ran one after the other, and then
+their median: what the computer did beside them weighs the same on both sides of a ratio, more or
+less.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ class Drained:
         return max(run.peak_rss_mb for run in self.runs[contestant])
 
     def watching(self) -> dict[str, float] | None:
-        """What it costs to be watched: of the same repetition, more than without. `cpu_share` is of one core, and
-        `threads_cpu_share` the part of it that does not depend on how long the rows took."""
+        """What it costs to be watched: of the same repetition, more than without. `cpu_share` is of
+        one core, and `threads_cpu_share` the part of it that does not depend on how long the rows
+        took."""
         plain, watched = (self.runs.get(name) for name in ("walgate", "walgate_watched"))
         if plain is None or watched is None:
             return None

@@ -9,14 +9,16 @@ ROWS_IN_A_TURN = 100
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """One backlog of `rows` rows in one table, then as many in many tables, a transaction each in turn."""
+    """One backlog of `rows` rows in one table, then as many in many tables, a transaction each in
+    turn."""
 
     rows: int
     table_count: int
     one_table_rows_per_s: float
     many_tables_s: float
     later_rounds_rows_per_s: float
-    """Without the first round, in which each table is met for the first time: its schemas are registered."""
+    """Without the first round, in which each table is met for the first time: its schemas are
+registered."""
 
     @property
     def ratio_to_one_table(self) -> float:
@@ -39,8 +41,8 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """CPU times are those of the processes named, in seconds; `other_cpu_s` is the rest of the computer: when it is large
-    the run was disturbed, and rates say less than CPU times."""
+    """CPU times are those of the processes named, in seconds; `other_cpu_s` is the rest of the
+    computer: when it is large the run was disturbed, and rates say less than CPU times."""
 
     rows: int
     took_s: float
@@ -50,7 +52,8 @@ class Run:
     other_cpu_s: float = 0.0
     peak_rss_mb: float = 0.0
     threads_cpu_s: float = 0.0
-    """Of the gateway's threads beside the first, which serve who watches it; a part of `gateway_cpu_s`."""
+    """Of the gateway's threads beside the first, which serve who watches it; a part of
+`gateway_cpu_s`."""
     turns: Turns | None = None
 
     @property

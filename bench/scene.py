@@ -1,6 +1,8 @@
-"""The local parts, one backlog at a time in a database of its own, and copies of the slot that holds it.
+"""The local parts, one backlog at a time in a database of its own, and copies of the slot that
+holds it.
 
-The base slot is made before the rows and never read: each run drains a copy of it, so each run decodes the same WAL.
+The base slot is made before the rows and never read: each run drains a copy of it, so each run
+decodes the same WAL.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from gateway.local import Kafka, LocalParts, Postgres
 _numbers = count(1)
 _BASE_SLOT = "bench_base"
 
-# The server at rest but for what is measured; 64 MB is PostgreSQL's default for the memory of decoding.
+# The server at rest but for what is measured; 64 MB is PostgreSQL's default for the memory of
+# decoding.
 _POSTGRES_SETTINGS: dict[str, str | int] = {
     "autovacuum": "off",
     "shared_buffers": "256MB",
@@ -32,7 +35,8 @@ _POSTGRES_SETTINGS: dict[str, str | int] = {
 
 @dataclass(frozen=True, slots=True)
 class Backlogged:
-    """A database whose base slot holds `changes` changes; all of them are read when the slot is past `last_lsn`."""
+    """A database whose base slot holds `changes` changes; all of them are read when the slot is
+    past `last_lsn`."""
 
     parts: LocalParts
     database: str
@@ -122,7 +126,8 @@ class Scene:
                 await sql.close()
 
     async def program(self, name: str, *arguments: str) -> None:
-        """Run one of PostgreSQL's programs against the server; its last argument is the database."""
+        """Run one of PostgreSQL's programs against the server; its last argument is the
+        database."""
         await run_program(self.parts.postgres, name, *arguments)
 
 

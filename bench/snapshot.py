@@ -1,7 +1,8 @@
 """S: rows that were there before, into Kafka; and SL: how late the stream is meanwhile.
 
-S is timed from the moment when the gateway says that it streams to the last record of the table, by the broker's stamp. Its
-floor is `COPY ... TO` a file that is no file, in one session: what PostgreSQL gives to nobody.
+S is timed from the moment when the gateway says that it streams to the last record of the table, by
+the broker's stamp. Its floor is `COPY ... TO` a file that is no file, in one session: what
+PostgreSQL gives to nobody.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ _LIVE_TABLES = f"{latency.TABLE}; {W1.tables.replace('table bench', 'table fille
 async def live(
     scene: Scene, rows: int, seconds: float, *, compiled: Path | None = None, more: Mapping[str, str] | None = None
 ) -> Latency:
-    """Of transactions of one row, at LIVE_RATE, while another table is read again and again for `seconds`."""
+    """Of transactions of one row, at LIVE_RATE, while another table is read again and again for
+    `seconds`."""
     parts = scene.parts
     settings = {**_INITIAL, "WALGATE_SNAPSHOT__MODE": "on_command", **(more or {})}
     async with scene.database(_LIVE_TABLES) as database:

@@ -1,9 +1,11 @@
 """How fast a mirror takes in a backlog: `python -m bench.spark_backlog`.
 
---changes changes of --tables tables, half of them inserts and then an update of every row, 100 in a transaction, lie in Kafka,
-where a gateway has put them. The clock runs from the start of the stream, with the default size of batches, to the last merge;
-then all tables must have what PostgreSQL has. Prints a line of JSON for each batch and merge, and at last the rate; Spark has
-started before, and has taken in and merged some of the same changes in another mirror (--warm-up, unless it is 0).
+--changes changes of --tables tables, half of them inserts and then an update of every row, 100 in a
+transaction, lie in Kafka, where a gateway has put them. The clock runs from the start of the
+stream, with the default size of batches, to the last merge; then all tables must have what
+PostgreSQL has. Prints a line of JSON for each batch and merge, and at last the rate; Spark has
+started before, and has taken in and merged some of the same changes in another mirror (--warm-up,
+unless it is 0).
 """
 
 from __future__ import annotations

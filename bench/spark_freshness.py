@@ -1,11 +1,13 @@
 """From commit to readable in a version of a mirror: `python -m bench.spark_freshness`.
 
-pgbench updates rows of --tables tables of --rows rows, one in each of --rate transactions a second, through a real gateway; a
-mirror appends, and merges beside it. The tables of the mirror are filled before, without Kafka. A change is readable from the
-moment when the Delta commit of its batch is there: versions.read shows it from then on. Its commit time is PostgreSQL's, on this
-computer's clock. In the end the newest version must be what PostgreSQL has. Prints a line of JSON for each batch and merge
-(--verbose), one for each half of the time, and one for all. The first --warm-up seconds do not count: Java compiles, and the
-first merge compares the keys of every table, since nobody knows how it was filled.
+pgbench updates rows of --tables tables of --rows rows, one in each of --rate transactions a second,
+through a real gateway; a mirror appends, and merges beside it. The tables of the mirror are filled
+before, without Kafka. A change is readable from the moment when the Delta commit of its batch is
+there: versions.read shows it from then on. Its commit time is PostgreSQL's, on this computer's
+clock. In the end the newest version must be what PostgreSQL has. Prints a line of JSON for each
+batch and merge (--verbose), one for each half of the time, and one for all. The first --warm-up
+seconds do not count: Java compiles, and the first merge compares the keys of every table, since
+nobody knows how it was filled.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ _COLUMNS = (
 
 
 def lateness(commits: list[tuple[int, float]], visible: list[tuple[int, float]]) -> list[tuple[float, float]]:
-    """(commit LSN, commit time) of changes, (last commit LSN, time) of batches -> (commit time, seconds late) of each change."""
+    """(commit LSN, commit time) of changes, (last commit LSN, time) of batches -> (commit time,
+    seconds late) of each change."""
     ends = [lsn for lsn, _ in visible]
     return [(at, visible[bisect_left(ends, lsn)][1] - at) for lsn, at in commits]
 

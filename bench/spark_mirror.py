@@ -1,11 +1,13 @@
 """What a mirror costs beside a plain Delta MERGE: `python -m bench.spark_mirror`.
 
-For each of --changes: equal Delta tables of --rows rows, with deletion vectors or without. Each round's updates, spread over the
-table, lie in Kafka. One mirror merges them after its batch (read, counted, appended, decoded, folded, merged, the version
-recorded); another appends them, and merges then. Last, a MERGE of the same rows, which lie ready in Parquet, goes into a plain
-table, as a person writes it. In the end all must be equal. Prints one line of JSON for each, and at last the ratios of the
-medians of the two merges to those of the plain one: of time, of CPU time (JVM, Python workers, this process) and of bytes written
-(data, deletion vectors and log of the table; and with the mirror's manifest, one entry a merge); the first two rounds warm up.
+For each of --changes: equal Delta tables of --rows rows, with deletion vectors or without. Each
+round's updates, spread over the table, lie in Kafka. One mirror merges them after its batch (read,
+counted, appended, decoded, folded, merged, the version recorded); another appends them, and merges
+then. Last, a MERGE of the same rows, which lie ready in Parquet, goes into a plain table, as a
+person writes it. In the end all must be equal. Prints one line of JSON for each, and at last the
+ratios of the medians of the two merges to those of the plain one: of time, of CPU time (JVM, Python
+workers, this process) and of bytes written (data, deletion vectors and log of the table; and with
+the mirror's manifest, one entry a merge); the first two rounds warm up.
 """
 
 from __future__ import annotations
@@ -83,7 +85,8 @@ def feed(feeder: Feeder, accounts: Table, changes: int, rows: int, turn: int) ->
 
 
 def clock(spark: Any, name: str, turn: int, work: Any) -> tuple[float, float]:
-    """Seconds, and seconds of CPU time. What the work before has left to Java's collector is not counted."""
+    """Seconds, and seconds of CPU time. What the work before has left to Java's collector is not
+    counted."""
     java_class(spark, "java.lang.System").gc()
     pid = jvm_pid(spark)
     began, cpu = time.perf_counter(), cpu_seconds(pid) + time.process_time()

@@ -1,9 +1,10 @@
 """What a batch over many tables costs a mirror: `python -m bench.spark_tables`.
 
-Each round changes one row in each of --tables tables. One batch takes them in, by a mirror that merges every batch and by another
-that appends it, and merges then. In the end both must be equal. Prints one line of JSON for each, and at last the medians and
-their ratio, of time and of CPU time (JVM, Python workers, this process); the first two rounds warm up. --append-only: nothing is
-merged; a version of some tables must have what was changed.
+Each round changes one row in each of --tables tables. One batch takes them in, by a mirror that
+merges every batch and by another that appends it, and merges then. In the end both must be equal.
+Prints one line of JSON for each, and at last the medians and their ratio, of time and of CPU time
+(JVM, Python workers, this process); the first two rounds warm up. --append-only: nothing is merged;
+a version of some tables must have what was changed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The gateway as a process of its own, drained and timed.
 
-The rate is taken from the moment when the gateway says that it streams to the last transaction marker (in Debezium's dialect to
-the last row), by the broker's stamp (topics with LogAppendTime): so it holds the making of relations, schemas and the first
-batch, as the floor's holds its own start. The run is over when the slot's confirmed_flush_lsn says that everything is durable.
+The rate is taken from the moment when the gateway says that it streams to the last transaction
+marker (in Debezium's dialect to the last row), by the broker's stamp (topics with LogAppendTime):
+so it holds the making of relations, schemas and the first batch, as the floor's holds its own
+start. The run is over when the slot's confirmed_flush_lsn says that everything is durable.
 """
 
 from __future__ import annotations
@@ -94,7 +95,8 @@ async def running(
     more: Mapping[str, str] | None = None,
     module: str = "gateway.cli.main",
 ) -> AsyncIterator[Gateway]:
-    """A gateway that streams, run by `module`. `compiled`: folder of a compiled build, in place of the source."""
+    """A gateway that streams, run by `module`. `compiled`: folder of a compiled build, in place of
+    the source."""
     prefix = f"b{uuid4().hex[:8]}"
     variables = environment(parts, dsn, slot, prefix, more)
     if compiled is not None:
@@ -176,10 +178,11 @@ def _last(bootstrap_servers: str, prefix: str) -> float:
 
 
 def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple[float, Turns | None]:
-    """When the last marker was appended; and where the backlog is one table, then many in turn, how fast each was.
+    """When the last marker was appended; and where the backlog is one table, then many in turn, how
+    fast each was.
 
-    A rate is taken between two ends of Kafka transactions, from the PostgreSQL transactions that they committed: what lies
-    within one has no time of its own.
+        A rate is taken between two ends of Kafka transactions, from the PostgreSQL transactions that
+        they committed: what lies within one has no time of its own.
     """
     with AppendTimes(bootstrap_servers) as times:
         if backlogged.table_count == 1:
@@ -189,7 +192,8 @@ def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple
         alone_begun_s, alone_end_s, all_met_s = times.first(alone), times.last(alone), times.first(last)
 
     def rows_per_s(first: int, behind: int) -> float:
-        """From the Kafka transaction of the marker `first` to the one before the marker `behind`."""
+        """From the Kafka transaction of the marker `first` to the one before the marker
+        `behind`."""
         begun_s, end_s = ends[first], ends[behind - 1]
         if end_s <= begun_s:
             raise RuntimeError(f"{backlogged.changes} rows are too few for a rate")

@@ -1,7 +1,9 @@
-"""`python -m bench.watched --scale 4`: what it costs under load that somebody watches, by the clocks of the threads.
+"""`python -m bench.watched --scale 4`: what it costs under load that somebody watches, by the
+clocks of the threads.
 
-A difference of whole runs would be lost in their noise. Prometheus scrapes every 15 s, `walgate status --watch` asks every 2 s,
-and one live page is open. Three parts are added: the threads beside the first, the monitor's callbacks, the counting of records.
+A difference of whole runs would be lost in their noise. Prometheus scrapes every 15 s, `walgate
+status --watch` asks every 2 s, and one live page is open. Three parts are added: the threads beside
+the first, the monitor's callbacks, the counting of records.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What watches a gateway while it is measured: Prometheus's scrape once a second, `walgate status --watch`, the live page in a
-browser."""
+"""What watches a gateway while it is measured: Prometheus's scrape once a second, `walgate status
+--watch`, the live page in a browser."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What PostgreSQL is made to do before the clock starts. Sizes are those of `--scale 1`.
 
-A backlog ends with one row of a transaction of its own, so that its end is a known place in the WAL (bench/scene.py).
+A backlog ends with one row of a transaction of its own, so that its end is a known place in the WAL
+(bench/scene.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ PUBLICATION = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`load` is statements with {count}, each executed alone, as a block that commits must be; `pgbench` runs TPC-B
-    instead; `last` adds one row."""
+    """`load` is statements with {count}, each executed alone, as a block that commits must be;
+    `pgbench` runs TPC-B instead; `last` adds one row."""
 
     name: str
     title: str

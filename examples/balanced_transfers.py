@@ -1,11 +1,14 @@
-"""A Structured Streaming job with an invariant: money is moved between accounts, so the sum of all balances never changes.
+"""A Structured Streaming job with an invariant: money is moved between accounts, so the sum of all
+balances never changes.
 
-Whatever a batch holds, it holds whole transactions: the sum over its changes is zero every time. With changes read row by row,
-as from any other CDC, half a transfer would show up as soon as a batch ends inside of one.
+Whatever a batch holds, it holds whole transactions: the sum over its changes is zero every time.
+With changes read row by row, as from any other CDC, half a transfer would show up as soon as a
+batch ends inside of one.
 
     python examples/balanced_transfers.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 public.accounts
 
-A table of yours, published; the shop of the demo has none. REPLICA IDENTITY FULL, so that a change tells the old balance:
+A table of yours, published; the shop of the demo has none. REPLICA IDENTITY FULL, so that a change
+tells the old balance:
 
     CREATE TABLE accounts (id bigint PRIMARY KEY, balance numeric(12,2)); ALTER TABLE accounts REPLICA IDENTITY FULL;
 """

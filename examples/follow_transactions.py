@@ -1,4 +1,5 @@
-"""Whole transactions without Spark: prints each committed transaction with its changes, as it comes, until Ctrl-C.
+"""Whole transactions without Spark: prints each committed transaction with its changes, as it
+comes, until Ctrl-C.
 
 python examples/follow_transactions.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 cdc
 """

@@ -1,4 +1,5 @@
-"""One table as a Delta table, with Spark's own parts alone: format("kafka"), from_avro and MERGE, nothing of Walgate's.
+"""One table as a Delta table, with Spark's own parts alone: format("kafka"), from_avro and MERGE,
+nothing of Walgate's.
 
     spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0,org.apache.spark:spark-avro_2.13:4.2.0,\
 io.delta:delta-spark_4.2_2.13:4.4.0 examples/plain_spark.py \
@@ -6,14 +7,18 @@ io.delta:delta-spark_4.2_2.13:4.4.0 examples/plain_spark.py \
 
 docs/topics.md has the rules that it follows:
 
-* a record counts if it is in a range that a committing marker names, and in no subtransaction that was rolled back: a large
-  transaction is in the topic before it has ended, and a record says nothing of its end;
-* the ranges have exactly `record_count` records, or the batch fails, and is read again at the next start;
-* a change of key is one change of one row, whose values that were not sent (TOAST) are those of the row under its old key;
+* a record counts if it is in a range that a committing marker names, and in no subtransaction that
+  was rolled back: a large transaction is in the topic before it has ended, and a record says
+  nothing of its end;
+* the ranges have exactly `record_count` records, or the batch fails, and is read again at the next
+  start;
+* a change of key is one change of one row, whose values that were not sent (TOAST) are those of the
+  row under its old key;
 * a TRUNCATE removes every row before it.
 
-Key columns must have the same type in `old_key` and in the row (docs/types.md), and a value that its Avro type cannot represent
-stops the job. Surplus rows of a REPLACE snapshot, tables without a key and columns that change are left to `walgate mirror`.
+Key columns must have the same type in `old_key` and in the row (docs/types.md), and a value that
+its Avro type cannot represent stops the job. Surplus rows of a REPLACE snapshot, tables without a
+key and columns that change are left to `walgate mirror`.
 """
 
 from __future__ import annotations
@@ -33,7 +38,8 @@ POSITION = ("commit_lsn", "ordinal")
 
 
 class PlainMirror:
-    """`key`: the columns of the replica identity. `path`: of the Delta table; its checkpoint is below it."""
+    """`key`: the columns of the replica identity. `path`: of the Delta table; its checkpoint is
+    below it."""
 
     def __init__(
         self, spark: SparkSession, servers: str, registry: str, prefix: str, table: str, key: list[str], path: str
@@ -80,7 +86,8 @@ class PlainMirror:
         return found.where(~f.array_contains("aborted", f.col("subxid")) & ~f.col("key_change"))
 
     def merge(self, changes: DataFrame, batch: int) -> None:
-        """In rounds, so that within each of them no row changes its key twice and no key is left by one row for another."""
+        """In rounds, so that within each of them no row changes its key twice and no key is left by
+        one row for another."""
         self.create(changes)
         place = f.struct(*POSITION)
         cut = changes.where("op = 'TRUNCATE'").agg(f.max(place)).head()[0]
@@ -109,7 +116,8 @@ class PlainMirror:
         moved = rows.where("op = 'UPDATE' AND key != old")
         left = moved.select(f.col("old").alias("left"), f.col("place").alias("at"), f.col("key").alias("to"))
         entered = moved.select(f.col("key").alias("entered"), f.col("place").alias("since"))
-        # What was under a key before a row took it has ended; what was under the key that a row left is that row's.
+        # What was under a key before a row took it has ended; what was under the key that a row
+        # left is that row's.
         rows = rows.join(entered, f.col("key") == f.col("entered"), "left")
         rows = rows.join(left, (f.col("key") == f.col("left")) & (f.col("place") < f.col("at")), "left")
         rows = rows.where("since IS NULL OR place >= since").withColumn("_row", f.coalesce("to", "key"))
@@ -145,8 +153,8 @@ class PlainMirror:
                 self.spark.conf.unset(f"spark.databricks.delta.write.{name}")
 
     def sent(self, name: str) -> Column:
-        """A value in a struct, so that a null that was sent differs from a value that was not; under REPLICA IDENTITY FULL the
-        old row has it."""
+        """A value in a struct, so that a null that was sent differs from a value that was not;
+        under REPLICA IDENTITY FULL the old row has it."""
         is_sent = ~f.array_contains("unchanged", name)
         old = f.when(f.col("before").isNotNull(), f.struct(f.col("before")[name].alias("value")))
         return f.when(is_sent & f.col("after").isNotNull(), f.struct(f.col("after")[name].alias("value"))).otherwise(

@@ -1,4 +1,5 @@
-"""Prints change events with stock tools: confluent-kafka's consumer and its Avro deserializers, nothing of Walgate.
+"""Prints change events with stock tools: confluent-kafka's consumer and its Avro deserializers,
+nothing of Walgate.
 
     python examples/read_topic.py [topic]         # Kafka and registry of docker-compose.yml; default cdc.public.orders
 
@@ -44,7 +45,8 @@ def main(topic: str) -> None:
             continue
         key = deserialize(record.key(), SerializationContext(topic, MessageField.KEY))
         change = deserialize(record.value(), SerializationContext(topic, MessageField.VALUE))
-        # A null commit_lsn: written while the transaction was open; the marker topic tells whether it was committed.
+        # A null commit_lsn: written while the transaction was open; the marker topic tells whether
+        # it was committed.
         state = "committed" if change["commit_lsn"] else "in progress"
         print(record.partition(), record.offset(), change["op"], key, change["after"], f"xid {change['xid']} {state}")
 

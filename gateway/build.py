@@ -1,4 +1,5 @@
-"""Which build of the hot modules runs: compiled by mypyc (tools/compile_hot.py), or plain Python, which does the same."""
+"""Which build of the hot modules runs: compiled by mypyc (tools/compile_hot.py), or plain Python,
+which does the same."""
 
 from __future__ import annotations
 

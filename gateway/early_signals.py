@@ -1,7 +1,9 @@
-"""A stop in the first second: `walgate run` exits with 0 also while most of the program is still being imported.
+"""A stop in the first second: `walgate run` exits with 0 also while most of the program is still
+being imported.
 
-Imported before everything else, for its effect. Nothing is open that early, so nothing is left behind. As soon as the gateway
-runs, its event loop takes the signals (gateway/runtime/supervisor.py).
+Imported before everything else, for its effect. Nothing is open that early, so nothing is left
+behind. As soon as the gateway runs, its event loop takes the signals
+(gateway/runtime/supervisor.py).
 """
 
 from __future__ import annotations

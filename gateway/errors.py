@@ -70,7 +70,8 @@ class StopForOperator(WalgateError):
 
 
 class UnwritableRelation(StopForOperator):
-    """A row or a description of one relation cannot be written; every other relation could go on."""
+    """A row or a description of one relation cannot be written; every other relation could go
+    on."""
 
 
 class DataGap(StopForOperator):
@@ -78,4 +79,5 @@ class DataGap(StopForOperator):
 
 
 class InternalError(StopForOperator):
-    """What the gateway does not raise on purpose. It is only chained, for its own text may quote a row's value."""
+    """What the gateway does not raise on purpose. It is only chained, for its own text may quote a
+    row's value."""

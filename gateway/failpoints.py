@@ -1,15 +1,17 @@
-"""Named points where a test can stop the gateway: all of them, each with the step that it stands at.
+"""Named points where a test can stop the gateway: all of them, each with the step that it stands
+at.
 
 Off unless the environment says so before the process starts:
 
     WALGATE_FAILPOINTS="before_commit:kill, batch_sent:delay=2:*, socket_read:raise:5"
 
-One entry is `name:action[:nth]`. Actions: `kill` (SIGKILL to this process: nothing is flushed, no handler runs), `stop`
-(SIGSTOP), `raise` (FailpointReached, a Retry) and `delay=SECONDS`, which blocks the whole process. `nth` is the time on
-which it acts, the first by default; `*` means every time.
+One entry is `name:action[:nth]`. Actions: `kill` (SIGKILL to this process: nothing is flushed, no
+handler runs), `stop` (SIGSTOP), `raise` (FailpointReached, a Retry) and `delay=SECONDS`, which
+blocks the whole process. `nth` is the time on which it acts, the first by default; `*` means every
+time.
 
-When the variable is not set, a call costs one comparison (40 ns). They stand at reads, messages and transactions, never at
-rows.
+When the variable is not set, a call costs one comparison (40 ns). They stand at reads, messages and
+transactions, never at rows.
 """
 
 from __future__ import annotations
@@ -121,7 +123,8 @@ def failpoint(name: str) -> None:
 
 
 def parse_failpoints(text: str) -> dict[str, _Armed] | None:
-    """The entries of the variable by name, None where there are none. Raises StopForOperator for any other text."""
+    """The entries of the variable by name, None where there are none. Raises StopForOperator for
+    any other text."""
     armed: dict[str, _Armed] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, rest = entry.partition(":")

@@ -32,7 +32,8 @@ def quote_identifier(name: str) -> str:
 
 
 def is_table(relation: str, patterns: Sequence[str]) -> bool:
-    """What an operator chooses: `schema.table`, or `table` in any schema; `*` and `?` as in a shell."""
+    """What an operator chooses: `schema.table`, or `table` in any schema; `*` and `?` as in a
+    shell."""
     return any(fnmatchcase(relation, pattern if "." in pattern else f"*.{pattern}") for pattern in patterns)
 
 
@@ -41,7 +42,8 @@ _OF_CONTAINERS: Final = ("/.dockerenv", "/run/.containerenv")
 
 
 def where_local_is(host: str) -> str:
-    """What to add to the hint where nothing listens at `host`: for a program in a container, localhost is not the computer."""
+    """What to add to the hint where nothing listens at `host`: for a program in a container,
+    localhost is not the computer."""
     is_container = "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.exists, _OF_CONTAINERS))
     return (
         f"{host} is this container itself: use the name of the server's host. "

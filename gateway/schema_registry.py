@@ -1,4 +1,5 @@
-"""What an error of the schemas means for the gateway. `schemas` knows no gateway, so its errors are classed here, once."""
+"""What an error of the schemas means for the gateway. `schemas` knows no gateway, so its errors are
+classed here, once."""
 
 from __future__ import annotations
 
@@ -25,9 +26,10 @@ log = structlog.get_logger()
 
 @contextmanager
 def classified_schema_errors() -> Iterator[None]:
-    """A registry that is away comes back: Retry. So may rights, the registry where something else answers, and one that refuses
-    requests for a reason of its own: RetrySlowly. What is refused because of the schema itself needs the operator, and an
-    incompatible schema is logged, so that it can be registered by hand."""
+    """A registry that is away comes back: Retry. So may rights, the registry where something else
+    answers, and one that refuses requests for a reason of its own: RetrySlowly. What is refused
+    because of the schema itself needs the operator, and an incompatible schema is logged, so that
+    it can be registered by hand."""
     try:
         yield
     except RegistryUnavailable as error:

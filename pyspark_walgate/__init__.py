@@ -1,4 +1,5 @@
-"""`spark.read.format("walgate")` without `register`: Spark takes the `DefaultSource` of every module named pyspark_*."""
+"""`spark.read.format("walgate")` without `register`: Spark takes the `DefaultSource` of every
+module named pyspark_*."""
 
 from __future__ import annotations
 

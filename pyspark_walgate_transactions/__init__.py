@@ -1,4 +1,5 @@
-"""`spark.read.format("walgate-transactions")` without `register`, as pyspark_walgate does it for the changes."""
+"""`spark.read.format("walgate-transactions")` without `register`, as pyspark_walgate does it for
+the changes."""
 
 from __future__ import annotations
 

@@ -1,11 +1,14 @@
-"""PostgreSQL type -> Avro type: the one place that decides it. Schemas, encoders and docs/types.md all read it from here.
+"""PostgreSQL type -> Avro type: the one place that decides it. Schemas, encoders and docs/types.md
+all read it from here.
 
 Rules (docs/types.md lists every type):
 
-* An Avro type is chosen only where it holds the type's values exactly. What a form cannot hold (infinity, BC, NaN in a
-  decimal) travels as PostgreSQL text in the envelope's `special`; everything without a form of its own is text anyway.
-* A key column has no `special` beside it. So a key column of a form that cannot hold every value is a string of
-  PostgreSQL text, for *all* its values: one rule by type, and two keys are never confused.
+* An Avro type is chosen only where it holds the type's values exactly. What a form cannot hold
+  (infinity, BC, NaN in a decimal) travels as PostgreSQL text in the envelope's `special`;
+  everything without a form of its own is text anyway.
+* A key column has no `special` beside it. So a key column of a form that cannot hold every value is
+  a string of PostgreSQL text, for *all* its values: one rule by type, and two keys are never
+  confused.
 """
 
 from __future__ import annotations
@@ -70,7 +73,8 @@ _NUMERIC_HEADER: Final = 4  # VARHDRSZ, added to every numeric typmod
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A type with its form. `facts` and `typmod` are of the base type where the column's type is a domain."""
+    """A type with its form. `facts` and `typmod` are of the base type where the column's type is a
+    domain."""
 
     form: Form
     facts: TypeFacts
@@ -123,7 +127,8 @@ def is_numeric(facts: TypeFacts) -> bool:
 
 
 def numeric_precision_and_scale(typmod: int) -> tuple[int, int]:
-    """`numeric.c`: precision in the upper 16 bits, scale as an 11-bit signed number (before 15 never negative)."""
+    """`numeric.c`: precision in the upper 16 bits, scale as an 11-bit signed number (before 15
+    never negative)."""
     packed = typmod - _NUMERIC_HEADER
     return packed >> 16 & 0xFFFF, ((packed & 0x7FF) ^ 1024) - 1024
 

@@ -1,17 +1,18 @@
 """A relation's description -> the Avro schemas of its records' values (the envelope) and keys.
 
-Facts of PostgreSQL are kept as attributes, which Avro readers and registries carry along: `pg.relation` on the envelope,
-`pg.type` on each field of Row (with attnum, where it is known, and attmissingval, where there is one), `pg.catalog` there for
-what the stream does not say and the catalog told at that moment,
-`pg.protected` where a rule of the settings replaces the column's values, and `pg.name` wherever an Avro name is not the true
-name.
+Facts of PostgreSQL are kept as attributes, which Avro readers and registries carry along:
+`pg.relation` on the envelope, `pg.type` on each field of Row (with attnum, where it is known, and
+attmissingval, where there is one), `pg.catalog` there for what the stream does not say and the
+catalog told at that moment, `pg.protected` where a rule of the settings replaces the column's
+values, and `pg.name` wherever an Avro name is not the true name.
 
-The labels of an enum are written where its type comes first, and left out where they are many: the registry refuses schemas
-that are too large for its own storage.
+The labels of an enum are written where its type comes first, and left out where they are many: the
+registry refuses schemas that are too large for its own storage.
 
-Every field of Row and Key is a union with null, default null: so a column may come, go or change its part in the replica
-identity, and old events are still readable with the new schema. Key schemas carry no attributes but `pg.name`, so that a
-key's bytes (which choose the partition) do not change when something about the column changes that is not its value.
+Every field of Row and Key is a union with null, default null: so a column may come, go or change
+its part in the replica identity, and old events are still readable with the new schema. Key schemas
+carry no attributes but `pg.name`, so that a key's bytes (which choose the partition) do not change
+when something about the column changes that is not its value.
 """
 
 from __future__ import annotations
@@ -29,15 +30,18 @@ BEFORE_PREFIX = "before."
 """In `unchanged` and `special`: marks a field of the `before` row. No Avro name holds a dot."""
 
 MOST_LABEL_BYTES: Final = 64 << 10
-"""Of the labels of one type. A registry takes schemas of up to 1 MB by default (`max.message.bytes` of its topic)."""
+"""Of the labels of one type. A registry takes schemas of up to 1 MB by default (`max.message.bytes`
+of its topic)."""
 _MOST_HEX_BYTES: Final = 64
-"""A value that was missing is written in hexadecimal up to this size, so that older readers know it, else in Base64."""
+"""A value that was missing is written in hexadecimal up to this size, so that older readers know
+it, else in Base64."""
 
 Schema = dict[str, Any]
 
 
 def change_schema(description: RelationDescription, prefix: str) -> Schema:
-    """The envelope, record `Change`: docs/topics.md. The fields up to `ordinal` are plain and come first."""
+    """The envelope, record `Change`: docs/topics.md. The fields up to `ordinal` are plain and come
+    first."""
     namespace = avro_namespace(prefix, description.namespace, description.name)
     columns = [column for column in description.columns if not _is_dropped(column)]
     labelled: set[int] = set()

@@ -1,8 +1,10 @@
-"""Which change of a relation a reader of old events with the new schema could not follow, or would follow wrongly.
+"""Which change of a relation a reader of old events with the new schema could not follow, or would
+follow wrongly.
 
-Registries check Avro's own rules (BACKWARD). Those know nothing of logical types: a decimal of another scale, a date that
-becomes an int, text that becomes a uuid all pass there and are then read wrongly; and they allow promotions that round
-(long to double). So this is the stricter check, and it names the column.
+Registries check Avro's own rules (BACKWARD). Those know nothing of logical types: a decimal of
+another scale, a date that becomes an int, text that becomes a uuid all pass there and are then read
+wrongly; and they allow promotions that round (long to double). So this is the stricter check, and
+it names the column.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ Place = tuple[str, str]
 
 
 def incompatible_columns(old: Schema, new: Schema, among: Set[Place] | None = None) -> list[TypeChange]:
-    """Columns of Row and Key, in both, whose new type cannot read the old one's values exactly. Other records: none."""
+    """Columns of Row and Key, in both, whose new type cannot read the old one's values exactly.
+    Other records: none."""
     changes: dict[str, TypeChange] = {}
     old_fields = _fields(old)
     for place, field in _fields(new).items():
@@ -42,7 +45,8 @@ def incompatible_columns(old: Schema, new: Schema, among: Set[Place] | None = No
 
 
 def added_columns(old: Schema, new: Schema) -> frozenset[Place]:
-    """Those of `new` that `old` has not: an earlier version may have had them, with another type."""
+    """Those of `new` that `old` has not: an earlier version may have had them, with another
+    type."""
     return frozenset(_fields(new).keys() - _fields(old).keys())
 
 

@@ -3,12 +3,12 @@
 A subject without a level gets `BACKWARD` before its first version (Apicurio enforces nothing until
 it is told to). To register one version regardless, the level is set to `NONE` for that moment. The
 level of before is noted in the registry first, as a version of the subject
-`<subject>-compatibility`, so that a process which was killed in between is repaired by the next one,
-and a `NONE` that somebody else has set is not. A note that was used is followed by an empty one: no
-right to delete is needed.
+`<subject>-compatibility`, so that a process which was killed in between is repaired by the next
+one, and a `NONE` that somebody else has set is not. A note that was used is followed by an empty
+one: no right to delete is needed.
 
-A registry may have more settings of a subject (Confluent's `normalize`, `alias`, rules). Each request
-that sets a level carries them along, since it may replace them all.
+A registry may have more settings of a subject (Confluent's `normalize`, `alias`, rules). Each
+request that sets a level carries them along, since it may replace them all.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Find(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """What was done to the level of a subject, and why. `before` and `after` are empty where the subject has none of its own."""
+    """What was done to the level of a subject, and why. `before` and `after` are empty where the
+    subject has none of its own."""
 
     subject: str
     before: str
@@ -47,8 +48,9 @@ class LevelChange:
 
 
 class CompatibilityLevels:
-    """`ask` and `find` are those of the registry's client: the first raises where the second returns None for what is not there.
-    `put` sends the settings of a subject and survives that two clients send the first ones at once."""
+    """`ask` and `find` are those of the registry's client: the first raises where the second
+    returns None for what is not there. `put` sends the settings of a subject and survives that two
+    clients send the first ones at once."""
 
     def __init__(
         self,
@@ -119,8 +121,8 @@ class CompatibilityLevels:
         return level["default"], number["default"]
 
     async def _note(self, subject: str, level: str, number: int) -> int:
-        """The number makes it another schema than those before: the newest version of a subject is that which came last only if
-        it is new. Returns the number."""
+        """The number makes it another schema than those before: the newest version of a subject is
+        that which came last only if it is new. Returns the number."""
         note = {
             "type": "record",
             "name": "CompatibilityNote",

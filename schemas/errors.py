@@ -25,7 +25,8 @@ class SchemaError(Exception):
 
 
 class IncompatibleSchema(SchemaError):
-    """Names relation, column and both types, and the two ways on. `schema_text` is what was not registered."""
+    """Names relation, column and both types, and the two ways on. `schema_text` is what was not
+    registered."""
 
     def __init__(self, message: str, *, hint: str = "", subject: str = "", schema_text: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -46,8 +47,10 @@ class RegistryDenied(RegistryRefused):
 
 
 class RegistryMissing(RegistryRefused):
-    """Something else answers in its place: another path, a proxy, a login page, an ingress without a backend."""
+    """Something else answers in its place: another path, a proxy, a login page, an ingress without
+    a backend."""
 
 
 class RegistryUnwilling(RegistryRefused):
-    """Any other error: a registry in read-only mode, a limit of a proxy. It says nothing about the schema, and may pass."""
+    """Any other error: a registry in read-only mode, a limit of a proxy. It says nothing about the
+    schema, and may pass."""

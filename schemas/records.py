@@ -1,4 +1,5 @@
-"""The fixed records: transaction markers, positions, logical decoding messages, states of snapshots."""
+"""The fixed records: transaction markers, positions, logical decoding messages, states of
+snapshots."""
 
 from __future__ import annotations
 

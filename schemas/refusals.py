@@ -1,7 +1,9 @@
-"""Judge an answer of the schema registry that is no success: by the registry's own code first, then by the HTTP status.
+"""Judge an answer of the schema registry that is no success: by the registry's own code first, then
+by the HTTP status.
 
-Only a few codes speak about the schema that was sent. Everything else may pass, whoever sent it (a proxy, an ingress, a
-login page, a registry in read-only mode), and is named. docs/server-errors.md shows the outcome for every status.
+Only a few codes speak about the schema that was sent. Everything else may pass, whoever sent it (a
+proxy, an ingress, a login page, a registry in read-only mode), and is named. docs/server-errors.md
+shows the outcome for every status.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
 """Subject, version, schema, compatibility of the subject."""
 TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 ABOUT_SCHEMA: Final = frozenset({409, 42201, 42202})
-"""Codes of the registry's own that speak about the schema: incompatible, invalid, of an invalid version."""
+"""Codes of the registry's own that speak about the schema: incompatible, invalid, of an invalid
+version."""
 READ_ONLY: Final = 42205
 _HINT_READ_ONLY: Final = (
     "the registry, or this subject, is in a mode that allows no writes. The gateway tries again until it is in mode READWRITE "
@@ -39,7 +42,8 @@ _HINT_CREDENTIALS: Final = (
 
 
 class Refused(RegistryRefused):
-    """The registry's own error: its code and message. It speaks about what was asked for, or about what is not there."""
+    """The registry's own error: its code and message. It speaks about what was asked for, or about
+    what is not there."""
 
     def __init__(self, code: int, message: str) -> None:
         self.code = code
@@ -47,7 +51,8 @@ class Refused(RegistryRefused):
 
 
 def error_of(status: int, content: bytes, what: str) -> SchemaError:
-    """Return the error to raise for an answer that is no success. `what` is the request, for the message."""
+    """Return the error to raise for an answer that is no success. `what` is the request, for the
+    message."""
     code, message = _problem(content)
     said = f"the schema registry returned {status}{f', error code {code}' if code else ''} ({what})"
     if code in ABOUT_SCHEMA or code in NOT_FOUND:

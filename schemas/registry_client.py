@@ -1,8 +1,8 @@
 """The schema registry, by the Confluent API: the only part of this package that talks to anybody.
 
-Rules: a subject without a compatibility level gets `BACKWARD` before its first version, and other people's levels stay
-(compatibility_levels.py); the same content is registered once; what a reader could not follow is refused here even where the
-registry would take it.
+Rules: a subject without a compatibility level gets `BACKWARD` before its first version, and other
+people's levels stay (compatibility_levels.py); the same content is registered once; what a reader
+could not follow is refused here even where the registry would take it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class BearerTokens(Protocol):
 
 
 class RegistryClient:
-    """Errors: RegistryUnavailable (try again), RegistryRefused and its kinds, IncompatibleSchema. Times in seconds."""
+    """Errors: RegistryUnavailable (try again), RegistryRefused and its kinds, IncompatibleSchema.
+    Times in seconds."""
 
     def __init__(
         self,
@@ -74,7 +75,8 @@ class RegistryClient:
         on_incompatible: OnIncompatible = "stop",
         on_level_change: Callable[[LevelChange], None] = lambda _: None,
     ) -> None:
-        """`on_level_change` hears of each compatibility level that is changed on a subject which has one."""
+        """`on_level_change` hears of each compatibility level that is changed on a subject which
+        has one."""
         address = _address(url)
         try:
             if tls is None and address.scheme == "https":
@@ -104,9 +106,11 @@ class RegistryClient:
     async def register(
         self, subject: str, schema: Schema, in_force: Schema | None = None, *, regardless: bool = False
     ) -> int:
-        """Schema id of this content under the subject, made where it is not there yet. Cached by content.
+        """Schema id of this content under the subject, made where it is not there yet. Cached by
+        content.
 
-        It must be able to read what `in_force` wrote; None stands for the newest version. `regardless`: it need not.
+                It must be able to read what `in_force` wrote; None stands for the newest version.
+                `regardless`: it need not.
         """
         text = _text(schema)
         schema_id = self._ids.get((subject, text))
@@ -151,7 +155,8 @@ class RegistryClient:
         if known is not None:  # also an older version that the newest could not read: rows may be sent again
             return _number(known, "id")
         changes = await self._changes(subject, in_force, newest, schema)
-        # The newest may be of a transaction that was rolled back: what it cannot be read by is no reason then.
+        # The newest may be of a transaction that was rolled back: what it cannot be read by is no
+        # reason then.
         goes_on = regardless or (not changes and incompatible_columns(newest_schema, schema))
         if changes and not goes_on:
             raise _incompatible(subject, schema, text, changes, "", await self._levels.of(subject))
@@ -167,8 +172,8 @@ class RegistryClient:
             return await self._new_version(subject, body)
 
     async def _changes(self, subject: str, in_force: Schema | None, newest: Schema, schema: Schema) -> list[TypeChange]:
-        """What cannot be read of the version in force; and of columns that it lacks but an earlier one had: `BACKWARD` looks
-        at one version alone."""
+        """What cannot be read of the version in force; and of columns that it lacks but an earlier
+        one had: `BACKWARD` looks at one version alone."""
         compared = in_force or _schema(newest)
         changes = incompatible_columns(compared, schema)
         added = added_columns(compared, schema)

@@ -1,7 +1,9 @@
-"""What is known of a relation when its Relation message arrives: the message, and the catalog's facts about its types.
+"""What is known of a relation when its Relation message arrives: the message, and the catalog's
+facts about its types.
 
-The stream says names, type oids and typmods; kinds, base types, elements and labels are from the catalog *at the moment
-of the Relation message*, which may be later than the change. A type that was dropped meanwhile has the kind UNKNOWN.
+The stream says names, type oids and typmods; kinds, base types, elements and labels are from the
+catalog *at the moment of the Relation message*, which may be later than the change. A type that was
+dropped meanwhile has the kind UNKNOWN.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ class Attribute:
 class TypeFacts:
     """One row of pg_type. `name` is "" where the catalog no longer has the type.
 
-    `element` is the element of an array, the subtype of a range, the range of a multirange; `base` and `base_typmod`
-    belong to a domain. `extension` is the name of the extension that owns the type. `sends_binary` is false where the
-    type has no send function: the server then sends text even to a client that asked for binary. `outputs`: what the server
-    writes for some values, where that cannot be told from the type alone (gateway/values/system.py, money.py).
+    `element` is the element of an array, the subtype of a range, the range of a multirange; `base`
+    and `base_typmod` belong to a domain. `extension` is the name of the extension that owns the
+    type. `sends_binary` is false where the type has no send function: the server then sends text
+    even to a client that asked for binary. `outputs`: what the server writes for some values, where
+    that cannot be told from the type alone (gateway/values/system.py, money.py).
     """
 
     oid: int
@@ -95,9 +98,11 @@ class Protection:
 
 @dataclass(frozen=True, slots=True)
 class MissingValue:
-    """pg_attribute.attmissingval: what the rows have in a column that was added to them with a default.
+    """pg_attribute.attmissingval: what the rows have in a column that was added to them with a
+    default.
 
-    `encoded`: as in a record, Avro's union with null; `special`: PostgreSQL's text of a value that is null there.
+        `encoded`: as in a record, Avro's union with null; `special`: PostgreSQL's text of a value that
+        is null there.
     """
 
     encoded: bytes = field(repr=False)
@@ -106,7 +111,8 @@ class MissingValue:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDescription:
-    """`identity`: the column is part of the key of our records. `attnum`: of pg_attribute; None: not known."""
+    """`identity`: the column is part of the key of our records. `attnum`: of pg_attribute; None:
+    not known."""
 
     name: str
     facts: TypeFacts
@@ -119,7 +125,8 @@ class ColumnDescription:
 
 @dataclass(frozen=True, slots=True)
 class RelationDescription:
-    """Columns in the order of the wire. Identity columns are those of the replica identity; under FULL the primary key's."""
+    """Columns in the order of the wire. Identity columns are those of the replica identity; under
+    FULL the primary key's."""
 
     oid: int
     namespace: str

@@ -1,4 +1,5 @@
-"""What an earlier schema of a relation recorded about its types and its key: for when the catalog has forgotten them.
+"""What an earlier schema of a relation recorded about its types and its key: for when the catalog
+has forgotten them.
 
 The inverse of `pg.type` and `pg.catalog` in `schemas.change_schema`.
 """
@@ -18,7 +19,8 @@ _BOX_OID = 603
 
 
 def recorded_types(schema: Schema) -> dict[int, TypeFacts]:
-    """Types of the columns and of what they are made of, by oid; one that was unknown then has the kind UNKNOWN."""
+    """Types of the columns and of what they are made of, by oid; one that was unknown then has the
+    kind UNKNOWN."""
     found: dict[int, TypeFacts] = {}
     labels: dict[int, tuple[str, ...]] = {}
     for field in _row_fields(schema):

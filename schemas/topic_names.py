@@ -1,13 +1,15 @@
 """Names of topics, subjects and Avro records: injective, so that two relations never share one.
 
-Topic: `<prefix>.<schema>.<table>`, where every byte of the UTF-8 name outside [A-Za-z0-9_] is written `-hh`. Where Kafka does not
-take that name, because it has more than 249 bytes or differs from another topic's in '.' and '_' only, the beginning of it and a
-hash of the relation's true name: `<prefix>.<schema>.<table>--<32 hex digits>`. No escaped name holds `--`. Which of the two a
-relation has is decided by the topics that exist (gateway/kafka/topics.py), and readers take the true name of a hashed topic from
-`pg.relation` of its schema.
+Topic: `<prefix>.<schema>.<table>`, where every byte of the UTF-8 name outside [A-Za-z0-9_] is
+written `-hh`. Where Kafka does not take that name, because it has more than 249 bytes or differs
+from another topic's in '.' and '_' only, the beginning of it and a hash of the relation's true
+name: `<prefix>.<schema>.<table>--<32 hex digits>`. No escaped name holds `--`. Which of the two a
+relation has is decided by the topics that exist (gateway/kafka/topics.py), and readers take the
+true name of a hashed topic from `pg.relation` of its schema.
 
-Avro name: characters outside [A-Za-z0-9_], and a digit in front, are written `_xHHHH_` as PostgreSQL itself does for XML
-(ISO 9075-14, `xmlforest`); so that this stays injective, the underscore of a `_x` that was there before is `_x005F_`.
+Avro name: characters outside [A-Za-z0-9_], and a digit in front, are written `_xHHHH_` as
+PostgreSQL itself does for XML (ISO 9075-14, `xmlforest`); so that this stays injective, the
+underscore of a `_x` that was there before is `_x005F_`.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ MAX_TOPIC_BYTES: Final = 249
 POSITION_TOPIC: Final = "walgate.position"
 SNAPSHOT_TOPIC: Final = "walgate.snapshot"
 DEBEZIUM_TRANSACTION_RECORD: Final = "TransactionMetadataValue"
-"""The name of the value schema that the transaction topic has where the gateway writes Debezium's format."""
+"""The name of the value schema that the transaction topic has where the gateway writes Debezium's
+format."""
 
 _PLAIN_BYTES: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _AVRO_UNSAFE = re.compile(r"_(?=x)|[^A-Za-z0-9_]|^[0-9]")
@@ -35,7 +38,8 @@ _TOPIC_ESCAPE = re.compile(r"-([0-9a-f]{2})|([A-Za-z0-9_]+)")
 
 
 def topic_name(prefix: str, namespace: str, relation: str) -> str:
-    """The topic of a relation's change events, wherever Kafka takes it: not if it collides with another topic's."""
+    """The topic of a relation's change events, wherever Kafka takes it: not if it collides with
+    another topic's."""
     return topic_names(prefix, namespace, relation)[0]
 
 
@@ -70,7 +74,8 @@ def collision_name(topic: str) -> str:
 
 
 def topic_is_free(prefix: str, topic: str) -> bool:
-    """A legal name below the prefix that no relation has by itself, and neither markers nor messages."""
+    """A legal name below the prefix that no relation has by itself, and neither markers nor
+    messages."""
     return (
         re.fullmatch(re.escape(prefix) + r"\.[A-Za-z0-9._-]+", topic) is not None
         and len(topic) <= MAX_TOPIC_BYTES
@@ -85,8 +90,9 @@ def is_hashed(topic: str) -> bool:
 
 
 def parse_relation(text: str) -> tuple[str, str] | None:
-    """`schema.table` as (schema, table); a part that holds a dot or a quote is in double quotes, as in SQL. Unlike SQL nothing
-    is folded to lower case: names are as the catalog has them. None where there are not exactly two parts."""
+    """`schema.table` as (schema, table); a part that holds a dot or a quote is in double quotes, as
+    in SQL. Unlike SQL nothing is folded to lower case: names are as the catalog has them. None
+    where there are not exactly two parts."""
     parts: list[str] = []
     position = 0
     while position < len(text):

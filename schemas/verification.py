@@ -1,10 +1,12 @@
-"""What a mirror says when the snapshot of a table has ended in it: a small JSON file below the mirror's own path.
+"""What a mirror says when the snapshot of a table has ended in it: a small JSON file below the
+mirror's own path.
 
     <path>/verdicts/<schema>/<table>.json    of the last snapshot of the table that ended
     <path>/verdicts/ended.json               of the last snapshot that ended as a whole
     <path>/verdicts/reached.json             how far the rows of a VERIFY have been compared
 
-Each is replaced as a whole. `walgate verify` reads them, wherever the mirror runs (docs/decisions/0022).
+Each is replaced as a whole. `walgate verify` reads them, wherever the mirror runs
+(docs/decisions/0022).
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ MOST_KEYS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`kind`: CHANGED, MISSING or SURPLUS. `key`: JSON text; None: the table has no key. `columns`: those that
-    differ."""
+    """`kind`: CHANGED, MISSING or SURPLUS. `key`: JSON text; None: the table has no key. `columns`:
+    those that differ."""
 
     kind: str
     key: str | None
@@ -31,9 +33,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableVerification:
-    """`table`: schemas.topic_names.format_relation. `row_count`: rows that the snapshot has read. `changed`,
-    `missing` and `surplus` are of a VERIFY, in rows; `keys` are the first of them. LSNs: of SNAPSHOT_BEGIN and
-    SNAPSHOT_END."""
+    """`table`: schemas.topic_names.format_relation. `row_count`: rows that the snapshot has read.
+    `changed`, `missing` and `surplus` are of a VERIFY, in rows; `keys` are the first of them. LSNs:
+    of SNAPSHOT_BEGIN and SNAPSHOT_END."""
 
     table: str
     purpose: str

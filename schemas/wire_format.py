@@ -1,4 +1,5 @@
-"""Confluent framing: 0x00, schema id as 4 bytes big-endian, Avro binary (Schema Registry docs, "Wire format")."""
+"""Confluent framing: 0x00, schema id as 4 bytes big-endian, Avro binary (Schema Registry docs,
+"Wire format")."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ def frame(schema_id: int) -> bytes:
 
 
 def read_schema_id(payload: bytes) -> int:
-    """Schema id of a framed key or value. Raises SchemaError where the frame is short or of another kind."""
+    """Schema id of a framed key or value. Raises SchemaError where the frame is short or of another
+    kind."""
     if len(payload) < FRAME_BYTES:
         raise SchemaError(f"a value in Confluent's wire format has at least {FRAME_BYTES} bytes, got {len(payload)}")
     magic, schema_id = _FRAME.unpack_from(payload)

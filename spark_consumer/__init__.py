@@ -1,4 +1,5 @@
-"""Committed PostgreSQL changes in Spark: a data source over Walgate's topics, mirrors and change logs.
+"""Committed PostgreSQL changes in Spark: a data source over Walgate's topics, mirrors and change
+logs.
 
     reader      markers, manifests, planning, counting, Kafka and registry; whole transactions without Spark
     columnar    Avro to Arrow, a column at a time

@@ -1,4 +1,5 @@
-"""`python -m spark_consumer`: the jobs, as `walgate mirror`, `walgate consume` and `walgate dump` start them."""
+"""`python -m spark_consumer`: the jobs, as `walgate mirror`, `walgate consume` and `walgate dump`
+start them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""PySpark beyond its documented interface: the Java objects behind a session. Nothing else here touches them (ruff's SLF001).
+"""PySpark beyond its documented interface: the Java objects behind a session. Nothing else here
+touches them (ruff's SLF001).
 
-Delta's snapshots, Hadoop's file systems and a session's own settings cannot be reached otherwise. Spark Connect has none.
+Delta's snapshots, Hadoop's file systems and a session's own settings cannot be reached otherwise.
+Spark Connect has none.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ def submitted_settings() -> dict[str, str]:
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """By its full name: py4j would ask for each package on the way, and Java look for a class of that name in every jar.
-    Raises MirrorError."""
+    """By its full name: py4j would ask for each package on the way, and Java look for a class of
+    that name in every jar. Raises MirrorError."""
     return getattr(_classic(spark)._jvm, name)
 
 
@@ -59,7 +61,8 @@ def java_log(spark: SparkSession, location: str) -> Any:
 
 
 def java_snapshot(spark: SparkSession, location: str, version: int | None = None) -> Any:
-    """Delta's own snapshot of the table as it is now, or was; its history would cost a job. Raises MirrorError."""
+    """Delta's own snapshot of the table as it is now, or was; its history would cost a job. Raises
+    MirrorError."""
     log = java_log(spark, location)
     if version is None:  # stalenessAcceptable = false, and Scala's defaults for the rest
         return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
@@ -103,7 +106,8 @@ def folder_names(spark: SparkSession, location: str) -> list[str]:
 
 
 def file_names(spark: SparkSession, location: str) -> list[str]:
-    """Of the files in a folder. As one text: each file of a long Delta log would cost several calls of Java."""
+    """Of the files in a folder. As one text: each file of a long Delta log would cost several calls
+    of Java."""
     path, files = hadoop_path(spark, location)
     gateway = spark.sparkContext._gateway
     assert gateway is not None, "no Java"

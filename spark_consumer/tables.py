@@ -17,8 +17,9 @@ def is_one_of(table: TableName, patterns: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
-    """A relation's schema and name. Its text is `schema.name`; a part that holds a dot or a quote is in double quotes, as in SQL.
-    Unlike SQL nothing is folded to lower case: names are as the catalog has them."""
+    """A relation's schema and name. Its text is `schema.name`; a part that holds a dot or a quote
+    is in double quotes, as in SQL. Unlike SQL nothing is folded to lower case: names are as the
+    catalog has them."""
 
     namespace: str
     name: str

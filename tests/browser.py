@@ -1,4 +1,5 @@
-"""A real browser without a window: Chromium of this computer, driven by Playwright. None is installed for it."""
+"""A real browser without a window: Chromium of this computer, driven by Playwright. None is
+installed for it."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def browser_path() -> str:
 
 @asynccontextmanager
 async def open_page(url: str, **options: Any) -> AsyncIterator[tuple[Page, list[str]]]:
-    """A page of its own, and what its script complained of. `options` are those of Playwright's new_page."""
+    """A page of its own, and what its script complained of. `options` are those of Playwright's
+    new_page."""
     complaints: list[str] = []
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=browser_path(), args=["--no-sandbox"])

@@ -77,8 +77,8 @@ class Cluster:
         return self.brokers[found - 1]
 
     async def in_sync(self, prefix: str, count: int = BROKER_COUNT, timeout_s: float = 120) -> None:
-        """Wait until every broker knows that each partition below the prefix, and each of the cluster's own, has so many replicas
-        in sync."""
+        """Wait until every broker knows that each partition below the prefix, and each of the
+        cluster's own, has so many replicas in sync."""
         async with asyncio.timeout(timeout_s):
             for broker in self.brokers:
                 while await asyncio.to_thread(_least_in_sync, broker.bootstrap_servers, prefix) < count:

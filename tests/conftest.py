@@ -1,8 +1,9 @@
-"""Real servers for the tests, started when the first test asks for them: one broker and one registry for the whole run, one
-PostgreSQL of a version for each worker.
+"""Real servers for the tests, started when the first test asks for them: one broker and one
+registry for the whole run, one PostgreSQL of a version for each worker.
 
-`postgres`, `postgres_oldest`, `kafka`, `registry`: the session's parts. `database`, `database_oldest`: a new, empty
-database for each test; `topic_prefix`: a prefix that no other test has. `start_postgres`: a server of the test's own.
+`postgres`, `postgres_oldest`, `kafka`, `registry`: the session's parts. `database`,
+`database_oldest`: a new, empty database for each test; `topic_prefix`: a prefix that no other test
+has. `start_postgres`: a server of the test's own.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ SERVERS = frozenset({"postgres", "postgres_oldest", "start_postgres", "kafka", "
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database of one test. Its end takes the connections, slots and prepared transactions that the test left."""
+    """A database of one test. Its end takes the connections, slots and prepared transactions that
+    the test left."""
 
     server: Postgres
     name: str
@@ -65,7 +67,8 @@ class Database:
 
 
 class StartedVersions(logging.Handler):
-    """What was really started in this run: part -> versions. Fed by the parts' own log, and by `add`."""
+    """What was really started in this run: part -> versions. Fed by the parts' own log, and by
+    `add`."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -97,7 +100,8 @@ def logs_of_the_run() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def variables_of_the_run() -> Iterator[None]:
-    """Loading settings sets variables (secrets from files), which are not for the programs that other tests start."""
+    """Loading settings sets variables (secrets from files), which are not for the programs that
+    other tests start."""
     before = {name: value for name, value in os.environ.items() if name.startswith(_OF_SETTINGS)}
     yield
     for name in [name for name in os.environ if name.startswith(_OF_SETTINGS)]:
@@ -185,7 +189,8 @@ async def _drop(admin: asyncpg.Connection, server: Postgres, name: str) -> None:
 async def _kafka_and_registry(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Kafka, Registry]]:
-    """Both start at once where the chosen tests need both; a part that no test needs is not started."""
+    """Both start at once where the chosen tests need both; a part that no test needs is not
+    started."""
     kafka, registry = Kafka(), Registry()
     needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     folder = tmp_path_factory.getbasetemp()
@@ -219,7 +224,8 @@ def topic_prefix() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose by it."""
+    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose
+    by it."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         if SERVERS.intersection(getattr(item, "fixturenames", ())):
@@ -238,7 +244,8 @@ def pytest_configure() -> None:
     logger = logging.getLogger("gateway.local")
     logger.setLevel(logging.INFO)
     logger.addHandler(_started)
-    # Properties are not to fail because the computer is busy. WALGATE_EXAMPLES=10000 for a long run.
+    # Properties are not to fail because the computer is busy. WALGATE_EXAMPLES=10000 for a long
+    # run.
     examples = int(os.environ.get("WALGATE_EXAMPLES", "100"))
     hypothesis.settings.register_profile(
         "walgate", deadline=None, max_examples=examples, suppress_health_check=[hypothesis.HealthCheck.too_slow]

@@ -1,4 +1,5 @@
-"""Which test process runs which files, and in which order, so that no core is idle and none is idle at the end."""
+"""Which test process runs which files, and in which order, so that no core is idle and none is idle
+at the end."""
 
 from __future__ import annotations
 
@@ -18,13 +19,15 @@ def _kind(path: Path) -> str:
 
 
 def _rank(kind: str, own: set[str]) -> int:
-    """What a process with these kinds takes first: theirs, then what needs nothing that takes long to start."""
+    """What a process with these kinds takes first: theirs, then what needs nothing that takes long
+    to start."""
     return 0 if kind in own else 1 if kind == _OTHER else 2
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Large files come first, so that no process has a long one when the others are done. Files with Spark are spread over the
-    others: theirs is the CPU time, the others wait for servers most of theirs."""
+    """Large files come first, so that no process has a long one when the others are done. Files
+    with Spark are spread over the others: theirs is the CPU time, the others wait for servers most
+    of theirs."""
     largest_first = sorted(paths, key=lambda path: -path.stat().st_size)
     spark = [path for path in largest_first if _kind(path) == _SPARK]
     order = [path for path in largest_first if _kind(path) != _SPARK]
@@ -35,8 +38,8 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 class KindsInFewProcesses(LoadFileScheduling):  # type: ignore[misc]
-    """Spark takes a minute of CPU time in each process until its Java is compiled, tests that break servers a broker in each: a
-    process takes files of its kinds as long as there are any."""
+    """Spark takes a minute of CPU time in each process until its Java is compiled, tests that break
+    servers a broker in each: a process takes files of its kinds as long as there are any."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _PLAYED_ONCE if nodeid.startswith(_PLAYED_ONCE) else str(super()._split_scope(nodeid))

@@ -1,5 +1,6 @@
-"""Gateways and commands of the tests are forked from a process that has imported the program's modules: starting Python and
-importing them takes 0.8 s of CPU time, a fork a tenth of it. The fork is a process of its own: environment, signals, exit code.
+"""Gateways and commands of the tests are forked from a process that has imported the program's
+modules: starting Python and importing them takes 0.8 s of CPU time, a fork a tenth of it. The fork
+is a process of its own: environment, signals, exit code.
 
 `python -m tests.fork_server FD`: takes requests from a socket until its other end is closed.
 """
@@ -54,7 +55,8 @@ class Forked:
 
 
 def can(environment: Mapping[str, str]) -> bool:
-    """Whether there are forks here, and this environment changes nothing of what the server has imported."""
+    """Whether there are forks here, and this environment changes nothing of what the server has
+    imported."""
     if sys.platform != "linux" or environment.get("PYTHONPATH") not in (None, os.environ.get("PYTHONPATH")):
         return False
     try:
@@ -74,7 +76,8 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: int,
 
 
 def die_with_parent() -> None:
-    """For preexec_fn: a test run that is killed leaves nothing behind (prctl(2), PR_SET_PDEATHSIG; Linux only)."""
+    """For preexec_fn: a test run that is killed leaves nothing behind (prctl(2), PR_SET_PDEATHSIG;
+    Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 

@@ -1,4 +1,5 @@
-"""The gateway as operators run it: a process of its own, configured by its environment, ended by signals."""
+"""The gateway as operators run it: a process of its own, configured by its environment, ended by
+signals."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ DEFAULTS = {"snapshot__mode": "never"}
 
 
 class GatewayProcess:
-    """Started again and again with the same settings; `settings` are names like `kafka__prefix` with their values."""
+    """Started again and again with the same settings; `settings` are names like `kafka__prefix`
+    with their values."""
 
     def __init__(self, log_path: Path, settings: Mapping[str, object]) -> None:
         self.log_path = log_path
@@ -105,7 +107,8 @@ class GatewayProcess:
             await self.wait()
 
     async def end(self) -> None:
-        """SIGTERM, and kill -9 where that takes too long: a transaction that is left open is in the way of other gateways."""
+        """SIGTERM, and kill -9 where that takes too long: a transaction that is left open is in the
+        way of other gateways."""
         if self.is_running:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
@@ -148,7 +151,8 @@ class GatewayProcess:
         return f"{last['reason']}\nhint: {last.get('hint', '')}"
 
     async def logged(self, text: str, *, times: int = 1, timeout_s: float = 60.0) -> None:
-        """Wait until the text is in the log so often. Raises TimeoutError, AssertionError when it ends before."""
+        """Wait until the text is in the log so often. Raises TimeoutError, AssertionError when it
+        ends before."""
         deadline = time.monotonic() + timeout_s
         while self.log().count(text) < times:
             if time.monotonic() > deadline:

@@ -1,5 +1,5 @@
-"""`python -m tests.java_archives`: what a broker, a registry and a mirror load, in archives for quick_java.py, and the jar of
-tests/java. 50 s, once."""
+"""`python -m tests.java_archives`: what a broker, a registry and a mirror load, in archives for
+quick_java.py, and the jar of tests/java. 50 s, once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
 
 
 def make() -> None:
-    """A broker, a registry and a mirror work for a moment; what they have loaded is archived when they end."""
+    """A broker, a registry and a mirror work for a moment; what they have loaded is archived when
+    they end."""
     if JAVA_HOME in os.environ or ((made := home()) / "ready").exists():
         return
     shutil.rmtree(FOLDER, ignore_errors=True)

@@ -1,4 +1,5 @@
-"""A small OpenID provider: a token endpoint for clients' credentials, and the keys that verify its tokens."""
+"""A small OpenID provider: a token endpoint for clients' credentials, and the keys that verify its
+tokens."""
 
 from __future__ import annotations
 

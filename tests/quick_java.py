@@ -1,8 +1,10 @@
-"""A Java that reads the classes of Kafka, the registry and Spark from archives (class data sharing) instead of their jars.
+"""A Java that reads the classes of Kafka, the registry and Spark from archives (class data sharing)
+instead of their jars.
 
-The tests start these programs some hundred times; without archives half of the CPU time of each start goes into reading and
-checking classes. With it, Spark works on local files without starting programs (tests/java). java_archives.py makes both in
-build/java, conftest.py uses them where they are.
+The tests start these programs some hundred times; without archives half of the CPU time of each
+start goes into reading and checking classes. With it, Spark works on local files without starting
+programs (tests/java). java_archives.py makes both in build/java, conftest.py uses them where they
+are.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ SOURCES = Path(__file__).parent / "java"
 JAVA_HOME = "WALGATE_JAVA_HOME"
 ARCHIVES = {"kafka", "registry", "spark"}
 MAKES = "WALGATE_TEST_ARCHIVES"  # in the environment of the programs that leave an archive when they end
-# An archive fits a class path of jars, each once: Spark's begins with a folder that is not there, and has a jar twice.
+# An archive fits a class path of jars, each once: Spark's begins with a folder that is not there,
+# and has a jar twice.
 JAVA = """\
 #!/bin/bash
 words=() archive=

@@ -1,4 +1,5 @@
-"""What the gateway does after every SQLSTATE of PostgreSQL and every answer of a schema registry: docs/server-errors.md."""
+"""What the gateway does after every SQLSTATE of PostgreSQL and every answer of a schema registry:
+docs/server-errors.md."""
 
 from __future__ import annotations
 

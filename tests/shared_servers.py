@@ -1,7 +1,8 @@
-"""One broker and one registry for all processes of a test run: a warm one for each process would cost a twentieth of the run.
+"""One broker and one registry for all processes of a test run: a warm one for each process would
+cost a twentieth of the run.
 
-`python -m tests.shared_servers NAME FOLDER`: starts that server, writes its port to FOLDER/NAME.port, and ends with the last
-process that uses it.
+`python -m tests.shared_servers NAME FOLDER`: starts that server, writes its port to
+FOLDER/NAME.port, and ends with the last process that uses it.
 """
 
 from __future__ import annotations

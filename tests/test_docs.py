@@ -1,4 +1,5 @@
-"""docs/topics.md shows what the code writes, and names every field; docs/monitoring.md names every metric."""
+"""docs/topics.md shows what the code writes, and names every field; docs/monitoring.md names every
+metric."""
 
 from __future__ import annotations
 

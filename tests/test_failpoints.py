@@ -1,4 +1,5 @@
-"""Failpoints: off by default and free, strict about names, and each one stands somewhere in the gateway."""
+"""Failpoints: off by default and free, strict about names, and each one stands somewhere in the
+gateway."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the pages point to is there: other pages and their sections, messages of the code, metrics."""
+"""What the pages point to is there: other pages and their sections, messages of the code,
+metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""No SQLSTATE and no answer of the registry is one that nobody has thought of; docs/server-errors.md is what the code does."""
+"""No SQLSTATE and no answer of the registry is one that nobody has thought of;
+docs/server-errors.md is what the code does."""
 
 from __future__ import annotations
 

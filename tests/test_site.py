@@ -1,4 +1,5 @@
-"""The documentation's site: every page has its place in the reading order, and a browser shows it without scrolling sideways."""
+"""The documentation's site: every page has its place in the reading order, and a browser shows it
+without scrolling sideways."""
 
 from __future__ import annotations
 

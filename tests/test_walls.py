@@ -1,4 +1,5 @@
-"""The pure rooms wait for nothing and ask nobody: no loop, no socket, no thread, no clock; and no settings, no metrics."""
+"""The pure rooms wait for nothing and ask nobody: no loop, no socket, no thread, no clock; and no
+settings, no metrics."""
 
 from __future__ import annotations
 

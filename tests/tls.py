@@ -51,7 +51,8 @@ def certificate(folder: Path) -> dict[str, bytes]:
 
 
 def client_certificate(folder: Path, days: float) -> None:
-    """`client.crt` with `client.key`, signed by `certificate`'s, that ends in so many days; a negative number: it has ended."""
+    """`client.crt` with `client.key`, signed by `certificate`'s, that ends in so many days; a
+    negative number: it has ended."""
     authority = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
     authority_key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), None)
     assert isinstance(authority_key, rsa.RSAPrivateKey)
@@ -62,8 +63,9 @@ def client_certificate(folder: Path, days: float) -> None:
 
 
 def private_authority(folder: Path, host: str) -> Path:
-    """`server.crt` with `server.key`, of a host and 127.0.0.1, signed by an authority that nobody trusts: the file of its
-    certificate. As strict as the strictest who look at both: an authority's certificate may be no server's."""
+    """`server.crt` with `server.key`, of a host and 127.0.0.1, signed by an authority that nobody
+    trusts: the file of its certificate. As strict as the strictest who look at both: an authority's
+    certificate may be no server's."""
     key, server_key = (rsa.generate_private_key(65537, 2048) for _ in range(2))
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "company")])
     end = datetime.now(UTC) + timedelta(days=2)
@@ -129,7 +131,8 @@ async def tls_postgres(folder: Path) -> AsyncIterator[TlsPostgres]:
 
 @asynccontextmanager
 async def between(port: int, folder: Path, change: Callable[[bytes], bytes] = bytes) -> AsyncIterator[int]:
-    """Yields the port of one who speaks TLS with both sides and passes everything on, what the server says through `change`."""
+    """Yields the port of one who speaks TLS with both sides and passes everything on, what the
+    server says through `change`."""
     certificate(folder)
     to_client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     to_client.load_cert_chain(folder / "server.crt", folder / "server.key")

@@ -1,4 +1,5 @@
-"""Programs for developers: the compiler of the hot modules, the bill of materials, generators of pages in docs.
+"""Programs for developers: the compiler of the hot modules, the bill of materials, generators of
+pages in docs.
 
 The wheel does not contain them.
 """

@@ -1,8 +1,10 @@
-"""`python tools/compile_hot.py [--if-possible] FOLDER`: copies of gateway and schemas, with the hot modules compiled by mypyc.
+"""`python tools/compile_hot.py [--if-possible] FOLDER`: copies of gateway and schemas, with the hot
+modules compiled by mypyc.
 
-The same source, so equal bytes (tests/compiled); Python takes a compiled module before the source beside it. Needs the packages
-of REQUIREMENTS, a C compiler and half a minute; with --if-possible nothing is made where that is not there, and the reason is
-said. Prints the compiled modules. `hatch_build.py` puts them into a wheel; to run them from the folder:
+The same source, so equal bytes (tests/compiled); Python takes a compiled module before the source
+beside it. Needs the packages of REQUIREMENTS, a C compiler and half a minute; with --if-possible
+nothing is made where that is not there, and the reason is said. Prints the compiled modules.
+`hatch_build.py` puts them into a wheel; to run them from the folder:
 
     PYTHONPATH=FOLDER python -P -m gateway.cli.main run
 """
@@ -21,7 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ("mypy>=2.4,<2.5", "setuptools>=80")
-"""mypy's version decides which librt the compiled modules can be loaded with: that of pyproject.toml."""
+"""mypy's version decides which librt the compiled modules can be loaded with: that of
+pyproject.toml."""
 HOT_MODULES = (
     "gateway/events/transaction_context.py",
     "gateway/debezium/row_encoder.py",
@@ -73,7 +76,8 @@ setup(
 
 
 def compile_hot_modules(folder: Path) -> list[Path]:
-    """The compiled modules in `folder`. Raises CalledProcessError; the compiler has said why on standard error."""
+    """The compiled modules in `folder`. Raises CalledProcessError; the compiler has said why on
+    standard error."""
     folder.mkdir(parents=True, exist_ok=True)
     for package in ("gateway", "schemas"):
         ignored = shutil.ignore_patterns("__pycache__", "*.so")

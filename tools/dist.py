@@ -1,4 +1,5 @@
-"""Build everything that a release publishes: `python tools/dist.py [--folder dist] [--only PART ...]`.
+"""Build everything that a release publishes: `python tools/dist.py [--folder dist] [--only PART
+...]`.
 
 The parts are the source distribution (`sdist`), a wheel of plain Python that runs everywhere
 (`pure`), a wheel with the modules that process every row compiled for each CPython on this machine
@@ -55,7 +56,8 @@ def uv() -> str:
 
 
 def pythons() -> dict[str, Path]:
-    """The newest interpreter of each supported CPython minor version on this machine, oldest first."""
+    """The newest interpreter of each supported CPython minor version on this machine, oldest
+    first."""
     # pyenv's shims answer for the version that is chosen in this folder, and hide the others.
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
     path = os.pathsep.join([*map(str, sorted(pyenv.glob("versions/*/bin"))), os.environ["PATH"]])

@@ -1,4 +1,5 @@
-"""The bill of materials in CycloneDX's JSON: the locked Python packages, and the Java artifacts of the local parts.
+"""The bill of materials in CycloneDX's JSON: the locked Python packages, and the Java artifacts of
+the local parts.
 
 python tools/sbom.py build/sbom.json
 """
@@ -29,7 +30,8 @@ def python_packages() -> dict[str, Any]:
 
 
 def java_artifacts() -> list[dict[str, Any]]:
-    """Each once, though several sets may need it. Purl: https://github.com/package-url/purl-spec, type maven."""
+    """Each once, though several sets may need it. Purl: https://github.com/package-url/purl-spec,
+    type maven."""
     sets = tomllib.loads((ROOT / "gateway/local/artifacts.lock").read_text())
     return [
         component(name, facts)

@@ -1,4 +1,5 @@
-"""docs/settings.md, from the settings themselves: `python -m tools.settings_page > docs/settings.md`."""
+"""docs/settings.md, from the settings themselves: `python -m tools.settings_page >
+docs/settings.md`."""
 
 from __future__ import annotations
 

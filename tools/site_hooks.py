@@ -1,7 +1,8 @@
-"""Publish the documentation for programs that read Markdown: llms.txt, and the source of each page beside it.
+"""Publish the documentation for programs that read Markdown: llms.txt, and the source of each page
+beside it.
 
-MkDocs calls these functions while it builds the site (mkdocs.yml). The format is that of llmstxt.org:
-a title, a summary, and the pages of each section with a sentence about them.
+MkDocs calls these functions while it builds the site (mkdocs.yml). The format is that of
+llmstxt.org: a title, a summary, and the pages of each section with a sentence about them.
 """
 
 from __future__ import annotations

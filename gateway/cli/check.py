@@ -1,8 +1,10 @@
-"""`walgate check`: every condition of PostgreSQL, Kafka, the registry, rights and settings, without changing anything.
+"""`walgate check`: every condition of PostgreSQL, Kafka, the registry, rights and settings, without
+changing anything.
 
-The checks are the judgements of the start (gateway/startup); here are only the order in which the facts are taken, and what is
-said of them. One server that does not answer leaves the others to be looked at. What is not shown by looking is said so: whether
-the registry would take a schema, and whether the WAL that the slot needs can still be read.
+The checks are the judgements of the start (gateway/startup); here are only the order in which the
+facts are taken, and what is said of them. One server that does not answer leaves the others to be
+looked at. What is not shown by looking is said so: whether the registry would take a schema, and
+whether the WAL that the slot needs can still be read.
 """
 
 from __future__ import annotations
@@ -99,7 +101,8 @@ class _Check:
         return self._moment
 
     async def _http(self) -> None:
-        """The port is free, or a gateway of this slot has it, which ends before another one starts."""
+        """The port is free, or a gateway of this slot has it, which ends before another one
+        starts."""
         http, slot = self._settings.http, self._settings.source.slot
         if not http.port:
             return
@@ -112,7 +115,8 @@ class _Check:
             else:
                 self._add("settings", [error])
 
-    # -- PostgreSQL ------------------------------------------------------------------------------------------------
+    # -- PostgreSQL
+    # ------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _sql(self) -> AsyncIterator[asyncpg.Connection]:
@@ -155,7 +159,8 @@ class _Check:
             self._add("postgresql", [error])
 
     async def _suggest_publications(self, sql: asyncpg.Connection, errors: Iterable[WalgateError]) -> None:
-        """For a publication that is missing: a name that is nearly the same, or another database, may be meant."""
+        """For a publication that is missing: a name that is nearly the same, or another database,
+        may be meant."""
         assert self._facts is not None
         missing = [name for name in self._settings.source.publications if name not in self._facts.publications]
         if not missing:
@@ -221,7 +226,8 @@ class _Check:
         else:
             self._ok("postgresql", "the server accepts replication connections")
 
-    # -- Kafka -------------------------------------------------------------------------------------------------------
+    # -- Kafka
+    # -------------------------------------------------------------------------------------------------------
 
     def _kafka_expected(self) -> KafkaExpected:
         kafka, facts = self._settings.kafka, self._facts
@@ -271,7 +277,8 @@ class _Check:
         return facts
 
     async def _advertised(self, addresses: list[str], expected: KafkaExpected) -> bool:
-        """All further requests go to the addresses that the brokers advertise. False where none of them can be used."""
+        """All further requests go to the addresses that the brokers advertise. False where none of
+        them can be used."""
         advertised = await advertised_addresses(self._settings.kafka)
         usable = [address in addresses for address in advertised]
         for address in (address for address in advertised if address not in addresses):
@@ -285,7 +292,8 @@ class _Check:
         found = {(r.namespace, r.name) for p in self._facts.publications.values() for r in p.relations}
         return sorted(found)[:_LOOKED_AT_TABLES]
 
-    # -- the registry and the position -------------------------------------------------------------------------------
+    # -- the registry and the position
+    # -------------------------------------------------------------------------------
 
     async def _registry(self) -> None:
         try:
@@ -299,8 +307,9 @@ class _Check:
             self._ok("registry", f"{self._settings.registry.url} answers as a schema registry")
 
     async def _position(self, kafka: KafkaFacts) -> None:
-        """The slot before the position, the end of the WAL after it: facts in another order prove nothing. A position that could
-        not be read is not one that is not there: of it, nothing more is said."""
+        """The slot before the position, the end of the WAL after it: facts in another order prove
+        nothing. A position that could not be read is not one that is not there: of it, nothing more
+        is said."""
         facts = self._facts
         assert facts is not None
         fresh = self._fresh(facts)

@@ -18,7 +18,8 @@ EXIT_STOPS: Final = 78
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the report. warning: the gateway runs; waits: a start would wait for the repair; stops: it would end (78)."""
+    """One line of the report. warning: the gateway runs; waits: a start would wait for the repair;
+    stops: it would end (78)."""
 
     area: Area
     outcome: Outcome
@@ -33,7 +34,8 @@ def outcome_of(finding: Finding) -> Outcome:
 
 
 def exit_code(checked: Iterable[CheckResult]) -> int:
-    """0: a start would run; 1: it would wait for a repair; 78: an operator must decide, or a setting must change."""
+    """0: a start would run; 1: it would wait for a repair; 78: an operator must decide, or a
+    setting must change."""
     outcomes = {each.outcome for each in checked}
     return EXIT_STOPS if "stops" in outcomes else EXIT_WAITS if "waits" in outcomes else 0
 

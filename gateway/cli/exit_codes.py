@@ -36,7 +36,8 @@ def command() -> Iterator[None]:
 
 
 def set_up_silence() -> None:
-    """What is found is printed; what the clients log of a server that is away would only be in between."""
+    """What is found is printed; what the clients log of a server that is away would only be in
+    between."""
     set_up_logs("console", "error")
     logging.disable()
 

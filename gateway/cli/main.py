@@ -67,8 +67,9 @@ def run(
     ] = "console",
     log_level: Annotated[LogLevel, typer.Option(help="Lowest level that is logged.")] = "info",
 ) -> None:
-    """Run the gateway: stream one slot to Kafka until SIGTERM or Ctrl-C. Exit code 0, or 78 if an operator must make a decision
-    (configuration, incompatible schema, changes that would be lost); in that case, a restart alone does not help."""
+    """Run the gateway: stream one slot to Kafka until SIGTERM or Ctrl-C. Exit code 0, or 78 if an
+    operator must make a decision (configuration, incompatible schema, changes that would be lost);
+    in that case, a restart alone does not help."""
     set_up_logs(log_format, log_level)
     try:
         settings = load_settings(config)
@@ -90,7 +91,8 @@ def run(
     rich_help_panel=CONSUME,
 )
 def mirror(context: typer.Context) -> None:
-    """Rebuild the tables in Delta from the topics (Spark). `walgate mirror --help` lists the options."""
+    """Rebuild the tables in Delta from the topics (Spark). `walgate mirror --help` lists the
+    options."""
     _run_spark_job("mirror", context.args)
 
 
@@ -99,7 +101,8 @@ def mirror(context: typer.Context) -> None:
     rich_help_panel=CONSUME,
 )
 def merge(context: typer.Context) -> None:
-    """Merge appended changes into the tables of a mirror (Spark). `walgate merge --help` lists the options."""
+    """Merge appended changes into the tables of a mirror (Spark). `walgate merge --help` lists the
+    options."""
     _run_spark_job("merge", context.args)
 
 
@@ -108,7 +111,8 @@ def merge(context: typer.Context) -> None:
     rich_help_panel=CONSUME,
 )
 def consume(context: typer.Context) -> None:
-    """Append every committed change to a changelog (Spark). `walgate consume --help` lists the options."""
+    """Append every committed change to a changelog (Spark). `walgate consume --help` lists the
+    options."""
     _run_spark_job("consume", context.args)
 
 
@@ -126,7 +130,8 @@ def dump(context: typer.Context) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
 )
 def versions(context: typer.Context) -> None:
-    """List the versions of a local mirror, or print one as SQL. `walgate versions --help` lists the options."""
+    """List the versions of a local mirror, or print one as SQL. `walgate versions --help` lists the
+    options."""
     _run_spark_job("versions", context.args)
 
 
@@ -156,7 +161,8 @@ def tail(
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many lines.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0, help="Stop after this many seconds.")] = None,
 ) -> None:
-    """Print changes, including row values, as they are committed. Uses a temporary slot that is dropped when the command ends."""
+    """Print changes, including row values, as they are committed. Uses a temporary slot that is
+    dropped when the command ends."""
     if topics and (publications or in_progress):
         usage_error(
             "tail: --publication and --in-progress cannot be used with --topics, which reads Kafka, not PostgreSQL"
@@ -209,7 +215,8 @@ def decode(
         typer.Option("--in-stream", help="The first message is inside a stream segment: it has an additional xid."),
     ] = False,
 ) -> None:
-    """Decode and print pgoutput messages, or records in Confluent's wire format (using the configured registry)."""
+    """Decode and print pgoutput messages, or records in Confluent's wire format (using the
+    configured registry)."""
     with command():
         from gateway.cli.tail.commands import decode_given
 
@@ -230,8 +237,8 @@ def demo(
     ] = False,
     kill_gateway: Annotated[bool, typer.Option("--kill-gateway", help="kill -9 the gateway during the run.")] = False,
 ) -> None:
-    """Run a workload on local services, PostgreSQL to Kafka to Spark, and compare every value. Needs the extras local and
-    spark."""
+    """Run a workload on local services, PostgreSQL to Kafka to Spark, and compare every value.
+    Needs the extras local and spark."""
     _require("demo", "local,spark", "jgo", "pyspark", "delta", "pyarrow")
     from gateway.demo.demo import run_demo
 
@@ -244,7 +251,8 @@ app.command(rich_help_panel=INSPECT)(verify)
 
 @app.command(rich_help_panel=INSPECT)
 def health(config: ConfigOption = None) -> None:
-    """Ask a running gateway whether it is streaming. Exit code 0, or 1 with the reason. Needs only http.port."""
+    """Ask a running gateway whether it is streaming. Exit code 0, or 1 with the reason. Needs only
+    http.port."""
     try:
         settings = load_http_settings(config)
         if settings.port is None:
@@ -261,9 +269,9 @@ def check(
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Check PostgreSQL, Kafka, the registry, privileges and settings without changing anything, and say how to fix each problem.
-    Exit code 0: the gateway would start; 1: it would wait for a fix; 78: it would exit, because an operator must make a
-    decision."""
+    """Check PostgreSQL, Kafka, the registry, privileges and settings without changing anything, and
+    say how to fix each problem. Exit code 0: the gateway would start; 1: it would wait for a fix;
+    78: it would exit, because an operator must make a decision."""
     set_up_silence()
     from gateway.cli import check_report as report
     from gateway.cli.check import run_check
@@ -282,9 +290,9 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat every 2 s, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object; with --watch, one per line.")] = False,
 ) -> None:
-    """Show what the gateway is waiting for, the lag, the retained WAL and what keeps restart_lsn from advancing. Asks the
-    gateway if http.port is set, otherwise PostgreSQL and Kafka. Exit code 0: the gateway is streaming; 1: it is waiting or
-    down, or its state is unknown."""
+    """Show what the gateway is waiting for, the lag, the retained WAL and what keeps restart_lsn
+    from advancing. Asks the gateway if http.port is set, otherwise PostgreSQL and Kafka. Exit code
+    0: the gateway is streaming; 1: it is waiting or down, or its state is unknown."""
     set_up_silence()
     from gateway.cli.status import show_status
 
@@ -316,8 +324,9 @@ def _print_version(wanted: bool) -> None:
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
-    """The reader is a program of its own, so that the gateway never needs Spark. It takes the place of this one, so that a signal
-    reaches it. Once its options are right, it asks gateway.local.spark for Java and the jars of Delta."""
+    """The reader is a program of its own, so that the gateway never needs Spark. It takes the place
+    of this one, so that a signal reaches it. Once its options are right, it asks
+    gateway.local.spark for Java and the jars of Delta."""
     _require(name, "spark", *SPARK_JOBS[name])
     program = [sys.executable, "-P", "-m"]
     environment = dict(os.environ)
@@ -333,7 +342,8 @@ def _require(command: str, extra: str, *modules: str) -> None:
 
 
 def _complete_spark_job() -> None:
-    """Where the shell asks for the options of a Spark job: let its program answer, which has them."""
+    """Where the shell asks for the options of a Spark job: let its program answer, which has
+    them."""
     if "_WALGATE_COMPLETE" in os.environ:
         words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
         if len(words) > 1 and words[1] in SPARK_JOBS and all(map(find_spec, SPARK_JOBS[words[1]])):

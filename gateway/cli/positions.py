@@ -1,4 +1,5 @@
-"""`walgate skip`, `readmit`, `accept-gap` and `adopt`: what an operator decides about a slot's position."""
+"""`walgate skip`, `readmit`, `accept-gap` and `adopt`: what an operator decides about a slot's
+position."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def skip(
     lsn: Annotated[str, typer.Option(help="Commit LSN of the transaction, from the gateway's error message.")],
     config: ConfigOption = None,
 ) -> None:
-    """Skip one transaction, for all its tables, at the next start. A SKIP marker takes its place in the marker topic."""
+    """Skip one transaction, for all its tables, at the next start. A SKIP marker takes its place in
+    the marker topic."""
     from gateway.startup import position_changes
 
     with command():
@@ -37,7 +39,8 @@ def readmit(
     table: Annotated[str, typer.Argument(help="schema.table")],
     config: ConfigOption = None,
 ) -> None:
-    """End the quarantine of a table: its changes are written again, starting with the next transaction."""
+    """End the quarantine of a table: its changes are written again, starting with the next
+    transaction."""
     from gateway.startup import position_changes
 
     position = _repair(config, lambda fresh, _: position_changes.readmit(fresh, table))
@@ -59,7 +62,8 @@ def accept_gap(
         ),
     ] = False,
 ) -> None:
-    """Resume after changes were lost, with the same slot and prefix. A GAP marker informs consumers."""
+    """Resume after changes were lost, with the same slot and prefix. A GAP marker informs
+    consumers."""
     from gateway.startup import position_changes
 
     position = _repair(
@@ -85,7 +89,8 @@ def adopt(
         typer.Option(help="The connector's offset: offsets.dat, or JSON from Kafka Connect (docs/debezium.md)."),
     ] = None,
 ) -> None:
-    """Resume where the previous consumer of the slot stopped: the gateway before pg_upgrade, or a stopped Debezium connector."""
+    """Resume where the previous consumer of the slot stopped: the gateway before pg_upgrade, or a
+    stopped Debezium connector."""
     from gateway.startup import position_changes
 
     if (from_system is None) == (from_debezium is None):

@@ -1,4 +1,5 @@
-"""`walgate snapshot ...` and `walgate verify`: what is said to the running gateway, through its replication stream."""
+"""`walgate snapshot ...` and `walgate verify`: what is said to the running gateway, through its
+replication stream."""
 
 from __future__ import annotations
 
@@ -36,13 +37,15 @@ def snapshot_start(
         typer.Option("--verify", help="Have consumers compare the rows with their copies instead of replacing them."),
     ] = False,
 ) -> None:
-    """Read tables again. Consumers replace their copies: rows that no longer exist in PostgreSQL are deleted."""
+    """Read tables again. Consumers replace their copies: rows that no longer exist in PostgreSQL
+    are deleted."""
     _send_command(config, "start", tables or [], "VERIFY" if verify else "REPLACE")
 
 
 @snapshot_app.command("pause")
 def snapshot_pause(config: ConfigOption = None) -> None:
-    """Pause reading until `walgate snapshot resume` is run. The pause survives restarts of the gateway."""
+    """Pause reading until `walgate snapshot resume` is run. The pause survives restarts of the
+    gateway."""
     _send_command(config, "pause")
 
 
@@ -54,8 +57,8 @@ def snapshot_resume(config: ConfigOption = None) -> None:
 
 @snapshot_app.command("cancel")
 def snapshot_cancel(config: ConfigOption = None) -> None:
-    """Cancel everything that is being read. Rows already read stay in the topics; tables whose reading was canceled get no
-    SNAPSHOT_END."""
+    """Cancel everything that is being read. Rows already read stay in the topics; tables whose
+    reading was canceled get no SNAPSHOT_END."""
     _send_command(config, "cancel")
 
 
@@ -90,9 +93,9 @@ def verify(
     config: ConfigOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare a mirror with PostgreSQL, row by row, while both change: the running gateway reads the tables, the mirror compares
-    them. Exit code 0: equal; 1: different; 2: no result, or a table is not in the mirror; 78: an operator must make a
-    decision."""
+    """Compare a mirror with PostgreSQL, row by row, while both change: the running gateway reads
+    the tables, the mirror compares them. Exit code 0: equal; 1: different; 2: no result, or a table
+    is not in the mirror; 78: an operator must make a decision."""
     set_up_logs("console", "error")
     from gateway.cli import verify as verifying
 

@@ -1,7 +1,8 @@
-"""`walgate status`: the gateway's own snapshot where it answers, else the same asked of PostgreSQL and Kafka directly.
+"""`walgate status`: the gateway's own snapshot where it answers, else the same asked of PostgreSQL
+and Kafka directly.
 
-Without a gateway there is no stream to tell which of the WAL is ours: the lag then counts from the commit that was delivered
-last, and is an upper bound.
+Without a gateway there is no stream to tell which of the WAL is ours: the lag then counts from the
+commit that was delivered last, and is an upper bound.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ WATCH_S: Final = 2.0
 async def load_status(settings: Settings, *, with_obstacles: bool = False) -> dict[str, Any]:
     """The fields of `Snapshot`, and `asked`: "gateway", or "services" where no gateway answers.
 
-    `obstacles`: where no gateway runs and `with_obstacles`, what would keep one from starting, as `walgate check` finds it; None:
-    not looked for.
+    `obstacles`: where no gateway runs and `with_obstacles`, what would keep one from starting, as
+    `walgate check` finds it; None: not looked for.
     """
     port = settings.http.port
     if port:
@@ -135,15 +136,16 @@ async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class _InKafka:
-    """`positions`: the newest record of each key; None: they could not be read. `has_markers`: the marker topic exists."""
+    """`positions`: the newest record of each key; None: they could not be read. `has_markers`: the
+    marker topic exists."""
 
     positions: Mapping[bytes, bytes] | None = None
     has_markers: bool = False
 
 
 async def _ask_kafka(settings: Settings, board: StatusBoard) -> _InKafka:
-    """Of topics that do not exist, a client would wait for metadata; and a transaction that is still open is no broker that is
-    down."""
+    """Of topics that do not exist, a client would wait for metadata; and a transaction that is
+    still open is no broker that is down."""
     marker = transaction_topic(settings.kafka.prefix)
     try:
         there = await _existing(settings.kafka, [POSITION_TOPIC, marker])
@@ -172,7 +174,8 @@ async def _existing(settings: KafkaSettings, topics: list[str]) -> set[str]:
 
 
 def _of_slot(values: Mapping[bytes, bytes], slot: str) -> list[tuple[bytes, bytes]]:
-    """The key ends with the slot's name; the server's identity, with which it begins, is not known while PostgreSQL is down."""
+    """The key ends with the slot's name; the server's identity, with which it begins, is not known
+    while PostgreSQL is down."""
     return [(key, value) for key, value in values.items() if key.endswith(f"/{slot}".encode())]
 
 

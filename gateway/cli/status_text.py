@@ -1,4 +1,5 @@
-"""A status for people: what `walgate status` prints. Pure; `now` is `Snapshot` as JSON, and `asked` (status_report.py)."""
+"""A status for people: what `walgate status` prints. Pure; `now` is `Snapshot` as JSON, and `asked`
+(status_report.py)."""
 
 from __future__ import annotations
 

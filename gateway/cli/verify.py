@@ -1,7 +1,9 @@
-"""`walgate verify`: has the running gateway read tables with the purpose VERIFY, and waits for what a mirror says of them.
+"""`walgate verify`: has the running gateway read tables with the purpose VERIFY, and waits for what
+a mirror says of them.
 
-The command goes through the replication stream, like every command, and everything that it begins has an LSN behind its own. So a
-verdict of the mirror that began behind that LSN is the answer to it: no ids are exchanged.
+The command goes through the replication stream, like every command, and everything that it begins
+has an LSN behind its own. So a verdict of the mirror that began behind that LSN is the answer to
+it: no ids are exchanged.
 """
 
 from __future__ import annotations
@@ -40,8 +42,9 @@ EQUAL, DIFFERENT, UNDECIDED = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """`first`: the verdicts of the comparison; `repaired`: those of the tables that were replaced after it. `absent`: tables that
-    the mirror does not have. `quarantined`: tables that were not compared."""
+    """`first`: the verdicts of the comparison; `repaired`: those of the tables that were replaced
+    after it. `absent`: tables that the mirror does not have. `quarantined`: tables that were not
+    compared."""
 
     first: tuple[TableVerification, ...]
     repaired: tuple[TableVerification, ...] = ()
@@ -115,7 +118,8 @@ def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequen
 
 
 def check_read(states: StoredStates, tables: Mapping[int, str]) -> None:
-    """Raises Retry where the gateway still has to deliver rows of a table: it would not verify it."""
+    """Raises Retry where the gateway still has to deliver rows of a table: it would not verify
+    it."""
     unread = [name for oid, name in tables.items() if not _is_read(states, oid)]
     if unread:
         raise Retry(
@@ -165,7 +169,8 @@ class _Verification:
                 self.tell(f"{table}: replaced, {verdict.row_count:,} rows")
 
     async def _look(self, waiting: _Waiting) -> None:
-        """How far the gateway and the mirror are. Raises Retry where neither has moved for `patience_s`."""
+        """How far the gateway and the mirror are. Raises Retry where neither has moved for
+        `patience_s`."""
         now = time.monotonic()
         if now - waiting.looked_at < PROGRESS_S:
             return

@@ -1,4 +1,5 @@
-"""The verdicts of a mirror, read where the mirror writes them: a local path, or a URL that PyArrow's file systems know."""
+"""The verdicts of a mirror, read where the mirror writes them: a local path, or a URL that
+PyArrow's file systems know."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from schemas.verification import TableVerification, decode_lsn, decode_verdict, 
 
 
 class MirrorFolder:
-    """`path`: as the mirror was given it. Raises StopForOperator where nothing can be read there."""
+    """`path`: as the mirror was given it. Raises StopForOperator where nothing can be read
+    there."""
 
     def __init__(self, path: str) -> None:
         self._root = path.rstrip("/") or path

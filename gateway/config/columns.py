@@ -1,4 +1,5 @@
-"""The section `columns` of the settings: columns whose values do not leave the process as they are."""
+"""The section `columns` of the settings: columns whose values do not leave the process as they
+are."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ _LEAST_KEY_BYTES: Final = 16
 
 
 class ColumnRule(Section):
-    """For the columns that a pattern matches (regular expression, the whole name `schema.table.column`)."""
+    """For the columns that a pattern matches (regular expression, the whole name
+    `schema.table.column`)."""
 
     pattern: str
     action: Literal["drop", "null", "hash", "truncate"]
@@ -45,7 +47,8 @@ class ColumnRule(Section):
 
 
 class ColumnSettings(Section):
-    """Columns whose values are removed or masked (docs/topics.md). In a file, each `[[columns]]` is a rule."""
+    """Columns whose values are removed or masked (docs/topics.md). In a file, each `[[columns]]` is
+    a rule."""
 
     rules: tuple[ColumnRule, ...] = Field(
         default=(),

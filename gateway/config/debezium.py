@@ -1,4 +1,5 @@
-"""The section `debezium` of the settings: what Debezium's settings of these names say, with Debezium's defaults."""
+"""The section `debezium` of the settings: what Debezium's settings of these names say, with
+Debezium's defaults."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from gateway.config.section import Names, Section
 
 
 class DebeziumSettings(Section):
-    """Records in Debezium's dialect (kafka.dialect = debezium): the settings are Debezium's, with underscores instead of dots."""
+    """Records in Debezium's dialect (kafka.dialect = debezium): the settings are Debezium's, with
+    underscores instead of dots."""
 
     decimal_handling_mode: Literal["precise", "double", "string"] = Field(
         default="precise", description="numeric and money."

@@ -1,6 +1,7 @@
 """How values and records are written in Debezium's format, as its settings say.
 
-The names of the options are Debezium's settings with underscores, and their defaults are Debezium's.
+The names of the options are Debezium's settings with underscores, and their defaults are
+Debezium's.
 """
 
 from __future__ import annotations

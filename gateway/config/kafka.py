@@ -145,7 +145,8 @@ class KafkaSettings(TokenSettings):
 
     @model_validator(mode="after")
     def _topic_names_are_free(self) -> Self:
-        """No given name may ever be the one that another table gets: its rows would be taken for that table's."""
+        """No given name may ever be the one that another table gets: its rows would be taken for
+        that table's."""
         for table, topic in self.topic_names.items():
             own = topic_names(self.prefix, *(parse_relation(table) or ("", "")))
             if topic not in own and not topic_is_free(self.prefix, topic):
@@ -161,7 +162,8 @@ class KafkaSettings(TokenSettings):
 
     @model_validator(mode="after")
     def _as_secure_as_it_looks(self) -> Self:
-        """Certificates and logins that are set must be used: else the gateway would connect without them."""
+        """Certificates and logins that are set must be used: else the gateway would connect without
+        them."""
         protocol = self.security_protocol
         if not protocol.endswith("SSL"):
             refuse_unused(self, ("ssl_ca_file", "ssl_cert_file", "ssl_key_file"), f"security_protocol = {protocol}")
@@ -194,8 +196,8 @@ class KafkaSettings(TokenSettings):
             raise ValueError("sasl_mechanism = AWS_MSK_IAM needs aws_region, and security_protocol = SASL_SSL")
 
     def client_options(self) -> dict[str, Any]:
-        """Arguments that aiokafka's producer, consumer and admin client share. Reads the certificates, which may be new
-        ones. Raises StopForOperator."""
+        """Arguments that aiokafka's producer, consumer and admin client share. Reads the
+        certificates, which may be new ones. Raises StopForOperator."""
         options: dict[str, Any] = {
             "bootstrap_servers": self.bootstrap_servers,
             "security_protocol": self.security_protocol,

@@ -1,4 +1,5 @@
-"""What is wrong with a configuration, in sentences: which setting, what it should be, what was probably meant. Never a value."""
+"""What is wrong with a configuration, in sentences: which setting, what it should be, what was
+probably meant. Never a value."""
 
 from __future__ import annotations
 

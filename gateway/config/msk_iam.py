@@ -1,4 +1,5 @@
-"""Log-in to Amazon MSK as the AWS identity of this process, by the vendor's signer library (the extra `msk`)."""
+"""Log-in to Amazon MSK as the AWS identity of this process, by the vendor's signer library (the
+extra `msk`)."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ class MskTokens:
             ) from error
 
     async def token(self) -> str:
-        """One that is good for minutes yet. Raises RetrySlowly: no AWS credentials are found, or they cannot be had now."""
+        """One that is good for minutes yet. Raises RetrySlowly: no AWS credentials are found, or
+        they cannot be had now."""
         if time.time() >= self._good_until_s:
             asking = self._asking  # one thread, however many wait for it; one that was slow is of use to who comes next
             if asking is None:

@@ -1,4 +1,5 @@
-"""Bearer tokens of Kafka and the registry: read from a file, or asked of an OpenID provider with a client's credentials.
+"""Bearer tokens of Kafka and the registry: read from a file, or asked of an OpenID provider with a
+client's credentials.
 
     token_file            read at each login: something else renews it (Kubernetes, a sidecar)
     oauth_token_url ...   RFC 6749, 4.4: POST grant_type=client_credentials; kept until most of its life is over

@@ -41,7 +41,8 @@ def _read_names(value: Any) -> Any:
 
 
 def _join_names(value: Any) -> Any:
-    """A list, also as JSON in a variable, for what takes one text with commas. An IPv6 address begins with a bracket too."""
+    """A list, also as JSON in a variable, for what takes one text with commas. An IPv6 address
+    begins with a bracket too."""
     if isinstance(value, str) and value.lstrip().startswith('["'):
         value = read_json(value)
     return ",".join(map(str, value)) if isinstance(value, list) else value
@@ -81,5 +82,6 @@ def unusable(error: OSError, setting: str, *paths: Path | None) -> StopForOperat
 
 
 def load_key(context: ssl.SSLContext, cert_file: Path, key_file: Path | None, password: SecretStr | None) -> None:
-    """Our own certificate. Raises OSError. A passphrase that is missing must not be asked for on the terminal."""
+    """Our own certificate. Raises OSError. A passphrase that is missing must not be asked for on
+    the terminal."""
     context.load_cert_chain(cert_file, key_file, password="" if password is None else password.get_secret_value())

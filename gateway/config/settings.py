@@ -1,8 +1,8 @@
 """What an operator can set. Order: environment (`WALGATE_KAFKA__PREFIX`), file, default.
 
-Secrets come from the environment or from a file named by the `_FILE` variant of the variable; they print as `***`. What would
-only be found out much later, or never (a variable that sets nothing, a login that is not used, a certificate that is not
-there), is refused here.
+Secrets come from the environment or from a file named by the `_FILE` variant of the variable; they
+print as `***`. What would only be found out much later, or never (a variable that sets nothing, a
+login that is not used, a certificate that is not there), is refused here.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ _NO_SETTINGS: Final = frozenset(
         *("CHAOS_S", "EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
     )
 )
-"""Variables of this project that set something else: of the local servers, the build, docker-compose.yml, the Spark side; of
-the tests."""
+"""Variables of this project that set something else: of the local servers, the build,
+docker-compose.yml, the Spark side; of the tests."""
 _OF_KUBERNETES: Final = re.compile(
     r"\w+_SERVICE_(HOST|PORT(_\w+)?)=.*|\w+_PORT(_\d+_\w+)?=(tcp|udp|sctp)://.*|\w+_PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*"
 )
-"""What it puts into the environment of every container for a service whose name begins with `walgate`."""
+"""What it puts into the environment of every container for a service whose name begins with
+`walgate`."""
 
 
 class RegistrySettings(TokenSettings):
@@ -163,7 +164,8 @@ class SnapshotSettings(Section):
 
 
 class TableErrors(Section):
-    """Another rule for the tables that a pattern matches (regular expression, the whole `schema.table`)."""
+    """Another rule for the tables that a pattern matches (regular expression, the whole
+    `schema.table`)."""
 
     pattern: Pattern
     on_error: Literal["stop", "quarantine"]
@@ -199,7 +201,8 @@ class ErrorSettings(Section):
 
 
 class HttpSettings(Section):
-    """The web UI (`/`), `/livez`, `/readyz`, `/status` (JSON) and `/metrics` (Prometheus). Disabled unless a port is set."""
+    """The web UI (`/`), `/livez`, `/readyz`, `/status` (JSON) and `/metrics` (Prometheus). Disabled
+    unless a port is set."""
 
     host: str = Field(default="127.0.0.1", description="Address to listen on. 0.0.0.0: all interfaces.")
     port: int | None = Field(
@@ -301,7 +304,8 @@ class _OnlyReading(_Sources, extra="ignore"):
 
 
 def load_settings(file: Path | None = None) -> Settings:
-    """Merge environment and file. Raises StopForOperator that names each wrong setting, without its value."""
+    """Merge environment and file. Raises StopForOperator that names each wrong setting, without its
+    value."""
     values = _read_file(file)
     if isinstance(values.get("columns"), list):  # [[columns]]: beside the key, which comes from a variable
         values["columns"] = {"rules": values["columns"]}
@@ -361,7 +365,8 @@ def _variables() -> list[str]:
 
 
 def _refuse_unknown_variables() -> None:
-    """Names inside a section are pydantic's to check; a variable of no section it would not even look at."""
+    """Names inside a section are pydantic's to check; a variable of no section it would not even
+    look at."""
     sections = {f"{PREFIX}{section.upper()}" for section in Settings.model_fields}
     names = _variables()
     unknown = [
@@ -382,7 +387,8 @@ def _refuse_unknown_variables() -> None:
 
 
 def _read_secret_files() -> None:
-    """WALGATE_X_FILE=path stands for WALGATE_X=<content of path>, as Docker secrets want it; but for settings of that name."""
+    """WALGATE_X_FILE=path stands for WALGATE_X=<content of path>, as Docker secrets want it; but
+    for settings of that name."""
     settings = _variables()
     for name, path in list(os.environ.items()):
         if name.startswith(PREFIX) and name.endswith("_FILE") and name not in settings:

@@ -12,7 +12,8 @@ from gateway.config.section import Names, Section
 from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
 
 EXCLUDED_BY_DEFAULT: Final = ("repack.*", "squeeze.*", "pgroll.*", "_timescaledb_internal.*")
-"""pg_repack, pg_squeeze and pgroll keep copies and logs of other tables there; TimescaleDB keeps the chunks of hypertables."""
+"""pg_repack, pg_squeeze and pgroll keep copies and logs of other tables there; TimescaleDB keeps
+the chunks of hypertables."""
 
 
 class SourceSettings(Section):

@@ -1,4 +1,5 @@
-"""Debezium's record format: its types, schemas, records and topics, and what a slot that Debezium has read needs.
+"""Debezium's record format: its types, schemas, records and topics, and what a slot that Debezium
+has read needs.
 
 connect_type, envelope_schema, connect_json    PostgreSQL types and relations -> Kafka Connect's schemas
 connect_codec, connect_forms, connect_times    values

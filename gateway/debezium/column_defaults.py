@@ -1,7 +1,9 @@
-"""Column defaults in the schemas of Debezium's dialect: the expression of the catalog -> Avro's JSON form, and bytes.
+"""Column defaults in the schemas of Debezium's dialect: the expression of the catalog -> Avro's
+JSON form, and bytes.
 
-As Debezium does it: a literal is the default; a function's result stands in for by the type's zero (`now()` is 1970); what is
-neither (an arithmetic expression), or of a type that Debezium reads no defaults of, is none.
+As Debezium does it: a literal is the default; a function's result stands in for by the type's zero
+(`now()` is 1970); what is neither (an arithmetic expression), or of a type that Debezium reads no
+defaults of, is none.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ _GENERATED: Final = {
     1082: "1970-01-01", 1083: "00:00:00", 1114: "1970-01-01 00:00:00", 1184: "1970-01-01 00:00:00+00",
     1560: "00", 1562: "0",
 }  # fmt: skip
-"""By type: what stands for a function's result, as PostgreSQL text. Other types have no defaults."""
+"""By type: what stands for a function's result, as PostgreSQL text. Other types have no
+defaults."""
 _FLOAT: Final = struct.Struct("<f")
 _GREATEST_FLOAT: Final = 3.4028234663852886e38
 _MALFORMED: Final = (

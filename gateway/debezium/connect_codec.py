@@ -1,8 +1,10 @@
-"""Which encoder a column gets in Debezium's dialect. The Connect type is `gateway.debezium.connect_type`'s decision.
+"""Which encoder a column gets in Debezium's dialect. The Connect type is
+`gateway.debezium.connect_type`'s decision.
 
-The encoders are those of the type families; what Debezium writes in another form is in connect_times.py and connect_forms.py.
-A field is of one of three kinds, by what the catalog says of its column: required (no union), optional (null first), and
-optional with a default (null last, as Avro wants a default to be of the first branch).
+The encoders are those of the type families; what Debezium writes in another form is in
+connect_times.py and connect_forms.py. A field is of one of three kinds, by what the catalog says of
+its column: required (no union), optional (null first), and optional with a default (null last, as
+Avro wants a default to be of the first branch).
 """
 
 from __future__ import annotations
@@ -41,8 +43,9 @@ _SAME: Final = frozenset({Form.BOOLEAN, Form.INTEGER, Form.FLOAT, Form.DOUBLE, F
 
 
 def connect_codec(column: ConnectColumn, *, in_key_tuple: bool = False) -> Codec:
-    """The encoders of a column's values, as its field wants them. `in_key_tuple`: a NULL of a required column is one that was not
-    sent, and becomes what Debezium writes for it; else its reader raises Unusual."""
+    """The encoders of a column's values, as its field wants them. `in_key_tuple`: a NULL of a
+    required column is one that was not sent, and becomes what Debezium writes for it; else its
+    reader raises Unusual."""
     rule = column.protection
     plain = _codec(column.type) if rule is None else protected_codec(column.type.facts, rule)
     if column.is_optional and not column.has_default:
@@ -66,7 +69,8 @@ def connect_codec(column: ConnectColumn, *, in_key_tuple: bool = False) -> Codec
 
 
 def null_value(column: ConnectColumn) -> bytes:
-    """What a NULL is in the field; a required one gets what Debezium writes for a value that was not sent."""
+    """What a NULL is in the field; a required one gets what Debezium writes for a value that was
+    not sent."""
     if not column.is_optional:
         return fallback_value(column)
     return b"\2" if column.has_default else AVRO_NULL
@@ -181,7 +185,8 @@ def _read_binary(type_: ConnectType, from_binary: Encode | None) -> Reader:
     return read_with(from_binary, KIND_BINARY)
 
 
-# -- the three kinds of fields -----------------------------------------------------------------------------------------
+# -- the three kinds of fields
+# -----------------------------------------------------------------------------------------
 
 
 def _required(encode: Encode) -> Encode:

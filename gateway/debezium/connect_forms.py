@@ -1,7 +1,9 @@
-"""Values that Debezium writes in a form of its own: decimals, money, bits, points, hstore, bytes as text; and what it writes
-where there is no value: for a required column that was not sent, and for an UNCHANGED one.
+"""Values that Debezium writes in a form of its own: decimals, money, bits, points, hstore, bytes as
+text; and what it writes where there is no value: for a required column that was not sent, and for
+an UNCHANGED one.
 
-A factory takes the column's type and gives the encoder of PostgreSQL's text, behind branch 1 of a union.
+A factory takes the column's type and gives the encoder of PostgreSQL's text, behind branch 1 of a
+union.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ def _unscaled(number: int) -> bytes:
 
 
 def _variable_decimal(value: bytes) -> bytes:
-    """io.debezium.data.VariableScaleDecimal, without zeros at the end of its fraction. Special: NaN and the infinities."""
+    """io.debezium.data.VariableScaleDecimal, without zeros at the end of its fraction. Special: NaN
+    and the infinities."""
     if value in _NOT_FINITE:
         raise UnrepresentableValue
     whole, _, fraction = value.partition(b".")
@@ -64,7 +67,8 @@ def _double(value: bytes) -> bytes:
 
 
 def _money_digits(value: bytes) -> Decimal:
-    """`$1,234.56`, `-$0.50`; a locale with another mark for the fraction has it where the last mark is, before two digits."""
+    """`$1,234.56`, `-$0.50`; a locale with another mark for the fraction has it where the last mark
+    is, before two digits."""
     digits = re.sub(rb"[^0-9]", b"", value)
     has_fraction = re.search(rb"[.,']\d\d\D*\Z", value) is not None
     number = int(digits) if has_fraction else int(digits) * 100
@@ -168,7 +172,8 @@ FROM_TEXT: Final[dict[Form, Callable[[ConnectType], Encode]]] = {
 }
 
 
-# -- where there is no value -------------------------------------------------------------------------------------------
+# -- where there is no value
+# -------------------------------------------------------------------------------------------
 
 _EMPTY: Final = b"\0"
 _ZERO: Final = b"\0"

@@ -1,7 +1,9 @@
-"""An Avro schema with Kafka Connect's attributes -> the schema that Connect's JsonConverter writes into its records.
+"""An Avro schema with Kafka Connect's attributes -> the schema that Connect's JsonConverter writes
+into its records.
 
-The order of the attributes is the converter's, so that equal keys are equal bytes whoever wrote them, as compaction and the
-partition of a key need it. Source: org.apache.kafka.connect.json.JsonConverter 4.3; compared with the real one in tests/debezium.
+The order of the attributes is the converter's, so that equal keys are equal bytes whoever wrote
+them, as compaction and the partition of a key need it. Source:
+org.apache.kafka.connect.json.JsonConverter 4.3; compared with the real one in tests/debezium.
 """
 
 from __future__ import annotations

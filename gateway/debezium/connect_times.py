@@ -1,7 +1,9 @@
-"""date, time, timestamp, timestamptz, timetz and interval as Debezium writes them: numbers of a unit, and ISO 8601 text.
+"""date, time, timestamp, timestamptz, timetz and interval as Debezium writes them: numbers of a
+unit, and ISO 8601 text.
 
-Unlike gateway/values/dates.py nothing is beyond these: the infinities are the sentinels that Debezium's consumers know, and a
-year may be before 1 or after 9999. Times are microseconds of the Unix epoch in between.
+Unlike gateway/values/dates.py nothing is beyond these: the infinities are the sentinels that
+Debezium's consumers know, and a year may be before 1 or after 9999. Times are microseconds of the
+Unix epoch in between.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from gateway.values.special_values import UnrepresentableValue
 from schemas.varint import SOME_SMALL, encode_some_long
 
 INFINITY: Final = 1 << 70
-"""Stands for infinity in days and microseconds, its negative for -infinity: no value is so large."""
+"""Stands for infinity in days and microseconds, its negative for -infinity: no value is so
+large."""
 PG_EPOCH_DAYS: Final = 10957
 PG_EPOCH_MICROS: Final = 946_684_800_000_000
 _INFINITE_DATES: Final = {INFINITY: -2147472692, -INFINITY: -2147472691}
@@ -47,7 +50,8 @@ _INFINITIES: Final = {b"infinity": INFINITY, b"-infinity": -INFINITY}
 _REMEMBERED: Final = 4096
 
 
-# -- what the server sends -> days and microseconds ------------------------------------------------------------------
+# -- what the server sends -> days and microseconds
+# ------------------------------------------------------------------
 
 
 def days_from_text(text: bytes) -> int:
@@ -150,7 +154,8 @@ def _east(sign: bytes | None, hours: bytes | None, minutes: bytes | None, second
 
 
 def days_of(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar, for any year (H. Hinnant, days_from_civil)."""
+    """Days since 1970-01-01 in the proleptic Gregorian calendar, for any year (H. Hinnant,
+    days_from_civil)."""
     shifted = year - 1 if month <= 2 else year
     era, year_of_era = divmod(shifted, 400)
     day_of_year = (153 * (month - 3 if month > 2 else month + 9) + 2) // 5 + day - 1
@@ -168,7 +173,8 @@ def _civil(days: int) -> tuple[int, int, int]:
     return year, month, day_of_year - (153 * shifted + 2) // 5 + 1
 
 
-# -- days and microseconds -> Avro: each takes what the functions above give --------------------------------------------
+# -- days and microseconds -> Avro: each takes what the functions above give
+# --------------------------------------------
 
 
 def encode_days(days: int) -> bytes:
@@ -215,7 +221,8 @@ def moment_in(per_second: int) -> Callable[[int], bytes]:
 
 
 def moment_text(digits: int | None) -> Callable[[int], bytes]:
-    """io.debezium.time.ZonedTimestamp with so many digits of the second's fraction; None: IsoTimestamp, as many as it has."""
+    """io.debezium.time.ZonedTimestamp with so many digits of the second's fraction; None:
+    IsoTimestamp, as many as it has."""
     parted = 10 ** (6 - (digits or 0))
 
     def encode(micros: int) -> bytes:
@@ -237,8 +244,8 @@ _of_six_digits: Final = moment_text(6)
 
 
 def encode_duration(interval: tuple[int, int, int]) -> bytes:
-    """io.debezium.time.MicroDuration: by the average month, in the floating point arithmetic that Debezium has. Special: the
-    infinities."""
+    """io.debezium.time.MicroDuration: by the average month, in the floating point arithmetic that
+    Debezium has. Special: the infinities."""
     micros, days, months = interval
     if abs(micros) == INFINITY:
         raise UnrepresentableValue
@@ -286,11 +293,13 @@ def _clock_text(micros: int) -> bytes:
     return text + (b".%06d" % fraction).rstrip(b"0") if fraction else text
 
 
-# -- the everyday timestamptz where it lies ----------------------------------------------------------------------------
+# -- the everyday timestamptz where it lies
+# ----------------------------------------------------------------------------
 
 
 class _Minutes(dict[int, bytes]):
-    """Minute of the Unix epoch -> branch 1, length 27 and `yyyy-mm-ddThh:mm:`; rows of one time share few minutes."""
+    """Minute of the Unix epoch -> branch 1, length 27 and `yyyy-mm-ddThh:mm:`; rows of one time
+    share few minutes."""
 
     def __missing__(self, minute: int) -> bytes:
         days, rest = divmod(minute, 1440)
@@ -325,8 +334,8 @@ _ZEROS: Final = b"000000Z"
 
 
 def encode_moment_text(value: bytes) -> bytes:
-    """timestamptz in text as ZonedTimestamp of six digits; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general
-    way."""
+    """timestamptz in text as ZonedTimestamp of six digits; whatever is not `yyyy-mm-dd
+    hh:mm:ss[.ffffff]+00` goes the general way."""
     # The length comes first: compiled, a slice that ends before it begins is an error.
     if len(value) >= 22 and value[-3:] == b"+00" and value[17:19] in _SECOND_TEXTS and value[10:11] == b" ":
         fraction = value[19:-3]

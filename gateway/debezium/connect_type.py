@@ -1,11 +1,13 @@
-"""PostgreSQL type -> Kafka Connect type as Debezium maps it: form of the value, and its Avro schema with `connect.*` attributes.
+"""PostgreSQL type -> Kafka Connect type as Debezium maps it: form of the value, and its Avro schema
+with `connect.*` attributes.
 
-The names of the options are Debezium's settings with underscores, their defaults are Debezium's. What Debezium leaves out of a
-record (composite types, multiranges, types of extensions that it does not know) has no Connect type here either, unless
-`include_unknown_datatypes` asks for its text as bytes.
+The names of the options are Debezium's settings with underscores, their defaults are Debezium's.
+What Debezium leaves out of a record (composite types, multiranges, types of extensions that it does
+not know) has no Connect type here either, unless `include_unknown_datatypes` asks for its text as
+bytes.
 
-Source: Debezium 3.6 documentation, "PostgreSQL connector", "Data type mappings"; compared with the real one in
-tests/debezium.
+Source: Debezium 3.6 documentation, "PostgreSQL connector", "Data type mappings"; compared with the
+real one in tests/debezium.
 """
 
 from __future__ import annotations
@@ -64,7 +66,8 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectType:
-    """`facts` and `typmod` are of the base type where the column's type is a domain. `avro` is the schema without its union."""
+    """`facts` and `typmod` are of the base type where the column's type is a domain. `avro` is the
+    schema without its union."""
 
     form: Form
     avro: Avro

@@ -1,8 +1,10 @@
-"""A relation's description -> the Avro schemas of its records in Debezium's dialect, attribute for attribute.
+"""A relation's description -> the Avro schemas of its records in Debezium's dialect, attribute for
+attribute.
 
-`Envelope` holds `before` and `after` of the record `Value`, and `source`; key records are `Key`. All are in the namespace
-`<prefix>.<schema>.<table>`, and carry Connect's names, versions and parameters, which Debezium's consumers read.
-Source: Debezium 3.6, as its Avro converter (Confluent's) registers them; compared with the real one in tests/debezium.
+`Envelope` holds `before` and `after` of the record `Value`, and `source`; key records are `Key`.
+All are in the namespace `<prefix>.<schema>.<table>`, and carry Connect's names, versions and
+parameters, which Debezium's consumers read. Source: Debezium 3.6, as its Avro converter
+(Confluent's) registers them; compared with the real one in tests/debezium.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
-    """What the stream does not say of a column. `default`: its expression as pg_get_expr writes it, "" for none."""
+    """What the stream does not say of a column. `default`: its expression as pg_get_expr writes it,
+    "" for none."""
 
     name: str
     not_null: bool
@@ -33,7 +36,8 @@ class CatalogColumn:
 
 @dataclass(frozen=True, slots=True)
 class ConnectColumn:
-    """A column of the wire as a field. `default` is in Avro's JSON form, `encoded_default` its bytes without a union."""
+    """A column of the wire as a field. `default` is in Avro's JSON form, `encoded_default` its
+    bytes without a union."""
 
     name: str
     field: str
@@ -47,7 +51,8 @@ class ConnectColumn:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRelation:
-    """`columns` in the order of the wire, None for one that is left out; `key`: indexes of the key's columns, in its order."""
+    """`columns` in the order of the wire, None for one that is left out; `key`: indexes of the
+    key's columns, in its order."""
 
     description: RelationDescription
     columns: tuple[ConnectColumn | None, ...]
@@ -64,8 +69,8 @@ def connect_relation(
     key: Sequence[str],
     options: DebeziumOptions,
 ) -> ConnectRelation:
-    """Without defaults: those need an encoder (gateway/debezium/column_defaults.py). A column that the catalog has no more may
-    be null. Raises NameCollision."""
+    """Without defaults: those need an encoder (gateway/debezium/column_defaults.py). A column that
+    the catalog has no more may be null. Raises NameCollision."""
     known = {column.name: column for column in catalog}
     columns: list[ConnectColumn | None] = []
     fields: dict[str, str] = {}
@@ -105,7 +110,8 @@ def _key_places(
     places: dict[str, int],
     columns: Sequence[ConnectColumn | None],
 ) -> tuple[int, ...]:
-    """`key` where the stream sends those columns with every old tuple; else the columns that it sends."""
+    """`key` where the stream sends those columns with every old tuple; else the columns that it
+    sends."""
     identity = {column.name for column in description.identity_columns}
     usable = bool(key) and all(name in places and columns[places[name]] is not None for name in key)
     if usable and (not identity or identity.issuperset(key)):
@@ -174,7 +180,8 @@ def _fields(columns: Sequence[ConnectColumn]) -> list[Schema]:
 
 
 def _field(column: ConnectColumn, defined: set[str]) -> Schema:
-    """`pg.protected`: what a rule of the settings does with the values, as in Walgate's own dialect."""
+    """`pg.protected`: what a rule of the settings does with the values, as in Walgate's own
+    dialect."""
     described = _plain_field(column, defined)
     if column.protection is not None:
         described["pg.protected"] = column.protection.action.value

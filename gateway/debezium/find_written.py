@@ -1,4 +1,5 @@
-"""What a connector wrote beyond its offset: the ends of its topics, beside what the slot still has."""
+"""What a connector wrote beyond its offset: the ends of its topics, beside what the slot still
+has."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ Event = tuple[str, int, int, int]
 async def find_written(
     settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
 ) -> DebeziumOffset:
-    """The offset behind what was written. `topics`: of the published tables. Raises WalgateError."""
+    """The offset behind what was written. `topics`: of the published tables. Raises
+    WalgateError."""
     found = await _written(settings, registry, topics, offset)
     total = sum(each.total() for place, each in found.items() if place != (offset.written_xid, offset.lsn))
     if not total:
@@ -75,7 +77,8 @@ async def find_written(
     return through
 
 
-# -- the topics -----------------------------------------------------------------------------------------------------------
+# -- the topics
+# -----------------------------------------------------------------------------------------------------------
 
 
 async def _written(
@@ -190,7 +193,8 @@ def _plain(schema: Any) -> Any:
     return {name: _plain(each) for name, each in schema.items() if name != "logicalType"}
 
 
-# -- the slot -------------------------------------------------------------------------------------------------------------
+# -- the slot
+# -------------------------------------------------------------------------------------------------------------
 
 
 async def _transactions(source: SourceSettings, written: Written, *, skips_truncates: bool) -> list[Committed]:

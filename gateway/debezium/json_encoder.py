@@ -1,8 +1,9 @@
-"""A record of Debezium's dialect in Avro -> what Kafka Connect's JsonConverter writes for it, for consumers without Avro.
+"""A record of Debezium's dialect in Avro -> what Kafka Connect's JsonConverter writes for it, for
+consumers without Avro.
 
-The Avro bytes are walked by a plan that is made once a schema. That costs several times what writing them has cost, and keeps
-every rule of the dialect in one place: a field is in JSON what it is in Avro. Bytes and decimals are base64; NaN and infinities
-are strings, as Jackson writes them.
+The Avro bytes are walked by a plan that is made once a schema. That costs several times what
+writing them has cost, and keeps every rule of the dialect in one place: a field is in JSON what it
+is in Avro. Bytes and decimals are base64; NaN and infinities are strings, as Jackson writes them.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _DOUBLE: Final = struct.Struct("<d")
 
 
 class JsonForm:
-    """Of one schema. Called with a framed key or value, it gives the converter's bytes; `with_schema`: schemas.enable."""
+    """Of one schema. Called with a framed key or value, it gives the converter's bytes;
+    `with_schema`: schemas.enable."""
 
     def __init__(self, schema: Any, *, with_schema: bool) -> None:
         self._write = _writer(schema, NamedTypes())
@@ -125,7 +127,8 @@ def _long(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _text(text: str) -> str:
-    """A JSON string as Jackson writes it: control characters in capitals, nothing else escaped that need not be."""
+    """A JSON string as Jackson writes it: control characters in capitals, nothing else escaped that
+    need not be."""
     quoted = json.dumps(text, ensure_ascii=False)
     return _CONTROL.sub(lambda found: "\\u" + found[0][2:].upper(), quoted) if "\\u00" in quoted else quoted
 

@@ -10,7 +10,8 @@ from gateway.errors import StopForOperator
 
 
 class JsonSink:
-    """Before `outlet`; both schemas are Avro's, of the records that come. A key has its partition by its JSON."""
+    """Before `outlet`; both schemas are Avro's, of the records that come. A key has its partition
+    by its JSON."""
 
     def __init__(self, outlet: KeyedSink, key_schema: Any, value_schema: Any, *, with_schema: bool) -> None:
         self._outlet = outlet

@@ -1,16 +1,18 @@
-"""The state machine in Debezium's dialect: what is received is the same, what is written is for Debezium's consumers.
+"""The state machine in Debezium's dialect: what is received is the same, what is written is for
+Debezium's consumers.
 
-Only transactions that have committed are received (never streamed, never prepared), so there are no markers and no manifests:
-what a reader needs to know stands in each record. A transaction that the operator skips leaves a line in the log and nothing
-else. A row becomes one record, or several:
+Only transactions that have committed are received (never streamed, never prepared), so there are no
+markers and no manifests: what a reader needs to know stands in each record. A transaction that the
+operator skips leaves a line in the log and nothing else. A row becomes one record, or several:
 
     INSERT                  c
     UPDATE                  u; where the key has changed: d of the old key, its tombstone, c of the new key
     DELETE                  d, tombstone
     TRUNCATE                t, if it is asked for
 
-A tombstone is a key with a null value, for the compaction of the topic; rows without a key have none. With
-`provide_transaction_metadata` the transaction topic says BEGIN and END, and each record its place in the transaction.
+A tombstone is a key with a null value, for the compaction of the topic; rows without a key have
+none. With `provide_transaction_metadata` the transaction topic says BEGIN and END, and each record
+its place in the transaction.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ class DebeziumVersion:
 
 @dataclass(frozen=True, slots=True)
 class DebeziumTopics:
-    """Beside those of relations. Frames are of the registered schemas; no `transactions`: none are written."""
+    """Beside those of relations. Frames are of the registered schemas; no `transactions`: none are
+    written."""
 
     messages: KeyedSink
     message_key_frame: bytes
@@ -138,7 +141,8 @@ class DebeziumMachine(TransactionMachine):
         self.snapshot_versions: dict[int, DebeziumVersion] = {}
         """Of the relations whose rows are read."""
         self.on_left_out: Callable[[int], bool] | None = None
-        """An UPDATE of the relation came without a value. Whether its changes are noted from this one on."""
+        """An UPDATE of the relation came without a value. Whether its changes are noted from this
+one on."""
         self._tracks = False
         self._owes = False
         self._names = names
@@ -164,7 +168,8 @@ class DebeziumMachine(TransactionMachine):
         self._written_lsn = 0
         self._held: tuple[bytes, int, int] | None = None
 
-    # -- transactions -------------------------------------------------------------------------------------------------
+    # -- transactions
+    # -------------------------------------------------------------------------------------------------
 
     def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
         if self._tracks:
@@ -243,7 +248,8 @@ class DebeziumMachine(TransactionMachine):
         value = transaction_begin(topics.transaction_value_frame, source.transaction_id, transaction.commit_time or 0)
         topics.transactions.append_hashed(key, value)
 
-    # -- rows: the hot path -------------------------------------------------------------------------------------------
+    # -- rows: the hot path
+    # -------------------------------------------------------------------------------------------
 
     def change(self, data: bytes, position: int, end: int, change_lsn: int) -> None:
         transaction, source = self._current, self._source
@@ -287,7 +293,8 @@ class DebeziumMachine(TransactionMachine):
             key, before = version.encoder.delete(data, row, end)
             self._delete(transaction, version, source, key, before, change_lsn)
 
-    # -- snapshots ------------------------------------------------------------------------------------------------------
+    # -- snapshots
+    # ------------------------------------------------------------------------------------------------------
 
     def set_observer(self, watch: ChangeObserver | None) -> None:
         super().set_observer(watch)
@@ -296,8 +303,8 @@ class DebeziumMachine(TransactionMachine):
     def _track(
         self, transaction: Transaction, relation_oid: int, data: bytes, row: int, end: int, change_lsn: int
     ) -> None:
-        """A change of a table under snapshot is encoded in our own dialect too: its key tells which row was changed, and its
-        record goes nowhere."""
+        """A change of a table under snapshot is encoded in our own dialect too: its key tells which
+        row was changed, and its record goes nowhere."""
         version = self._active.get(relation_oid) or self._activate(relation_oid)
         changes = version.changes
         if changes is None:
@@ -333,7 +340,8 @@ class DebeziumMachine(TransactionMachine):
             transaction.ordinal += 1
 
     def add_pending_marker(self, marker: Marker) -> None:
-        """It is not written, but what it stands for becomes durable as soon as it would have been."""
+        """It is not written, but what it stands for becomes durable as soon as it would have
+        been."""
         self._owes = True
 
     @property
@@ -350,8 +358,8 @@ class DebeziumMachine(TransactionMachine):
         return []
 
     def _was_written(self, data: bytes, position: int, end: int, change_lsn: int) -> bool:
-        """By the connector that was replaced. Rows of one COPY may share an LSN: how many of them were written is unknown, so
-        that they all come again, rather than none."""
+        """By the connector that was replaced. Rows of one COPY may share an LSN: how many of them
+        were written is unknown, so that they all come again, rather than none."""
         if change_lsn < self._written_lsn:
             return True
         if self._held is None:
@@ -427,7 +435,8 @@ class DebeziumMachine(TransactionMachine):
             block = self._block(transaction, version.collection)
             version.outlet.append_hashed(None, version.encoder.truncate(self._source, change_lsn, block))
 
-    # -- logical messages ---------------------------------------------------------------------------------------------
+    # -- logical messages
+    # ---------------------------------------------------------------------------------------------
 
     def _message(self, message: Message, change_lsn: int) -> None:
         transaction = self._transaction_of(message)
@@ -467,7 +476,8 @@ class DebeziumMachine(TransactionMachine):
         left_out = ExcludedMessage(xid, message.message_lsn, message.prefix[:_NAMED_PREFIX], message_bytes)
         self._message_topic.leave_out(left_out)
 
-    # -- what does not come in this dialect ---------------------------------------------------------------------------
+    # -- what does not come in this dialect
+    # ---------------------------------------------------------------------------
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:
         raise self._out_of_order("Stream Start", "only committed transactions, as streaming was not requested")

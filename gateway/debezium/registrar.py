@@ -1,4 +1,5 @@
-"""Debezium's dialect in a session: schemas and encoders of relations, the fixed schemas, the state machine."""
+"""Debezium's dialect in a session: schemas and encoders of relations, the fixed schemas, the state
+machine."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ log = structlog.get_logger()
 
 
 class DebeziumRelations:
-    """`optional`: (relation oid, column) of fields that must take NULL, whatever the catalog says now."""
+    """`optional`: (relation oid, column) of fields that must take NULL, whatever the catalog says
+    now."""
 
     def __init__(self, sql: asyncpg.Connection, options: DebeziumOptions, optional: set[tuple[int, str]]) -> None:
         self.versions: dict[int, DebeziumVersion] = {}
@@ -73,7 +75,8 @@ class DebeziumRelations:
         return with_defaults(relation, catalog)
 
     def _as_it_was(self, description: RelationDescription, catalog: list[CatalogColumn]) -> list[CatalogColumn]:
-        """A column of the replica identity (but FULL) was never null, also where the catalog has forgotten it."""
+        """A column of the replica identity (but FULL) was never null, also where the catalog has
+        forgotten it."""
         known = {column.name: column for column in catalog}
         if description.replica_identity is not ReplicaIdentity.FULL:
             for column in description.identity_columns:

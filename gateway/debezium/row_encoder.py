@@ -1,9 +1,10 @@
 """Row messages -> records of Debezium's dialect, for one version of a relation.
 
-The tuple is read as in gateway/events/row_encoder.py: one reader a column, one join; what is not plain is parsed and
-encoded value by value. The layout is `gateway.debezium.envelope_schema.envelope_schema`: before, after, source,
-transaction, op, and the time at which it was written. `source` is four pieces, most of which the rows of a
-transaction share.
+The tuple is read as in gateway/events/row_encoder.py: one reader a column, one join; what is not
+plain is parsed and encoded value by value. The layout is
+`gateway.debezium.envelope_schema.envelope_schema`: before, after, source, transaction, op, and the
+time at which it was written. `source` is four pieces, most of which the rows of a transaction
+share.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ Unconvertible = Callable[[str, str, str], None]
 """(relation, column, reason): the field is written without its value. It may raise instead."""
 
 LeftOut = Callable[[int, bytes, int, int], None]
-"""(relation oid, data, position, end) of an Update message whose new tuple has values that are known to nobody."""
+"""(relation oid, data, position, end) of an Update message whose new tuple has values that are
+known to nobody."""
 
 _ONLY_AFTER: Final = b"\0\2"
 _NEITHER: Final = b"\0\0"
@@ -58,8 +60,8 @@ _HEAD_BYTES: Final = 1 + 4
 
 
 class DebeziumEncoder:
-    """`position` is that of the byte after the relation oid, `end` that after the message. Keys and values come
-    framed.
+    """`position` is that of the byte after the relation oid, `end` that after the message. Keys and
+    values come framed.
 
         `block`: the row's transaction block in Avro, null where there is none. Raises PgOutputError, UnknownBinary,
         UnreadableValue, KeyNotSent, and what `unconvertible` raises.
@@ -122,11 +124,13 @@ class DebeziumEncoder:
         return self._only_new(_CREATE, data, position, end, source, change_lsn, block)
 
     def read(self, data: bytes, source: SourceContext, change_lsn: int) -> tuple[Key, bytes]:
-        """A row of a snapshot, as the new tuple of a message would have it. It is of no transaction."""
+        """A row of a snapshot, as the new tuple of a message would have it. It is of no
+        transaction."""
         return self._only_new(_READ, data, 0, len(data), source, change_lsn, _NULL)
 
     def new_tuple_only(self, data: bytes, position: int, end: int) -> bool:
-        """Whether an Update message brings no key and no old tuple, so that the key is as it was."""
+        """Whether an Update message brings no key and no old tuple, so that the key is as it
+        was."""
         return position < end and data[position] == NEW_TUPLE
 
     def update(
@@ -255,7 +259,8 @@ class DebeziumEncoder:
         return part
 
     def _encoded(self, part: TuplePart, earlier: TuplePart | None) -> Parts:
-        """One part a column that is in the record. An UNCHANGED one is taken from the old tuple where that has it."""
+        """One part a column that is in the record. An UNCHANGED one is taken from the old tuple
+        where that has it."""
         row: Parts = []
         for index, column in enumerate(self._columns):
             if column is None:
@@ -267,8 +272,8 @@ class DebeziumEncoder:
         return row
 
     def failing(self, part: TuplePart) -> str | None:
-        """Column and byte of the first value that cannot be encoded, whatever its encoder raises: for an error that
-        nobody foresaw."""
+        """Column and byte of the first value that cannot be encoded, whatever its encoder raises:
+        for an error that nobody foresaw."""
         for index, (each, value) in enumerate(zip(self._codecs, part.values, strict=False)):
             if each is not None and isinstance(value, Text | Binary):
                 encode = each.from_text if isinstance(value, Text) else each.from_binary

@@ -1,4 +1,5 @@
-"""`source` and `transaction` of Debezium's records: what the rows of a transaction share, already in Avro."""
+"""`source` and `transaction` of Debezium's records: what the rows of a transaction share, already
+in Avro."""
 
 from __future__ import annotations
 
@@ -33,10 +34,11 @@ class SourceNames:
 
 
 class SourceContext:
-    """One a transaction. `last_commit_end_lsn` 0: not known. Times are microseconds since the Unix epoch.
+    """One a transaction. `last_commit_end_lsn` 0: not known. Times are microseconds since the Unix
+    epoch.
 
-    A record's source is `head_of` the digits of change_lsn, the digits, times, the table, transaction, the LSN, end; `written`
-    follows the operation.
+        A record's source is `head_of` the digits of change_lsn, the digits, times, the table,
+        transaction, the LSN, end; `written` follows the operation.
     """
 
     __slots__ = (
@@ -81,7 +83,8 @@ class SourceContext:
         return f"{self._xid}:{self._commit_lsn:d}"
 
     def head_of(self, digits: int) -> bytes:
-        """What lies before an LSN of so many digits: `head`, where `digits` are these. A transaction has one length or two."""
+        """What lies before an LSN of so many digits: `head`, where `digits` are these. A
+        transaction has one length or two."""
         if digits != self.digits:
             self.digits = digits
             self.head = self._before_sequence + encode_long(len(self._sequence) + digits + 2) + self._sequence

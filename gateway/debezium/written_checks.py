@@ -1,7 +1,9 @@
-"""How far a connector's topics go beyond its offset: a connector stores its offset behind the records, or was killed before.
+"""How far a connector's topics go beyond its offset: a connector stores its offset behind the
+records, or was killed before.
 
-Events are written in the order of commits, so that the topics hold the first changes of what the slot still has. When a connector
-is killed, partitions may lack events that are before those of other partitions: what counts ends before the first of these.
+Events are written in the order of commits, so that the topics hold the first changes of what the
+slot still has. When a connector is killed, partitions may lack events that are before those of
+other partitions: what counts ends before the first of these.
 """
 
 from __future__ import annotations
@@ -38,8 +40,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A transaction that the slot still has; `changes` of published tables, in their order, and logical messages that are
-    published. A TRUNCATE is one change for each table. A message of no transaction stands alone, with xid 0."""
+    """A transaction that the slot still has; `changes` of published tables, in their order, and
+    logical messages that are published. A TRUNCATE is one change for each table. A message of no
+    transaction stands alone, with xid 0."""
 
     xid: int
     end_lsn: int
@@ -49,7 +52,8 @@ class Committed:
 def committed(
     rows: Iterable[tuple[int, bytes]], prefixes: Collection[str], *, skips_truncates: bool
 ) -> Iterator[Committed]:
-    """Of LSNs and the first bytes of pgoutput's messages; `prefixes` of the logical messages that are published."""
+    """Of LSNs and the first bytes of pgoutput's messages; `prefixes` of the logical messages that
+    are published."""
     xid, changes = 0, list[Change]()
     for lsn, head in rows:
         kind = head[0]
@@ -72,14 +76,16 @@ def committed(
 
 
 def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
-    """Of an event, by its `source.sequence`: the end of the last commit before it (0: null), and its own LSN."""
+    """Of an event, by its `source.sequence`: the end of the last commit before it (0: null), and
+    its own LSN."""
     return (commit_lsn, lsn) < (offset.commit_lsn, offset.lsn)
 
 
 def advanced(
     offset: DebeziumOffset, transactions: Iterable[Committed], written: Written, *, tombstones: bool
 ) -> tuple[DebeziumOffset, int]:
-    """The offset behind the last change up to which everything was written, and how many records are between."""
+    """The offset behind the last change up to which everything was written, and how many records
+    are between."""
     found, commit_lsn, count = offset, offset.commit_lsn, 0
     for transaction in transactions:
         if transaction.end_lsn <= offset.commit_lsn:
@@ -106,7 +112,8 @@ def _places(transaction: Committed) -> Iterator[tuple[Place, Counter[str]]]:
 
 
 def _is_whole(kinds: Counter[str], records: Counter[str], *, tombstones: bool) -> bool:
-    """An update of a key is a delete and a create. Records of messages are not counted: they are written again."""
+    """An update of a key is a delete and a create. Records of messages are not counted: they are
+    written again."""
     moved = kinds[UPDATE] - records[UPDATED]
     return (
         not kinds[MESSAGE]

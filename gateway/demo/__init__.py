@@ -1,1 +1,2 @@
-"""The demo: a shop that changes while it is watched, the whole walk of its data, and a verdict on the copy."""
+"""The demo: a shop that changes while it is watched, the whole walk of its data, and a verdict on
+the copy."""

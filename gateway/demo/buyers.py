@@ -1,7 +1,9 @@
-"""Many small transactions: each buyer has a connection, a random generator and its own range of ids.
+"""Many small transactions: each buyer has a connection, a random generator and its own range of
+ids.
 
-Buyers never meet on a row, so none waits for another and each writes the same rows for the same seed, however the
-machine interleaves them. What a buyer owns it remembers; what it rolls back it never remembered.
+Buyers never meet on a row, so none waits for another and each writes the same rows for the same
+seed, however the machine interleaves them. What a buyer owns it remembers; what it rolls back it
+never remembered.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ Connection: TypeAlias = asyncpg.Connection
 
 @dataclass(slots=True)
 class Tally:
-    """What the shop has committed: `transactions` that changed rows (or wrote a transactional message), and their rows."""
+    """What the shop has committed: `transactions` that changed rows (or wrote a transactional
+    message), and their rows."""
 
     transactions: int = 0
     row_changes: int = 0
@@ -81,7 +84,8 @@ async def _order(buyer: Buyer) -> int:
 
 
 async def _order_after_second_thoughts(buyer: Buyer) -> int:
-    """Lines added after a savepoint and taken back, twice and nested; then the order as it stays."""
+    """Lines added after a savepoint and taken back, twice and nested; then the order as it
+    stays."""
     row_changes = await _order(buyer)
     order_id = next(reversed(buyer.open_orders))
     rolled_back = buyer.connection.transaction()
@@ -99,7 +103,8 @@ async def _order_after_second_thoughts(buyer: Buyer) -> int:
 async def _pay(buyer: Buyer) -> int:
     order_id = buyer.rng.choice(list(buyer.open_orders))
     await buyer.add("payments", goods.payment(buyer.rng, order_id))
-    # The letter is not touched: REPLICA IDENTITY FULL sends it in the old tuple, and as unchanged in the new one.
+    # The letter is not touched: REPLICA IDENTITY FULL sends it in the old tuple, and as unchanged
+    # in the new one.
     await buyer.connection.execute("UPDATE orders SET status = 'paid', total = total + 0.01 WHERE id = $1", order_id)
     return 2
 

@@ -28,7 +28,8 @@ _RATE_WINDOW_S = 5.0
 
 @dataclass(slots=True)
 class Delivered:
-    """Counts of the marker topic: committed transactions and their events, each once; chunks of the snapshot apart."""
+    """Counts of the marker topic: committed transactions and their events, each once; chunks of the
+    snapshot apart."""
 
     chunks: int = 0
     rows_read: int = 0
@@ -51,7 +52,8 @@ class Delivered:
         return sum(events for _, events in self._recent) / _RATE_WINDOW_S
 
     def add(self, marker: dict[str, Any]) -> None:
-        """Raises StopForOperator when a commit LSN does not rise: the order of the topic is commit order."""
+        """Raises StopForOperator when a commit LSN does not rise: the order of the topic is commit
+        order."""
         self.epoch = max(self.epoch, marker["epoch"])
         if marker["kind"] == "SNAPSHOT_END" and marker["manifest"]["snapshot"]["relation_oid"] == 0:
             self.is_all_read = True

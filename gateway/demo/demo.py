@@ -1,7 +1,9 @@
-"""`walgate demo`: real servers, a live shop, the gateway, the mirror, and the verdict, on one screen.
+"""`walgate demo`: real servers, a live shop, the gateway, the mirror, and the verdict, on one
+screen.
 
-This file starts and ends things; what happens between is `story.py`. Whatever ends the demo (its end, a failure, Ctrl-C,
-kill -9) ends its processes and removes its folders, because each of them lives under a guard (gateway/local/guard.py).
+This file starts and ends things; what happens between is `story.py`. Whatever ends the demo (its
+end, a failure, Ctrl-C, kill -9) ends its processes and removes its folders, because each of them
+lives under a guard (gateway/local/guard.py).
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ DEFAULT_SECONDS = 30.0
 DEFAULT_SEED = 1
 _DATABASE = "shop"
 _STEPS = ("Java", "PostgreSQL", "Kafka", "Schema registry", *STORY_STEPS)
-# Low enough that the shop's larger transactions are streamed, high enough that its small ones are not.
+# Low enough that the shop's larger transactions are streamed, high enough that its small ones are
+# not.
 _POSTGRES_SETTINGS = {"logical_decoding_work_mem": "256kB"}
 _EXIT_FAILURE = 1
 
@@ -47,9 +50,10 @@ def run_demo(
     keep: bool = False,
     kill_gateway: bool = False,
 ) -> int:
-    """Runs the demo; returns the exit code: 0 when every table is equal, 1 when not or on a failure, 130 after Ctrl-C.
+    """Runs the demo; returns the exit code: 0 when every table is equal, 1 when not or on a
+    failure, 130 after Ctrl-C.
 
-    The last line on standard output is one JSON object, but after Ctrl-C.
+        The last line on standard output is one JSON object, but after Ctrl-C.
     """
     started_at = time.monotonic()
     facts: dict[str, Any] = {"equal": False}

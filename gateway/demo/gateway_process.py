@@ -1,4 +1,5 @@
-"""The gateway as the demo runs it: `walgate run` in a process of its own, set up by its environment."""
+"""The gateway as the demo runs it: `walgate run` in a process of its own, set up by its
+environment."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ class GatewayProcess:
         return self._child
 
     async def start(self) -> None:
-        """Returns when the slot is being read. Raises `PartFailed` with the last lines of its log."""
+        """Returns when the slot is being read. Raises `PartFailed` with the last lines of its
+        log."""
         self._child = await self._guard.start(
             "gateway",
             [sys.executable, "-m", "gateway.cli.main", "run"],
@@ -68,7 +70,8 @@ class GatewayProcess:
         return await self.child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
 
     def measure(self) -> int:
-        """Peak resident memory so far in bytes (proc_pid_status(5), VmHWM); 0 where there is no /proc."""
+        """Peak resident memory so far in bytes (proc_pid_status(5), VmHWM); 0 where there is no
+        /proc."""
         status = Path(f"/proc/{self.child.pid}/status")
         try:
             fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)

@@ -1,8 +1,8 @@
 """Rows of the shop, made from a random generator: the same seed gives the same rows.
 
-Each function returns one row as a JSON object for `json_populate_record`: PostgreSQL's own input functions read every
-value from its text, so that values which Python has no type for (infinity, NaN, years before Christ) are written as
-easily as the others.
+Each function returns one row as a JSON object for `json_populate_record`: PostgreSQL's own input
+functions read every value from its text, so that values which Python has no type for (infinity,
+NaN, years before Christ) are written as easily as the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The shop without an end: `python -m gateway.demo.load`, for a database that has it (shop.sql). Address: libpq's variables.
+"""The shop without an end: `python -m gateway.demo.load`, for a database that has it (shop.sql).
+Address: libpq's variables.
 
-Each round plays all scenes; what the import of a round has brought, the next round deletes, so that the shop does not grow
-without bound. For a health check, `walgate-load` in the folder for temporary files is touched after each commit.
+Each round plays all scenes; what the import of a round has brought, the next round deletes, so that
+the shop does not grow without bound. For a health check, `walgate-load` in the folder for temporary
+files is touched after each commit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The Spark mirror as the demo runs it: another program, spoken to by its command line and its lines of JSON."""
+"""The Spark mirror as the demo runs it: another program, spoken to by its command line and its
+lines of JSON."""
 
 from __future__ import annotations
 
@@ -64,7 +65,8 @@ class Mirror:
         self._child = await self._guard.start("mirror", [*_PROGRAM, "mirror", *words], environment=self._environment())
 
     def _environment(self) -> dict[str, str]:
-        """Spark and its workers leave files behind: all of them below the guard's folder, which goes at the end."""
+        """Spark and its workers leave files behind: all of them below the guard's folder, which
+        goes at the end."""
         scratch = self._guard.folder / "scratch"
         scratch.mkdir(exist_ok=True)
         return {
@@ -112,7 +114,8 @@ class Mirror:
         await self.child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
 
     async def dump(self, tables: Sequence[str]) -> dict[str, MirrorTable]:
-        """The rows of the tables as the mirror holds them. Raises `PartFailed` with the program's last lines."""
+        """The rows of the tables as the mirror holds them. Raises `PartFailed` with the program's
+        last lines."""
         path = self._guard.folder / "dump.jsonl"
         words = [word for table in tables for word in ("--table", table)]
         child = await self._guard.start(
@@ -124,7 +127,8 @@ class Mirror:
 
 
 def _read_dump(path: Path) -> dict[str, MirrorTable]:
-    """A header line (a JSON object) for each table, then its rows (JSON arrays), which are read when they are asked for."""
+    """A header line (a JSON object) for each table, then its rows (JSON arrays), which are read
+    when they are asked for."""
     headers: list[tuple[str, tuple[str, ...], int]] = []
     with path.open("rb") as file:
         for line in iter(file.readline, b""):

@@ -1,7 +1,7 @@
 """One panel from the first download to the verdict: steps that tick, then figures that move.
 
-On a terminal it is a live picture; without one, with NO_COLOR or in CI, each step becomes a line when it ends and the
-figures a line every few seconds. The facts are the same.
+On a terminal it is a live picture; without one, with NO_COLOR or in CI, each step becomes a line
+when it ends and the figures a line every few seconds. The facts are the same.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class Step:
 
 
 class Panel:
-    """`figures` are label -> text, shown below the steps; `notes` are lines at the bottom, ready to paste."""
+    """`figures` are label -> text, shown below the steps; `notes` are lines at the bottom, ready to
+    paste."""
 
     def __init__(self, title: str, steps: Sequence[str], console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)

@@ -1,7 +1,9 @@
-"""What seldom happens in a shop and must survive all the same: one function a scene, played once in each demo.
+"""What seldom happens in a shop and must survive all the same: one function a scene, played once in
+each demo.
 
-A scene works on rows of its own (ids from `FIRST_ID`) or on tables that nobody locks for long, so that the buyers go on
-meanwhile. It tells the tally what it committed, at the moment when it is committed.
+A scene works on rows of its own (ids from `FIRST_ID`) or on tables that nobody locks for long, so
+that the buyers go on meanwhile. It tells the tally what it committed, at the moment when it is
+committed.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class Stage:
         return self.last_id
 
     async def order(self, customer_id: int | None = None) -> int:
-        """A customer and an order of the stage's own (two row changes); the order's id, which is the customer's too."""
+        """A customer and an order of the stage's own (two row changes); the order's id, which is
+        the customer's too."""
         order_id = self.next_id()
         await self.connection.execute(goods.insert("customers"), goods.text_of(goods.customer(self.rng, order_id)))
         await self.connection.execute(
@@ -60,7 +63,8 @@ class Stage:
         return affected(await self.connection.execute(_BULK_INSERT, order_id, first, first + count - 1))
 
     async def roll_back(self, change: Callable[[], Awaitable[object]]) -> None:
-        """`change` within a savepoint (or a transaction, where none is open) that is then rolled back."""
+        """`change` within a savepoint (or a transaction, where none is open) that is then rolled
+        back."""
         transaction = self.connection.transaction()
         await transaction.start()
         await change()
@@ -68,7 +72,8 @@ class Stage:
 
 
 async def big_import(stage: Stage) -> None:
-    """200,000 rows in one transaction that is streamed while it is open, with savepoints rolled back inside."""
+    """200,000 rows in one transaction that is streamed while it is open, with savepoints rolled
+    back inside."""
     order_id = await stage.committed_order()
     row_changes = 0
     async with stage.connection.transaction():
@@ -96,7 +101,8 @@ async def forget_imports(connection: Connection) -> None:
 
 
 async def big_import_rolled_back(stage: Stage) -> None:
-    """Streamed, with a column added on the way, and rolled back: neither rows nor column may ever be seen."""
+    """Streamed, with a column added on the way, and rolled back: neither rows nor column may ever
+    be seen."""
     order_id = await stage.committed_order()
 
     async def change() -> None:
@@ -112,7 +118,8 @@ async def big_import_rolled_back(stage: Stage) -> None:
 
 
 async def old_rows_change(stage: Stage) -> None:
-    """Rows that were there before the gateway, perhaps while they are read: large values untouched, a key changed, rows gone."""
+    """Rows that were there before the gateway, perhaps while they are read: large values untouched,
+    a key changed, rows gone."""
     for statement in (
         "UPDATE customers SET rating = 0.5, active = NOT active WHERE id <= 400",
         "UPDATE customers SET id = id + 500000 WHERE id BETWEEN 9901 AND 9920",
@@ -125,7 +132,8 @@ async def old_rows_change(stage: Stage) -> None:
 
 
 async def savepoints(stage: Stage) -> None:
-    """Ordinary transaction: three levels, the middle one rolled back with what was released into it."""
+    """Ordinary transaction: three levels, the middle one rolled back with what was released into
+    it."""
     async with stage.connection.transaction():
         order_id = await stage.order()
         row_changes = 2 + await stage.lines(order_id, 0, 2)
@@ -177,7 +185,8 @@ async def _prepare(stage: Stage, *, rows: int, savepoint_rows: int, commit: bool
 
 
 async def truncate_and_refill(stage: Stage) -> None:
-    """A transaction that writes, truncates and writes again; then a bare TRUNCATE, refilled by the next one."""
+    """A transaction that writes, truncates and writes again; then a bare TRUNCATE, refilled by the
+    next one."""
     async with stage.connection.transaction():
         row_changes = await _carts(stage, "before", 50)
         await stage.connection.execute("TRUNCATE carts")
@@ -201,7 +210,8 @@ async def _carts(stage: Stage, sku: str, count: int) -> int:
 
 
 async def add_column(stage: Stage) -> None:
-    """In its own transaction, then used; and once more in the same transaction as the rows that use it."""
+    """In its own transaction, then used; and once more in the same transaction as the rows that use
+    it."""
     await stage.connection.execute("ALTER TABLE customers ADD COLUMN IF NOT EXISTS nickname text")
     async with stage.connection.transaction():
         order_id = await stage.order()
@@ -225,7 +235,8 @@ async def drop_column(stage: Stage) -> None:
 
 
 async def change_key(stage: Stage) -> None:
-    """A customer without orders gets another id: the TOASTed notes are not sent again, and must move with the row."""
+    """A customer without orders gets another id: the TOASTed notes are not sent again, and must
+    move with the row."""
     async with stage.connection.transaction():
         customer_id = stage.next_id()
         await stage.connection.execute(goods.insert("customers"), goods.text_of(goods.customer(stage.rng, customer_id)))
@@ -244,7 +255,8 @@ async def messages(stage: Stage) -> None:
 
 
 async def another_origin(stage: Stage) -> None:
-    """Rows that this server has from elsewhere (PostgreSQL manual, Replication Progress Tracking)."""
+    """Rows that this server has from elsewhere (PostgreSQL manual, Replication Progress
+    Tracking)."""
     await stage.connection.execute(
         "SELECT pg_replication_origin_create($1) WHERE pg_replication_origin_oid($1) IS NULL", _ORIGIN
     )
@@ -288,7 +300,8 @@ async def odd_values(stage: Stage) -> None:
     stage.tally.committed(2)
 
 
-# In the order in which they are played; the big import has a connection of its own and runs beside them.
+# In the order in which they are played; the big import has a connection of its own and runs beside
+# them.
 SCENES: tuple[tuple[str, Callable[[Stage], Awaitable[None]]], ...] = (
     ("old rows change", old_rows_change),
     ("savepoints rolled back", savepoints),

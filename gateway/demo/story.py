@@ -1,8 +1,10 @@
-"""From a shop with old rows to the verdict: the gateway and the mirror start, the shop opens, both catch up, all is compared.
+"""From a shop with old rows to the verdict: the gateway and the mirror start, the shop opens, both
+catch up, all is compared.
 
-The story runs beside three watchers: one follows the marker topic, one draws, one looks whether the gateway and the
-mirror still live. The first of them that fails ends the story with its reason, so that nothing waits for a dead program;
-and where something lives but does not get on, the wait for it has a limit.
+The story runs beside three watchers: one follows the marker topic, one draws, one looks whether the
+gateway and the mirror still live. The first of them that fails ends the story with its reason, so
+that nothing waits for a dead program; and where something lives but does not get on, the wait for
+it has a limit.
 """
 
 from __future__ import annotations
@@ -68,7 +70,8 @@ class Story:
         self._mirror_may_end = False
 
     async def tell(self, facts: dict[str, Any]) -> None:
-        """Fills `facts` with the verdict. Raises `PartFailed` or `StopForOperator` when it does not come to one."""
+        """Fills `facts` with the verdict. Raises `PartFailed` or `StopForOperator` when it does not
+        come to one."""
         connection = await asyncpg.connect(self._addresses.dsn, command_timeout=60)
         try:
             await create_shop(self._addresses.dsn)
@@ -89,7 +92,8 @@ class Story:
         )
 
     async def _start(self) -> None:
-        """The mirror's program starts first, for it takes longest; it waits for the gateway's topics by itself."""
+        """The mirror's program starts first, for it takes longest; it waits for the gateway's
+        topics by itself."""
         await self._mirror.start(
             self._addresses.bootstrap_servers, self._addresses.registry_url, self._addresses.prefix
         )
@@ -164,7 +168,8 @@ class Story:
         self._gateway_may_end = False
 
     async def _catch_up(self) -> None:
-        """Until every old row and every transaction is in Kafka, and the last of them in the mirror."""
+        """Until every old row and every transaction is in Kafka, and the last of them in the
+        mirror."""
         delivered, tally, mirror = self._delivered, self._tally, self._mirror.progress
         await _advance(self._gateway.child, _STALL_TIMEOUT_S, lambda: delivered.is_all_read, lambda: True)
         await _advance(
@@ -256,7 +261,8 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _advance(child: Child, stall_s: float, measure: Callable[[], int], goal: Callable[[], int]) -> None:
-    """Returns when the measure has reached the goal. Raises `PartFailed` when it stands still for too long."""
+    """Returns when the measure has reached the goal. Raises `PartFailed` when it stands still for
+    too long."""
     seen, moved_at = measure(), time.monotonic()
     while seen < goal():
         await asyncio.sleep(_REFRESH_S)

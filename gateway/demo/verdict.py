@@ -1,9 +1,10 @@
 """Is the mirror what PostgreSQL holds? Every value of every row, judged by PostgreSQL itself.
 
-The mirror's values come as text. They are copied into a temporary table of text columns in the source database, read
-there by the input function of the true column's type (without its typmod, so that nothing is rounded into place), and
-written again by its output function. Two values are equal when PostgreSQL writes the same text for both: so -0 is not
-0, 1.50 is not 1.5, and a json text keeps its blanks. A text that the type cannot read is compared as it is.
+The mirror's values come as text. They are copied into a temporary table of text columns in the
+source database, read there by the input function of the true column's type (without its typmod, so
+that nothing is rounded into place), and written again by its output function. Two values are equal
+when PostgreSQL writes the same text for both: so -0 is not 0, 1.50 is not 1.5, and a json text
+keeps its blanks. A text that the type cannot read is compared as it is.
 
 Tables with a primary key are joined by it; rows of the others are counted by content.
 """
@@ -42,7 +43,8 @@ _COLUMNS = """
 
 @dataclass(frozen=True, slots=True)
 class MirrorTable:
-    """`rows` yields one tuple a row, in the order of `columns`: each value as text that PostgreSQL can read, or None."""
+    """`rows` yields one tuple a row, in the order of `columns`: each value as text that PostgreSQL
+    can read, or None."""
 
     columns: tuple[str, ...]
     rows: Iterable[tuple[str | None, ...]]
@@ -50,7 +52,8 @@ class MirrorTable:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`column` is empty where the whole row is on one side only; `source` and `mirror` then say how often."""
+    """`column` is empty where the whole row is on one side only; `source` and `mirror` then say how
+    often."""
 
     table: str
     key: str
@@ -98,7 +101,8 @@ async def compare_table(connection: Connection, table: str, mirror: MirrorTable)
 
 
 async def _copy(connection: Connection, columns: Sequence[_Column], mirror: MirrorTable) -> None:
-    """The mirror's rows into the temporary table `mirrored`: a column the mirror has not is null everywhere."""
+    """The mirror's rows into the temporary table `mirrored`: a column the mirror has not is null
+    everywhere."""
     definition = ", ".join(f"{_quoted(column.name)} text" for column in columns)
     await connection.execute(f"CREATE TEMPORARY TABLE mirrored ({definition}) ON COMMIT DROP")
     places = {name: place for place, name in enumerate(mirror.columns)}

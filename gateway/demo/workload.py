@@ -1,4 +1,5 @@
-"""The shop's live workload: buyers all the time, the scenes spread over it, one big import beside them."""
+"""The shop's live workload: buyers all the time, the scenes spread over it, one big import beside
+them."""
 
 from __future__ import annotations
 
@@ -47,10 +48,12 @@ async def run_workload(
     run: int = 0,
     transactions_per_s: float = TRANSACTIONS_PER_S,
 ) -> None:
-    """Returns when the time is over and every scene has been played; the first failure ends everything.
+    """Returns when the time is over and every scene has been played; the first failure ends
+    everything.
 
-    The rows of each buyer and scene depend on the seed alone; how many transactions the buyers make depends on the
-    time. A shop that is opened again needs another `run`. Without a `dsn` libpq's variables tell the database.
+        The rows of each buyer and scene depend on the seed alone; how many transactions the buyers make
+        depends on the time. A shop that is opened again needs another `run`. Without a `dsn` libpq's
+        variables tell the database.
     """
     started_at = asyncio.get_running_loop().time()
     first_id = run * IDS_PER_RUN
@@ -82,7 +85,8 @@ async def _buy(buyer: Buyer, tally: Tally, interval_s: float, end_at: float, sce
     next_at = clock()
     while clock() < end_at or not scenes_done.is_set():
         await buyer.buy(tally)
-        # A buyer that had to wait (for DDL, for the machine) does not make up for more than a second of it.
+        # A buyer that had to wait (for DDL, for the machine) does not make up for more than a
+        # second of it.
         next_at = max(next_at + interval_s, clock() - 1)
         await asyncio.sleep(next_at - clock())
 

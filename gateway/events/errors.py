@@ -24,8 +24,8 @@ class UnknownBinary(NeedsText):
 
 
 class NeedsOptional(Retry):
-    """A NOT NULL column has no value for its field, which must be optional: in a row from before it was NOT NULL, or where its
-    Connect type cannot represent the value."""
+    """A NOT NULL column has no value for its field, which must be optional: in a row from before it
+    was NOT NULL, or where its Connect type cannot represent the value."""
 
     def __init__(self, relation: str, relation_oid: int, column: str, reason: str) -> None:
         super().__init__(f"{relation}, column {column}: {reason}; its field becomes optional")
@@ -33,11 +33,13 @@ class NeedsOptional(Retry):
 
 
 class KeyNotSent(UnwritableRelation):
-    """An identity column's value was neither in the new tuple nor in a key or old tuple: a bug of PostgreSQL before 14.3."""
+    """An identity column's value was neither in the new tuple nor in a key or old tuple: a bug of
+    PostgreSQL before 14.3."""
 
 
 class UnreadableValue(UnwritableRelation):
-    """A value is not what its type's text or binary form allows. The error names the place, never the value."""
+    """A value is not what its type's text or binary form allows. The error names the place, never
+    the value."""
 
 
 def place_of_value(description: RelationDescription, part: TuplePart, index: int) -> str:
@@ -62,7 +64,8 @@ def key_not_sent(description: RelationDescription, part: TuplePart, index: int) 
 def unreadable_value(
     description: RelationDescription, part: TuplePart, index: int, error: Exception
 ) -> UnknownBinary | UnreadableValue:
-    """For `error`, with which the value was read; it may quote the value, so that it must not be chained."""
+    """For `error`, with which the value was read; it may quote the value, so that it must not be
+    chained."""
     column = description.columns[index]
     type_name = column.facts.name or str(column.facts.oid)
     if isinstance(error, NotRenderable):

@@ -1,4 +1,5 @@
-"""Logical decoding messages (pg_logical_emit_message) in Avro: schemas/records/LogicalMessage.avsc."""
+"""Logical decoding messages (pg_logical_emit_message) in Avro:
+schemas/records/LogicalMessage.avsc."""
 
 from __future__ import annotations
 

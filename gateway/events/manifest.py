@@ -1,7 +1,8 @@
 """What a transaction consists of in Kafka: ranges of offsets with their counts.
 
-A manifest is filled while the batches of a transaction are acknowledged, and read when its last marker is written. Its
-size grows with the spans of offsets, not with the rows: neighbouring pieces of one topic-partition are joined.
+A manifest is filled while the batches of a transaction are acknowledged, and read when its last
+marker is written. Its size grows with the spans of offsets, not with the rows: neighbouring pieces
+of one topic-partition are joined.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 RANGE_RECORDS = 100_000
-"""A range is closed at this size, so that a large transaction is read in parallel and each piece is verified."""
+"""A range is closed at this size, so that a large transaction is read in parallel and each piece is
+verified."""
 
 RANGE_GAP = 10_000
-"""Offsets of others (interleaved transactions, Kafka's control records) that a range may hold between two pieces."""
+"""Offsets of others (interleaved transactions, Kafka's control records) that a range may hold
+between two pieces."""
 
 
 Range = tuple[int, int, int]
-"""First offset, last offset, record count. A plain tuple: a small transaction has as many as it has rows."""
+"""First offset, last offset, record count. A plain tuple: a small transaction has as many as it has
+rows."""
 
 
 @dataclass(slots=True)
 class ExcludedRelation:
-    """Events of a quarantined relation that a transaction had and the topics do not. `relation_oid` 0: logical messages that
-    were too large, by their prefix."""
+    """Events of a quarantined relation that a transaction had and the topics do not. `relation_oid`
+    0: logical messages that were too large, by their prefix."""
 
     relation_oid: int
     namespace: str
@@ -34,7 +38,8 @@ class ExcludedRelation:
 
 @dataclass(slots=True)
 class SnapshotChunk:
-    """What makes a transaction a chunk of a snapshot. `relation_oid` 0: the snapshot as a whole, in its first and last marker."""
+    """What makes a transaction a chunk of a snapshot. `relation_oid` 0: the snapshot as a whole, in
+    its first and last marker."""
 
     snapshot_id: str
     purpose: str
@@ -50,7 +55,8 @@ class SnapshotChunk:
 
 @dataclass(slots=True)
 class Manifest:
-    """`epoch` is that of the rows. `event_count` counts change events and transactional messages, aborted ones included."""
+    """`epoch` is that of the rows. `event_count` counts change events and transactional messages,
+    aborted ones included."""
 
     epoch: int
     event_count: int = 0
@@ -77,8 +83,8 @@ class Manifest:
         self.excluded.append(ExcludedRelation(relation_oid, namespace, name, topic, reason, 1))
 
     def add(self, place: tuple[str, int], first_offset: int, record_count: int) -> None:
-        """`record_count` neighbouring records of this transaction were acknowledged at `place` (topic, partition); the pieces
-        of one place come in order."""
+        """`record_count` neighbouring records of this transaction were acknowledged at `place`
+        (topic, partition); the pieces of one place come in order."""
         last_offset = first_offset + record_count - 1
         ranges = self.ranges.get(place)
         if ranges is None:

@@ -1,4 +1,5 @@
-"""Markers in Avro, by hand: a small transaction costs two of them, and fastavro would take five times as long.
+"""Markers in Avro, by hand: a small transaction costs two of them, and fastavro would take five
+times as long.
 
 The layout is schemas/records/TransactionMarker.avsc; a test compares the bytes with fastavro's.
 """
@@ -29,7 +30,8 @@ _PURPOSES: Final = {"FILL": encode_long(0), "REPLACE": encode_long(1), "VERIFY":
 
 @dataclass(slots=True)  # not frozen: that costs 1 us a marker, and a small transaction has two
 class Marker:
-    """A marker that is owed to the marker topic; `manifest` is complete once every batch before it is acknowledged."""
+    """A marker that is owed to the marker topic; `manifest` is complete once every batch before it
+    is acknowledged."""
 
     kind: str
     xid: int
@@ -44,18 +46,21 @@ class Marker:
 
 
 FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""Microseconds of the Unix epoch: 0001-01-01 and the end of 9999, what readers of timestamp-micros can hold."""
+"""Microseconds of the Unix epoch: 0001-01-01 and the end of 9999, what readers of timestamp-micros
+can hold."""
 
 
 def readable_time(time: int) -> int | None:
-    """None for a commit time that no reader can hold: `pg_replication_origin_xact_setup` may set it to infinity."""
+    """None for a commit time that no reader can hold: `pg_replication_origin_xact_setup` may set it
+    to infinity."""
     return time if FIRST_TIME <= time <= LAST_TIME else None
 
 
 def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Iterator[bytes]:
     """`frame` is the Confluent frame of the marker schema; `epoch` the incarnation that writes.
 
-    The begin and the end of a small transaction are neighbours and share the xid, the LSN of the commit and its time.
+    The begin and the end of a small transaction are neighbours and share the xid, the LSN of the
+    commit and its time.
     """
     encoded_epoch = encode_long(epoch)
     xid = subxid = marker_lsn = 0

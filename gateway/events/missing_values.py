@@ -1,5 +1,5 @@
-"""What the catalog says of a relation's attributes -> its description: their numbers, and the values that rows have in a column
-which was added to them, as a record would have them."""
+"""What the catalog says of a relation's attributes -> its description: their numbers, and the
+values that rows have in a column which was added to them, as a record would have them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def with_attributes(
     attributes: Sequence[Attribute],
     recorded: Mapping[int, MissingValue | None],
 ) -> RelationDescription:
-    """`numbers`: of columns, by name; `recorded`: values by number that the catalog no longer has. Rules for columns are
-    followed as in rows."""
+    """`numbers`: of columns, by name; `recorded`: values by number that the catalog no longer has.
+    Rules for columns are followed as in rows."""
     texts = {each.number: each.missing for each in attributes}
     columns = []
     for column in description.columns:
@@ -39,7 +39,8 @@ def with_attributes(
 
 
 def _encoded(column: ColumnDescription, text: bytes) -> MissingValue | None:
-    """None where nothing of the value is sent, or it is of another type than the column: the catalog is as of now."""
+    """None where nothing of the value is sent, or it is of another type than the column: the
+    catalog is as of now."""
     if column.protection is not None and column.protection.is_hidden:
         return None
     try:

@@ -1,16 +1,17 @@
 """Row messages -> Avro records, for one version of a relation.
 
-A message is read where it lies, from its TupleData (manual 55.9) straight into Avro: no dataclass, no Python value.
-Two ways:
+A message is read where it lies, from its TupleData (manual 55.9) straight into Avro: no dataclass,
+no Python value. Two ways:
 
 * The fast one takes what nearly every row is: values and NULLs. One reader a column
-  (gateway/values/column_readers.py), or one for a run of columns (gateway/values/row_readers.py), and one join of all
-  their parts.
-* Whatever is not that (an UNCHANGED column, a value that its Avro type cannot hold, a key tuple, rubbish) makes the
-  readers raise. The message is then parsed by gateway/pgoutput, and encoded or refused by
-  gateway/events/row_encoder_slow.py.
+  (gateway/values/column_readers.py), or one for a run of columns (gateway/values/row_readers.py),
+  and one join of all their parts.
+* Whatever is not that (an UNCHANGED column, a value that its Avro type cannot hold, a key tuple,
+  rubbish) makes the readers raise. The message is then parsed by gateway/pgoutput, and encoded or
+  refused by gateway/events/row_encoder_slow.py.
 
-The envelope's layout is `schemas.change_schema.change_schema`; a test compares the bytes with fastavro's.
+The envelope's layout is `schemas.change_schema.change_schema`; a test compares the bytes with
+fastavro's.
 """
 
 from __future__ import annotations
@@ -67,10 +68,11 @@ _NOT_PLAIN: Final = (
 
 
 class RowEncoder:
-    """Encodes rows of one relation version; `key_schema_id` is None for a relation without identity.
+    """Encodes rows of one relation version; `key_schema_id` is None for a relation without
+    identity.
 
-    `position` is that of the byte after the relation oid, `end` that after the message. Keys and values come framed.
-    Raises PgOutputError, UnknownBinary, UnreadableValue, KeyNotSent.
+        `position` is that of the byte after the relation oid, `end` that after the message. Keys and
+        values come framed. Raises PgOutputError, UnknownBinary, UnreadableValue, KeyNotSent.
     """
 
     def __init__(self, description: RelationDescription, value_schema_id: int, key_schema_id: int | None) -> None:
@@ -142,8 +144,8 @@ class RowEncoder:
         return encoder
 
     def copied(self, data: bytes, end: int) -> tuple[Key, bytes]:
-        """A row that was read by COPY, as the new tuple of a message would have it: data[:end]. The key, and of the
-        READ event what comes behind its envelope."""
+        """A row that was read by COPY, as the new tuple of a message would have it: data[:end]. The
+        key, and of the READ event what comes behind its envelope."""
         parts = _COPIED_HEAD.copy()
         try:
             place = 3
@@ -181,8 +183,8 @@ class RowEncoder:
     ) -> tuple[Key, bytes]:
         """A record with nothing but the new tuple.
 
-        Measured with the key and the state machine (bench/encode.py): 1.8 us for 3 columns, 3.2 us for 7 everyday
-        ones, 11.5 us for 50 in binary; 2.2, 4.4 and 21 us in text.
+        Measured with the key and the state machine (bench/encode.py): 1.8 us for 3 columns, 3.2 us
+        for 7 everyday ones, 11.5 us for 50 in binary; 2.2, 4.4 and 21 us in text.
         """
         place_in_transaction = LAST[ordinal << 1] if ordinal < _SMALL_ORDINAL else encode_long(ordinal)
         if change_lsn >= TWO_CHUNKS_END:  # `encode_lsn` written out
@@ -213,8 +215,8 @@ class RowEncoder:
         return self._only_new_slowly(parts[:_FIRST_COLUMN], data, position, end, context, name)
 
     def _new_without_unchanged(self, parts: list[bytes], data: bytes, position: int, end: int) -> tuple[Key, bytes]:
-        """Updates of a table with large values: columns that are UNCHANGED, and nothing else that is unusual. The
-        letter and the count of columns were looked at before."""
+        """Updates of a table with large values: columns that are UNCHANGED, and nothing else that
+        is unusual. The letter and the count of columns were looked at before."""
         unchanged: list[str] = []
         place = position + 3
         for index, read in enumerate(self._readers.columns):

@@ -26,8 +26,8 @@ _MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
 class TupleCodec:
     """The columns of one relation version.
 
-    `hidden`: indexes of columns of whose values a rule sends nothing. `key_places`: indexes of the identity columns where all of
-    them have the same form in the key as in the row, else None.
+    `hidden`: indexes of columns of whose values a rule sends nothing. `key_places`: indexes of the
+    identity columns where all of them have the same form in the key as in the row, else None.
     """
 
     def __init__(self, description: RelationDescription) -> None:
@@ -60,7 +60,8 @@ class TupleCodec:
         )
 
     def encode(self, part: TuplePart, prefix: str) -> tuple[list[bytes], list[str], list[tuple[str, bytes]]]:
-        """(Avro bytes a column, names of UNCHANGED columns, name and text of special ones); names get the prefix."""
+        """(Avro bytes a column, names of UNCHANGED columns, name and text of special ones); names
+        get the prefix."""
         row: list[bytes] = []
         unchanged: list[str] = []
         special: list[tuple[str, bytes]] = []
@@ -77,8 +78,8 @@ class TupleCodec:
         return row, unchanged, special
 
     def failing(self, part: TuplePart) -> str | None:
-        """Column and byte of the first value that cannot be encoded, whatever its encoder raises: for an error that nobody
-        foresaw."""
+        """Column and byte of the first value that cannot be encoded, whatever its encoder raises:
+        for an error that nobody foresaw."""
         for index, (each, _) in enumerate(zip(self._codecs, part.values, strict=False)):
             if index not in self.hidden:
                 try:
@@ -88,7 +89,8 @@ class TupleCodec:
         return None
 
     def encode_key(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:
-        """Key bytes of the identity columns; an UNCHANGED one is taken from the earlier tuple. Raises KeyNotSent."""
+        """Key bytes of the identity columns; an UNCHANGED one is taken from the earlier tuple.
+        Raises KeyNotSent."""
         key: list[bytes] = []
         for index, each in self._keys:
             source = earlier if earlier is not None and part.values[index] is UNCHANGED else part
@@ -99,7 +101,8 @@ class TupleCodec:
         return key
 
     def encode_key_at(self, data: bytes, position: int) -> list[bytes]:
-        """The key of a tuple whose columns were all read; `position` is its column count. Raises what the encoders raise."""
+        """The key of a tuple whose columns were all read; `position` is its column count. Raises
+        what the encoders raise."""
         key: list[bytes] = []
         columns = walk_columns(data, position)
         place = 0
@@ -117,7 +120,8 @@ class TupleCodec:
         return key
 
     def _encode_value(self, each: Codec, part: TuplePart, index: int) -> tuple[bytes, bytes | None]:
-        """Avro bytes, and where they are null because the value is special what stands for its text."""
+        """Avro bytes, and where they are null because the value is special what stands for its
+        text."""
         value = part.values[index]
         if value is None or value is UNCHANGED:
             return AVRO_NULL, None

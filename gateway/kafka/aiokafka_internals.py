@@ -1,38 +1,50 @@
-"""aiokafka beyond its documented interface. Nothing else in the gateway touches a private attribute of it (ruff's SLF001 and
-TID251 hold that), and tests/kafka/test_aiokafka_internals.py fails for each reliance that a new version breaks.
+"""aiokafka beyond its documented interface. Nothing else in the gateway touches a private attribute
+of it (ruff's SLF001 and TID251 hold that), and tests/kafka/test_aiokafka_internals.py fails for
+each reliance that a new version breaks.
 
 Why each is there, and what would make it unnecessary:
 
-* `_EndOnce`. aiokafka sends an unanswered EndTxn again in the same epoch. A delayed first one could then end the *next*
-  transaction (the flaw that Jepsen found in Kafka's protocol before KIP-890), so an unanswered one becomes an error.
-  Unnecessary with transaction protocol 2 (KIP-890: EndTxn v5, the epoch grows with each transaction) in aiokafka.
-* `_AddPatiently`. aiokafka waits 20 ms when the broker still ends the previous transaction; 2 ms takes a whole Kafka
-  transaction from 27 to 7 ms. Where it takes long, because there are hundreds of partitions, each refusal costs the broker as
-  many look-ups: so it is asked less and less often. Where a topic is denied, what waits for it fails with that: aiokafka would
-  only say at the commit that the transaction is in no state for it. Unnecessary with transaction protocol 2: partitions are
-  added by Produce.
-* `Client.bootstrap`, `_get_conn`, `get_random_node`. aiokafka tries one address after the other, each for the time-out of a
-  request, and no other connection is made meanwhile: a broker that accepts connections and does not answer (a stopped process,
-  a full disk) took minutes. Here addresses are raced, and a connection has 5 s. Unnecessary with connection time-outs
+* `_EndOnce`. aiokafka sends an unanswered EndTxn again in the same epoch. A delayed first one could
+  then end the *next* transaction (the flaw that Jepsen found in Kafka's protocol before KIP-890),
+  so an unanswered one becomes an error. Unnecessary with transaction protocol 2 (KIP-890: EndTxn
+  v5, the epoch grows with each transaction) in aiokafka.
+* `_AddPatiently`. aiokafka waits 20 ms when the broker still ends the previous transaction; 2 ms
+  takes a whole Kafka transaction from 27 to 7 ms. Where it takes long, because there are hundreds
+  of partitions, each refusal costs the broker as many look-ups: so it is asked less and less often.
+  Where a topic is denied, what waits for it fails with that: aiokafka would only say at the commit
+  that the transaction is in no state for it. Unnecessary with transaction protocol 2: partitions
+  are added by Produce.
+* `Client.bootstrap`, `_get_conn`, `get_random_node`. aiokafka tries one address after the other,
+  each for the time-out of a request, and no other connection is made meanwhile: a broker that
+  accepts connections and does not answer (a stopped process, a full disk) took minutes. Here
+  addresses are raced, and a connection has 5 s. Unnecessary with connection time-outs
   (`socket.connection.setup.timeout.ms` of the Java client) in aiokafka.
-* `Client._watch`. A request to a broker that hangs is only given up after the time-out of a request. When the
-  cluster has given the broker up (`broker.session.timeout.ms`, 9 s by default), so does this client. Unnecessary nowhere yet.
-* `Client._metadata_update`. It is asked of one broker after the other too. And a client that knows no topic asks for those of the
-  whole cluster, and one that knows a topic that was deleted creates it. Unnecessary with options for both in `AIOKafkaClient`.
-* `_Connection`. aiokafka does not log in again (KIP-368), so that brokers with `connections.max.reauth.ms`, as clouds have, close
-  its connections; and it takes a refused token for accepted. Unnecessary with re-authentication in aiokafka.
-* `lz4_encode.__defaults__`. aiokafka compresses lz4 at level 9, the slowest; at level 1 a batch of everyday rows takes a tenth
-  of the time and is a tenth larger (bench/encode.py: 0.7 of 5.9 us a row). Unnecessary with a compression level (KIP-390).
-* `DirectProducer`. `send_batch` waits until the batch before it has left and looks metadata up for each; `stop` waits for what
-  cannot be delivered; partitions that are certain to be written could only be added with their first record; futures that nobody
-  waits for any more are logged as errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
-* `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C builder behind it. Unnecessary
-  when it takes positional arguments and does not call a serializer that is not there.
-* `Admin`. aiokafka's asks one broker at random and fails where that one is out of reach, creates the topics that it is asked to
-  describe, and can ask neither where partitions end nor whether we may write to a topic. Unnecessary with requests to any broker
-  that answers, an option for the second, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
-* `Consumer.partitions_below`. aiokafka's `topics` reads the partitions of all topics too, and drops them; `partitions_for_topic`
-  knows those of topics that are read. Unnecessary when `topics` keeps them. And all clients are to be a `Client`.
+* `Client._watch`. A request to a broker that hangs is only given up after the time-out of a
+  request. When the cluster has given the broker up (`broker.session.timeout.ms`, 9 s by default),
+  so does this client. Unnecessary nowhere yet.
+* `Client._metadata_update`. It is asked of one broker after the other too. And a client that knows
+  no topic asks for those of the whole cluster, and one that knows a topic that was deleted creates
+  it. Unnecessary with options for both in `AIOKafkaClient`.
+* `_Connection`. aiokafka does not log in again (KIP-368), so that brokers with
+  `connections.max.reauth.ms`, as clouds have, close its connections; and it takes a refused token
+  for accepted. Unnecessary with re-authentication in aiokafka.
+* `lz4_encode.__defaults__`. aiokafka compresses lz4 at level 9, the slowest; at level 1 a batch of
+  everyday rows takes a tenth of the time and is a tenth larger (bench/encode.py: 0.7 of 5.9 us a
+  row). Unnecessary with a compression level (KIP-390).
+* `DirectProducer`. `send_batch` waits until the batch before it has left and looks metadata up for
+  each; `stop` waits for what cannot be delivered; partitions that are certain to be written could
+  only be added with their first record; futures that nobody waits for any more are logged as
+  errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
+* `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C
+  builder behind it. Unnecessary when it takes positional arguments and does not call a serializer
+  that is not there.
+* `Admin`. aiokafka's asks one broker at random and fails where that one is out of reach, creates
+  the topics that it is asked to describe, and can ask neither where partitions end nor whether we
+  may write to a topic. Unnecessary with requests to any broker that answers, an option for the
+  second, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
+* `Consumer.partitions_below`. aiokafka's `topics` reads the partitions of all topics too, and drops
+  them; `partitions_for_topic` knows those of topics that are read. Unnecessary when `topics` keeps
+  them. And all clients are to be a `Client`.
 """
 
 from __future__ import annotations
@@ -77,7 +89,8 @@ CONNECT_TIMEOUT_S: Final = 5.0
 STAGGER_S: Final = 0.5
 """Another address or broker is tried as well when one has not answered for so long."""
 SILENCE_S: Final = 2.0
-"""A request that was not answered for so long makes us ask whether the cluster still knows that broker."""
+"""A request that was not answered for so long makes us ask whether the cluster still knows that
+broker."""
 WATCH_S: Final = 0.5
 SUSPECT_S: Final = 20.0
 """So long a broker that did not take a connection is asked last."""
@@ -102,7 +115,8 @@ aiokafka.codec.lz4_encode.__defaults__ = (1,)
 
 
 class _EndOnce(EndTxnHandler):  # type: ignore[misc]  # aiokafka has no types
-    """EndTxn that is not sent twice. An answer that says "not now" is no unknown result and is tried again."""
+    """EndTxn that is not sent twice. An answer that says "not now" is no unknown result and is
+    tried again."""
 
     async def do(self, node_id: int) -> bool:
         response = await self._sender.client.send(node_id, self.create_request(), group=self.group)
@@ -113,8 +127,8 @@ class _EndOnce(EndTxnHandler):  # type: ignore[misc]  # aiokafka has no types
 
 
 class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
-    """AddPartitionsToTxn that asks less and less often, down to every 0.1 s, while the broker still ends the previous
-    transaction."""
+    """AddPartitionsToTxn that asks less and less often, down to every 0.1 s, while the broker still
+    ends the previous transaction."""
 
     def handle_response(self, response: Any) -> float | None:
         backoff_s: float | None = super().handle_response(response)
@@ -134,7 +148,8 @@ class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
 
 
 class _Sender(Sender):  # type: ignore[misc]
-    """With the handlers above; else the same two methods. `request`: of the transaction, the last one."""
+    """With the handlers above; else the same two methods. `request`: of the transaction, the last
+    one."""
 
     refused_since: float | None = None
     request: asyncio.Task[Any] | None = None
@@ -169,8 +184,9 @@ class _Provider(AbstractTokenProvider):  # type: ignore[misc]
 
 
 class _Connection(AIOKafkaConnection):  # type: ignore[misc]
-    """Logs in again before the session ends, as a broker with `connections.max.reauth.ms` demands (KIP-368): else it closes the
-    connection, and what was under way is unknown. `tokens`: of OAUTHBEARER."""
+    """Logs in again before the session ends, as a broker with `connections.max.reauth.ms` demands
+    (KIP-368): else it closes the connection, and what was under way is unknown. `tokens`: of
+    OAUTHBEARER."""
 
     renew_at = inf
 
@@ -205,8 +221,8 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]
         return response
 
     async def log_in_again(self) -> None:
-        """Nothing else is sent meanwhile. A connection whose login fails ends. What gives the token is asked before: the broker
-        would wait."""
+        """Nothing else is sent meanwhile. A connection whose login fails ends. What gives the token
+        is asked before: the broker would wait."""
         self.renew_at = inf  # one at a time: another's requests between these would be refused
         try:
             if self._tokens is not None:
@@ -241,8 +257,8 @@ class TlsRefused(KafkaError):  # type: ignore[misc]
 
 
 class AdvertisedUnreachable(NodeNotReadyError):  # type: ignore[misc]
-    """Brokers that a first request named do not take connections. `errors`: what happened at each `host:port` that they
-    advertise."""
+    """Brokers that a first request named do not take connections. `errors`: what happened at each
+    `host:port` that they advertise."""
 
     def __init__(self, errors: Mapping[str, BaseException]) -> None:
         self.errors = dict(errors)
@@ -256,8 +272,9 @@ def _words(error: BaseException) -> str:
 
 
 async def first_to_succeed(attempts: Sequence[Callable[[], Coroutine[Any, Any, T]]], stagger_s: float) -> T | None:
-    """Each begins when those before have failed, or after `stagger_s`. The first result; None where all failed. The others are
-    cancelled. An attempt fails by KafkaError, OSError or TimeoutError."""
+    """Each begins when those before have failed, or after `stagger_s`. The first result; None where
+    all failed. The others are cancelled. An attempt fails by KafkaError, OSError or
+    TimeoutError."""
     running: set[asyncio.Task[T]] = set()
     left = list(reversed(attempts))
     try:
@@ -345,12 +362,14 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return connection
 
     async def _have_token(self) -> None:
-        """Before the time of a connection begins: a provider that is silent is not the broker's silence. Raises WalgateError."""
+        """Before the time of a connection begins: a provider that is silent is not the broker's
+        silence. Raises WalgateError."""
         if self._sasl_oauth_token_provider is not None:
             await self._sasl_oauth_token_provider.token()
 
     async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, no_hint: bool = False) -> Any:
-        """None where there is no connection. One that takes long is in the way of those to the same broker alone."""
+        """None where there is no connection. One that takes long is in the way of those to the same
+        broker alone."""
         place = node_id, group
         known = self._conns.get(place)
         if known is not None and known.connected():
@@ -399,7 +418,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return refusals
 
     async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
-        """aiokafka would say no more than the number of the broker. Raises AdvertisedUnreachable."""
+        """aiokafka would say no more than the number of the broker. Raises
+        AdvertisedUnreachable."""
         try:
             return await super().send(node_id, request, group=group)
         except NodeNotReadyError:
@@ -446,8 +466,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return await first_to_succeed([partial(self.send, node_id, request) for node_id in self._brokers()], STAGGER_S)
 
     async def _watch(self) -> None:
-        """Renew logins. Close the connections on which a broker is silent that the cluster does not count among its brokers any
-        more."""
+        """Renew logins. Close the connections on which a broker is silent that the cluster does not
+        count among its brokers any more."""
         waiting: dict[Any, tuple[int, float]] = {}
         while True:
             await asyncio.sleep(WATCH_S)
@@ -496,8 +516,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             self.cluster._partitions.update(found._partitions)
 
     def release(self) -> None:
-        """After `close`: end what waits for metadata, which a closed client never gets. It would stay for ever, and its
-        batches with it."""
+        """After `close`: end what waits for metadata, which a closed client never gets. It would
+        stay for ever, and its batches with it."""
         waiting = self._md_update_fut
         if waiting is not None and not waiting.done():
             waiting.set_result(False)
@@ -522,11 +542,13 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
         return failure
 
     def add_to_transaction(self, topic: str, partition: int) -> None:
-        """Announce a partition to the transaction with the next ones, before anything is written to it."""
+        """Announce a partition to the transaction with the next ones, before anything is written to
+        it."""
         self._txn_manager.maybe_add_partition_to_txn(TopicPartition(topic, partition))
 
     def queue(self, builder: Any, topic: str, partition: int) -> asyncio.Future[Any]:
-        """Queue a batch; the future is its delivery. The metadata of the topic must be there or on their way."""
+        """Queue a batch; the future is its delivery. The metadata of the topic must be there or on
+        their way."""
         self.client._topics.add(topic)
         batch = self._message_accumulator._append_batch(builder, TopicPartition(topic, partition))
         delivery: asyncio.Future[Any] = batch.future
@@ -548,7 +570,8 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
 
 
 def _mark_retrieved(future: asyncio.Future[Any]) -> None:
-    """When a producer fails, so do all futures of it, and only the first is waited for: asyncio would log the others."""
+    """When a producer fails, so do all futures of it, and only the first is waited for: asyncio
+    would log the others."""
     if not future.cancelled():
         future.exception()
 
@@ -570,8 +593,9 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
         return addresses
 
     async def _send_request(self, request: Any, node_id: Any = None) -> Any:
-        """Where no broker is named, the answer of the first one that gives one: aiokafka asks one at random, and a start with a
-        broker out of reach would fail a time in three, again and again."""
+        """Where no broker is named, the answer of the first one that gives one: aiokafka asks one
+        at random, and a start with a broker out of reach would fail a time in three, again and
+        again."""
         if node_id is not None:
             return await super()._send_request(request, node_id)
         answer = await self._client._ask_any(request)
@@ -580,7 +604,8 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
         return answer
 
     async def metadata(self, topics: list[str]) -> list[dict[str, Any]]:
-        """What a broker says of these topics, fields named as in Kafka's protocol; none is created."""
+        """What a broker says of these topics, fields named as in Kafka's protocol; none is
+        created."""
         answer = await self._send_request(MetadataRequest(topics, allow_auto_topic_creation=False))
         found: list[dict[str, Any]] = answer.to_object()["topics"]
         return found
@@ -592,8 +617,8 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
         return {topic for topic, found in answer.topics if any(code for _, code, *_ in found)}
 
     async def add_to_no_transaction(self, transactional_id: str, topics: Iterable[str]) -> dict[str, int]:
-        """The answer's code for each topic when it is to be added to a transaction of a producer that does not exist. Nothing is
-        added; whether we might is looked at first."""
+        """The answer's code for each topic when it is to be added to a transaction of a producer
+        that does not exist. Nothing is added; whether we might is looked at first."""
         wanted = [(topic, [0]) for topic in topics]
         if not wanted:
             return {}
@@ -618,7 +643,8 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]
 
 
 def record_appender(builder: Any) -> Callable[..., Any]:
-    """`append(offset, timestamp_ms, key, value, headers)` of a batch builder: None when the batch is full."""
+    """`append(offset, timestamp_ms, key, value, headers)` of a batch builder: None when the batch
+    is full."""
     append: Callable[..., Any] = builder._builder.append
     return append
 

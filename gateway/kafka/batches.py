@@ -1,7 +1,9 @@
-"""Records -> Kafka batches, built in place; and which piece of a batch belongs to which transaction.
+"""Records -> Kafka batches, built in place; and which piece of a batch belongs to which
+transaction.
 
-Nothing here waits. A record costs one call into aiokafka's batch builder and one identity check: only one transaction is
-current at a time, so a change of the manifest tells where its piece of a batch begins and ends.
+Nothing here waits. A record costs one call into aiokafka's batch builder and one identity check:
+only one transaction is current at a time, so a change of the manifest tells where its piece of a
+batch begins and ends.
 """
 
 from __future__ import annotations
@@ -26,19 +28,22 @@ _CLOSED: Final = Manifest(epoch=-1)
 """Stands for the owner of a batch that is not open: never the manifest of a record."""
 
 RECORD_OVERHEAD_BYTES = 200
-"""Generous size of a batch header and of a record's own fields, left free below the broker's message.max.bytes."""
+"""Generous size of a batch header and of a record's own fields, left free below the broker's
+message.max.bytes."""
 
 PIECE_BYTES = 600
-"""A piece, its range and its share of a transaction's manifest and markers: 4 rows in 4 topics take about 2.4 kB, five times
-their records."""
+"""A piece, its range and its share of a transaction's manifest and markers: 4 rows in 4 topics take
+about 2.4 kB, five times their records."""
 
 
 HELD_FACTOR = 4
-"""A row is held in memory when PostgreSQL sends it in so many times kafka.max_record_bytes, and given up unread above that.
+"""A row is held in memory when PostgreSQL sends it in so many times kafka.max_record_bytes, and
+given up unread above that.
 
-A record may be smaller than what it comes in: a half for bytea in text (hexadecimal), a third for arrays of times in text, a
-fourth for arrays of small integers in binary, whose null and length are four bytes each. More would hold rows that do not fit:
-one takes about five times its size on its way."""
+A record may be smaller than what it comes in: a half for bytea in text (hexadecimal), a third for
+arrays of times in text, a fourth for arrays of small integers in binary, whose null and length are
+four bytes each. More would hold rows that do not fit: one takes about five times its size on its
+way."""
 
 
 _FACTOR: Final = 0x5BD1E995
@@ -47,7 +52,8 @@ _UNSIGNED: Final = 0xFFFFFFFF
 
 
 class _Begun(dict[tuple[int, bytes], int]):
-    """(length, first four bytes) -> the hash so far: all keys of a topic begin with the id of their schema."""
+    """(length, first four bytes) -> the hash so far: all keys of a topic begin with the id of their
+    schema."""
 
     def __missing__(self, head: tuple[int, bytes]) -> int:
         length, first = head
@@ -63,9 +69,10 @@ _begun: Final = _Begun()
 
 
 def murmur2(data: bytes) -> int:
-    """The hash of Kafka's own clients (org.apache.kafka.common.utils.Utils.murmur2), without a sign.
+    """The hash of Kafka's own clients (org.apache.kafka.common.utils.Utils.murmur2), without a
+    sign.
 
-    Measured for a key of 8 bytes: 0.7 us.
+        Measured for a key of 8 bytes: 0.7 us.
     """
     length = len(data)
     rest = length & 3
@@ -90,7 +97,8 @@ class RecordTooLarge(UnwritableRelation):
 
 @dataclass(slots=True)
 class Batch:
-    """A closed batch of one topic-partition. `pieces`: (manifest, first record, record count) of each transaction in it."""
+    """A closed batch of one topic-partition. `pieces`: (manifest, first record, record count) of
+    each transaction in it."""
 
     topic: str
     partition: int
@@ -100,12 +108,14 @@ class Batch:
 
     @property
     def memory_bytes(self) -> int:
-        """What it keeps in memory until it is delivered, the manifests and markers of its transactions included."""
+        """What it keeps in memory until it is delivered, the manifests and markers of its
+        transactions included."""
         return self.size + PIECE_BYTES * len(self.pieces)
 
 
 class BatchWriter:
-    """All open batches of one producer. `create_batch` is the producer's; a batch holds at most `batch_bytes`."""
+    """All open batches of one producer. `create_batch` is the producer's; a batch holds at most
+    `batch_bytes`."""
 
     def __init__(self, create_batch: Callable[[], Any], max_record_bytes: int) -> None:
         self.create_batch = create_batch
@@ -162,7 +172,8 @@ class PartitionBuffer:
         self._builder: Any = None
 
     def switch(self, manifest: Manifest | None) -> bool:
-        """The next record belongs to another transaction than the last one, or opens a new batch: then True."""
+        """The next record belongs to another transaction than the last one, or opens a new batch:
+        then True."""
         opens = self.manifest is _CLOSED
         if opens:
             self._builder = self._writer.create_batch()
@@ -176,7 +187,8 @@ class PartitionBuffer:
         return opens
 
     def add_first(self, key: bytes | None, value: bytes | None) -> None:
-        """The first record of a batch, which takes it whatever its size: so it is measured, while its row can be named."""
+        """The first record of a batch, which takes it whatever its size: so it is measured, while
+        its row can be named."""
         self.add(0, self._writer.timestamp_ms, key, value, _NO_HEADERS)
         size = self._builder.size()
         if size > self._writer.max_record_bytes:
@@ -224,8 +236,8 @@ class TopicSink:
     def append(
         self, key: bytes | None, value: bytes | None, manifest: Manifest | None, buffer: PartitionBuffer | None = None
     ) -> None:
-        """Partition = crc32(key) % n, librdkafka's `consistent`; without a key the first, or the one of `buffer`. `value` None: a
-        tombstone."""
+        """Partition = crc32(key) % n, librdkafka's `consistent`; without a key the first, or the
+        one of `buffer`. `value` None: a tombstone."""
         if buffer is None:
             buffer = self._buffers[0 if key is None else crc32(key) % self._count]
         if manifest is not buffer.manifest and buffer.switch(manifest):

@@ -25,7 +25,8 @@ T = TypeVar("T")
 
 
 async def advertised_addresses(settings: KafkaSettings) -> list[str]:
-    """host:port of each broker, as the answer to the first request gives them to clients. Raises WalgateError."""
+    """host:port of each broker, as the answer to the first request gives them to clients. Raises
+    WalgateError."""
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
@@ -41,8 +42,9 @@ async def kafka_facts(
     new: Iterable[str],
     new_topic: Callable[[str, int], NewTopic],
 ) -> KafkaFacts:
-    """Facts of the brokers and of those `topics` that exist; what would be refused, the creation of those of `new` that do not
-    exist among it, as `new_topic` (name, replication factor) describes them. Raises WalgateError."""
+    """Facts of the brokers and of those `topics` that exist; what would be refused, the creation of
+    those of `new` that do not exist among it, as `new_topic` (name, replication factor) describes
+    them. Raises WalgateError."""
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
@@ -131,7 +133,8 @@ async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
 
 
 async def _may_not_write(admin: Admin, transactional_id: str, topics: list[str]) -> list[Refused]:
-    """AddPartitionsToTxn with a producer id that nobody has: the broker looks at our rights first, and then refuses it."""
+    """AddPartitionsToTxn with a producer id that nobody has: the broker looks at our rights first,
+    and then refuses it."""
     codes = await admin.add_to_no_transaction(transactional_id, topics)
     refused = []
     for topic, code in codes.items():

@@ -5,13 +5,15 @@
     deliver  begin -> batches -> every delivery awaited -> manifests -> markers and position -> awaited -> commit:
              only now may PostgreSQL be told
 
-While one is committed the next one is filled; two are never open at the broker. A PostgreSQL transaction that must not be
-split may be larger than memory: its batches leave as they fill, and `room` makes the reader wait while too much is in flight.
-When to close one is decided by gateway/transactions/commit_policy.py. Any failed or unknown result raises; the caller abandons
-the producer and starts again from the position.
+While one is committed the next one is filled; two are never open at the broker. A PostgreSQL
+transaction that must not be split may be larger than memory: its batches leave as they fill, and
+`room` makes the reader wait while too much is in flight. When to close one is decided by
+gateway/transactions/commit_policy.py. Any failed or unknown result raises; the caller abandons the
+producer and starts again from the position.
 
-With kafka.delivery = at_least_once rows and markers are sent without a Kafka transaction, and the position follows by itself,
-in a small one (`commit_position`): the newest of those that wait, while the next rows are on their way already.
+With kafka.delivery = at_least_once rows and markers are sent without a Kafka transaction, and the
+position follows by itself, in a small one (`commit_position`): the newest of those that wait, while
+the next rows are on their way already.
 """
 
 from __future__ import annotations
@@ -34,13 +36,15 @@ from gateway.transactions.position import Position, encode_position
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 REQUEST_BYTES = 2 << 20
-"""No more is given to the producer at once: it makes one request of it, which takes several times its size while it is put
-together, and the broker's first answer comes after the last of thousands of batches."""
+"""No more is given to the producer at once: it makes one request of it, which takes several times
+its size while it is put together, and the broker's first answer comes after the last of thousands
+of batches."""
 
 
 class TransactionTimedOut(Retry):
-    """A Kafka transaction failed that was written to for half of kafka.transaction_timeout_s at least: it is too large for
-    that time, whereas one that was interrupted has little written to it."""
+    """A Kafka transaction failed that was written to for half of kafka.transaction_timeout_s at
+    least: it is too large for that time, whereas one that was interrupted has little written to
+    it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,8 @@ class KafkaTransaction:
 class Delivery:
     """For one task that calls `deliver` again and again, and one that fills and closes.
 
-    `on_delivered`: called with topic, record count and bytes of each batch of rows that the broker has acknowledged.
+    `on_delivered`: called with topic, record count and bytes of each batch of rows that the broker
+    has acknowledged.
     """
 
     def __init__(
@@ -115,7 +120,8 @@ class Delivery:
         return self.in_flight_bytes > 0 or not self.is_free or self._committing_position
 
     def stalled_s(self, now: float) -> float:
-        """So long Kafka has acknowledged nothing although something waits for it; `now` is monotonic."""
+        """So long Kafka has acknowledged nothing although something waits for it; `now` is
+        monotonic."""
         return max(now - max(self._busy_at, self._acked_at), 0.0) if self._is_busy else 0.0
 
     @property
@@ -132,7 +138,8 @@ class Delivery:
 
     @property
     def holds_unclosed(self) -> bool:
-        """Batches have left the writer, and perhaps the gateway, without a position to commit them with."""
+        """Batches have left the writer, and perhaps the gateway, without a position to commit them
+        with."""
         return self._open.begun or bool(self._open.ready)
 
     def offer(self) -> None:
@@ -155,7 +162,8 @@ class Delivery:
             self._has_room.clear()
 
     def close(self, markers: list[Marker], position: Position, states: dict[bytes, bytes] | None = None) -> None:
-        """End the open Kafka transaction here; `position` and `states` are what becomes durable with it. Only when `is_free`."""
+        """End the open Kafka transaction here; `position` and `states` are what becomes durable
+        with it. Only when `is_free`."""
         assert self.is_free
         self._note_busy()
         self._writer.close_all()
@@ -185,22 +193,23 @@ class Delivery:
         forgets: bytes | None = None,
         states: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> None:
-        """One Kafka transaction without rows, before the first `deliver`. `forgets`: key of another position, which ends with
-        it."""
+        """One Kafka transaction without rows, before the first `deliver`. `forgets`: key of another
+        position, which ends with it."""
         await self._deliver(KafkaTransaction(markers=markers, position=position, forgets=forgets, states=dict(states)))
         self._committing = False
         if self._position_to_come is not None:
             await self.commit_position()
 
     async def prove_fence(self) -> None:
-        """Commit a Kafka transaction without records, before the first `deliver`: raises Retry where another producer has taken
-        the transactional id."""
+        """Commit a Kafka transaction without records, before the first `deliver`: raises Retry
+        where another producer has taken the transactional id."""
         await self._producer.begin(self._always)
         await self._producer.commit()
 
     async def deliver(self) -> Position | None:
-        """The next Kafka transaction; its position is durable when this returns. None with at_least_once: `commit_position` makes
-        it durable. `rest` comes next. Raises WalgateError on the first failed or unknown result."""
+        """The next Kafka transaction; its position is durable when this returns. None with
+        at_least_once: `commit_position` makes it durable. `rest` comes next. Raises WalgateError on
+        the first failed or unknown result."""
         transaction = await self._next()
         self._delivering = True
         position = await self._deliver(transaction)
@@ -220,7 +229,8 @@ class Delivery:
         return self.policy.rest_s(time.monotonic() - self._begun_at)
 
     async def commit_position(self) -> Position:
-        """With at_least_once: the newest position that rows and markers were delivered for, durable when this returns."""
+        """With at_least_once: the newest position that rows and markers were delivered for, durable
+        when this returns."""
         while self._position_to_come is None:
             self._position_wake.clear()
             await self._position_wake.wait()
@@ -290,7 +300,8 @@ class Delivery:
         return position
 
     async def _send_rows(self, transaction: KafkaTransaction) -> Position:
-        """Send the batches as they come, until the Kafka transaction is closed and each one is acknowledged."""
+        """Send the batches as they come, until the Kafka transaction is closed and each one is
+        acknowledged."""
         sent: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
         sent_bytes = 0
         while True:
@@ -300,7 +311,8 @@ class Delivery:
                 sent.append((batch, self._producer.send(batch)))
                 failpoint("batch_sent")
             if sent:
-                # In order: a manifest wants the pieces of a partition in order, and memory is given back steadily.
+                # In order: a manifest wants the pieces of a partition in order, and memory is given
+                # back steadily.
                 batch, future = sent.popleft()
                 sent_bytes -= batch.size
                 self._note_delivered(batch, await self._producer.delivered(future))
@@ -327,7 +339,8 @@ class Delivery:
             self._has_room.set()
 
     async def _send_own(self) -> None:
-        """Markers, position or both, awaited. What the reader has filled meanwhile belongs to the next Kafka transaction."""
+        """Markers, position or both, awaited. What the reader has filled meanwhile belongs to the
+        next Kafka transaction."""
         self._own.close_all()
         futures = [self._producer.send(batch) for batch in self._own.ready]
         self._own.ready.clear()

@@ -1,4 +1,5 @@
-"""How many disks hold what PostgreSQL was told is durable: findings about topics on a cluster that could do better."""
+"""How many disks hold what PostgreSQL was told is durable: findings about topics on a cluster that
+could do better."""
 
 from __future__ import annotations
 

@@ -47,8 +47,8 @@ _CERTIFICATE: Final = (
 
 
 def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateError:
-    """What happens next after an error of the Kafka client. `right`: what is needed on a topic for this. Unknown: a new producer
-    tries again from the position."""
+    """What happens next after an error of the Kafka client. `right`: what is needed on a topic for
+    this. Unknown: a new producer tries again from the position."""
     if isinstance(error, WalgateError):
         return error
     if type(error) is KafkaError and error.__cause__ is not None:  # aiokafka's sender says no more than "unexpected"
@@ -101,7 +101,8 @@ def _named(topics: list[str]) -> str:
 
 
 def _not_connected(error: ConnectError, doing: str) -> WalgateError:
-    """A setting that does not fit one listener will not fit the next try either: slowly, for logins get locked."""
+    """A setting that does not fit one listener will not fit the next try either: slowly, for logins
+    get locked."""
     text = f"{doing}: {error}"
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     if hints:
@@ -110,8 +111,8 @@ def _not_connected(error: ConnectError, doing: str) -> WalgateError:
 
 
 def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
-    """The first request was answered, so kafka.bootstrap_servers is right. A name that cannot be resolved is seldom a broker that
-    is only down."""
+    """The first request was answered, so kafka.bootstrap_servers is right. A name that cannot be
+    resolved is seldom a broker that is only down."""
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     text = f"{doing}: no connection at the address that the brokers advertise to clients: {error}"
     if hints:
@@ -136,7 +137,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _diagnosis(error: BaseException) -> str:
-    """What to set where settings and listener do not fit; nothing where the broker may only be away."""
+    """What to set where settings and listener do not fit; nothing where the broker may only be
+    away."""
     match error:
         case SaslAuthenticationFailed():
             return "check kafka.sasl_username and its password, or the source of the token"

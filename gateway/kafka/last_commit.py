@@ -1,4 +1,5 @@
-"""The newest commit in the marker topic: LSN and time of what was delivered last, also while no gateway runs."""
+"""The newest commit in the marker topic: LSN and time of what was delivered last, also while no
+gateway runs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
-"""What really answers at an address: found out by hand, for a client that is set up wrongly only sees a connection that ends.
+"""What really answers at an address: found out by hand, for a client that is set up wrongly only
+sees a connection that ends.
 
-Asks, on connections of its own: does it take a TLS handshake, is its certificate one that we accept, does it answer
-ApiVersions as a broker does, and SaslHandshake as one that wants a login? Changes nothing, logs nobody in. (Kafka protocol guide:
-ApiVersions is answered before a login, SaslHandshake on a listener without one ends with ILLEGAL_SASL_STATE or the connection.)
+Asks, on connections of its own: does it take a TLS handshake, is its certificate one that we
+accept, does it answer ApiVersions as a broker does, and SaslHandshake as one that wants a login?
+Changes nothing, logs nobody in. (Kafka protocol guide: ApiVersions is answered before a login,
+SaslHandshake on a listener without one ends with ILLEGAL_SASL_STATE or the connection.)
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ async def _handshake(host: str, port: int, context: ssl.SSLContext) -> tuple[boo
 
 
 async def _ask(host: str, port: int, context: ssl.SSLContext | None, *requests: bytes) -> list[bytes]:
-    """The answers to requests on one connection, as far as they came, without the correlation id."""
+    """The answers to requests on one connection, as far as they came, without the correlation
+    id."""
     answers: list[bytes] = []
     writer: asyncio.StreamWriter | None = None
     try:

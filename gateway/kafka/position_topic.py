@@ -1,4 +1,5 @@
-"""Reads the position topic: the newest record of every slot, and whether the marker topic was ever written to."""
+"""Reads the position topic: the newest record of every slot, and whether the marker topic was ever
+written to."""
 
 from __future__ import annotations
 
@@ -29,14 +30,16 @@ class ReadIncomplete(Retry):
 async def read_positions(
     settings: KafkaSettings, marker_topic: str, timeout_s: float
 ) -> tuple[dict[bytes, bytes], bool]:
-    """The newest position record of every slot, by key; and whether the marker topic holds a record, or has held one.
+    """The newest position record of every slot, by key; and whether the marker topic holds a
+    record, or has held one.
 
-    The marker topic is looked at first: whoever writes a marker writes a position in the same Kafka transaction, so that its
-    position is then found too.
+        The marker topic is looked at first: whoever writes a marker writes a position in the same Kafka
+        transaction, so that its position is then found too.
 
-    Read to the partition's true end. What is committed ends at the first transaction that is still open, which may be of
-    another gateway that died: our own newer position would lie after it, and going on from an older one would double rows.
-    So such a transaction is waited for; the broker ends it after its timeout. Raises ReadIncomplete until then.
+        Read to the partition's true end. What is committed ends at the first transaction that is still
+        open, which may be of another gateway that died: our own newer position would lie after it, and
+        going on from an older one would double rows. So such a transaction is waited for; the broker
+        ends it after its timeout. Raises ReadIncomplete until then.
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
     consumer = _consumer(settings, "read_committed")
@@ -59,7 +62,8 @@ async def read_positions(
 
 
 async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dict[bytes, bytes]:
-    """The newest record of each key, of all slots; the topic must be there. Raises ReadIncomplete as `read_positions`."""
+    """The newest record of each key, of all slots; the topic must be there. Raises ReadIncomplete
+    as `read_positions`."""
     place = TopicPartition(SNAPSHOT_TOPIC, 0)
     consumer = _consumer(settings, "read_committed")
     try:
@@ -94,8 +98,8 @@ async def _newest(consumer: Consumer, place: TopicPartition, end: int) -> dict[b
 
 
 async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> bool:
-    """Whether a committed record is there, or retention has removed some. Control records, which the abort of an interrupted
-    first start leaves behind, have offsets but are no records."""
+    """Whether a committed record is there, or retention has removed some. Control records, which
+    the abort of an interrupted first start leaves behind, have offsets but are no records."""
     if (await consumer.beginning_offsets([place]))[place] > 0:
         return True
     consumer.assign([place])
@@ -107,7 +111,8 @@ async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> b
 
 
 async def _true_ends(settings: KafkaSettings, places: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-    """The offsets after the last records, of open transactions too: a consumer of committed records is not told them."""
+    """The offsets after the last records, of open transactions too: a consumer of committed records
+    is not told them."""
     consumer = _consumer(settings, "read_uncommitted")
     try:
         await consumer.start()

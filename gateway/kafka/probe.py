@@ -1,4 +1,5 @@
-"""Does Kafka answer? A connection of its own, beside the producer's, which may wait for a minute before it gives up."""
+"""Does Kafka answer? A connection of its own, beside the producer's, which may wait for a minute
+before it gives up."""
 
 from __future__ import annotations
 

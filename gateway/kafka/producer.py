@@ -3,11 +3,12 @@
 aiokafka's producer is used with three rules (measured, its source read at 0.14), and as
 gateway/kafka/aiokafka_internals.py changes it:
 
-* `commit_transaction` returns normally although a batch of the transaction failed, so every batch's future is awaited
-  before (gateway/kafka/delivery.py). A producer with one failed or unknown result is dead: never retried, abandoned
-  here.
+* `commit_transaction` returns normally although a batch of the transaction failed, so every batch's
+  future is awaited before (gateway/kafka/delivery.py). A producer with one failed or unknown result
+  is dead: never retried, abandoned here.
 * With the broker down its calls never return: everything is awaited under a time limit.
-* Sequence numbers wrap wrongly after 2^31 records on a partition: `records_left` asks for a new producer long before.
+* Sequence numbers wrap wrongly after 2^31 records on a partition: `records_left` asks for a new
+  producer long before.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ T = TypeVar("T")
 
 
 class Producer:
-    """One life of the producer. Methods raise WalgateError; after any error the object must be abandoned.
+    """One life of the producer. Methods raise WalgateError; after any error the object must be
+    abandoned.
 
-    The transactional id fences earlier gateways in both modes. exactly_once: rows, markers and positions share its
-    Kafka transactions. at_least_once: rows and markers go by a second producer, without transactions; only positions
-    are written in them, so that a gateway that was fenced cannot write an older position over a newer one.
+        The transactional id fences earlier gateways in both modes. exactly_once: rows, markers and
+        positions share its Kafka transactions. at_least_once: rows and markers go by a second producer,
+        without transactions; only positions are written in them, so that a gateway that was fenced
+        cannot write an older position over a newer one.
     """
 
     def __init__(self, settings: KafkaSettings, transactional_id: str) -> None:
@@ -77,14 +80,14 @@ class Producer:
         )
 
     async def start(self) -> None:
-        """Connect and take the transactional id: when this returns, an earlier producer is fenced and its open
-        transaction is ended."""
+        """Connect and take the transactional id: when this returns, an earlier producer is fenced
+        and its open transaction is ended."""
         for producer in self._all:
             await self._limited(producer.start(), "starting the producer")
 
     async def begin(self, always: list[tuple[str, int]]) -> None:
-        """Open a Kafka transaction. `always`: partitions that it will certainly write, announced with the first
-        ones."""
+        """Open a Kafka transaction. `always`: partitions that it will certainly write, announced
+        with the first ones."""
         await self._limited(self._transactional.begin_transaction(), "beginning a transaction")
         for topic, partition in always:
             self._transactional.add_to_transaction(topic, partition)
@@ -94,7 +97,8 @@ class Producer:
         await self._limited(self._rows.client.learn(topics), "reading the metadata of topics")
 
     def send(self, batch: Batch) -> asyncio.Future[Any]:
-        """Queue a batch; the future is its delivery. The queue's length is bounded by our own memory limit."""
+        """Queue a batch; the future is its delivery. The queue's length is bounded by our own
+        memory limit."""
         return self._queue(self._rows, batch)
 
     def send_in_transaction(self, batch: Batch) -> asyncio.Future[Any]:
@@ -126,13 +130,14 @@ class Producer:
         return bool(self._records) and max(self._records.values()) >= MAX_PARTITION_RECORDS
 
     async def abort(self) -> None:
-        """End the transaction that is open, if any: until it has ended, no other slot's gateway can read the position
-        topic to its end. Sent once, and never by a producer that goes on."""
+        """End the transaction that is open, if any: until it has ended, no other slot's gateway can
+        read the position topic to its end. Sent once, and never by a producer that goes on."""
         if self._transactional.is_in_transaction:
             await close_with_timeout(self._transactional.abort_transaction(), STOP_TIMEOUT_S)
 
     async def abandon(self) -> None:
-        """Give the producer up, whatever state it is in; never waits longer than STOP_TIMEOUT_S for each."""
+        """Give the producer up, whatever state it is in; never waits longer than STOP_TIMEOUT_S for
+        each."""
         for producer in self._all:
             producer.stop_sending()
             await close_with_timeout(producer.client.close(), STOP_TIMEOUT_S)

@@ -1,4 +1,5 @@
-"""Requests about topics, in batches that brokers take and that do not hold the event loop for long."""
+"""Requests about topics, in batches that brokers take and that do not hold the event loop for
+long."""
 
 from __future__ import annotations
 
@@ -37,8 +38,9 @@ log = structlog.get_logger()
 ASKED_TOPICS: Final = 1000
 """So many in one request for metadata: decoding the answer takes 0.2 s."""
 CREATED_RECORDS: Final = 2000
-"""A controller refuses requests that make more than 10,000 records: one for each topic, partition and configuration. A fifth of
-that takes it a second, and each batch is a line of progress in the log."""
+"""A controller refuses requests that make more than 10,000 records: one for each topic, partition
+and configuration. A fifth of that takes it a second, and each batch is a line of progress in the
+log."""
 LOGS_POLL_S = 0.02
 LOGS_TIMEOUT_S = 30.0
 _TOPIC_EXISTS: Final = TopicAlreadyExistsError.errno
@@ -54,7 +56,8 @@ _UNKNOWN_TO_CONTROLLER: Final = frozenset(
         PolicyViolationError,
     )
 )
-"""Answers to a creation that a controller gives for none that exists: there, TOPIC_ALREADY_EXISTS replaces them."""
+"""Answers to a creation that a controller gives for none that exists: there, TOPIC_ALREADY_EXISTS
+replaces them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,8 @@ class TopicAdmin:
             raise classify(error, doing, right) from error
 
     async def existing(self, topics: Sequence[str]) -> dict[str, ExistingTopics]:
-        """Asked for by name: a list of all leaves out what we may not describe, as if it were missing."""
+        """Asked for by name: a list of all leaves out what we may not describe, as if it were
+        missing."""
         there: dict[str, ExistingTopics] = {}
         for some in _chunks(topics, ASKED_TOPICS):
             async with self._asking("listing topics"):
@@ -158,8 +162,8 @@ class TopicAdmin:
         return refusals
 
     async def unknown_to_controller(self, topics: Sequence[NewTopic]) -> list[str]:
-        """Those that do not exist. A broker hears of topics from the controller, on a busy machine minutes later; the controller
-        itself is asked by a creation that changes nothing."""
+        """Those that do not exist. A broker hears of topics from the controller, on a busy machine
+        minutes later; the controller itself is asked by a creation that changes nothing."""
         unknown: list[str] = []
         for batch in _batches(topics):
             async with self._asking("asking the controller for topics", CREATING):
@@ -168,9 +172,10 @@ class TopicAdmin:
         return unknown
 
     async def _wait_for_logs(self, topics: list[str]) -> None:
-        """A topic takes no records before its leaders have made its logs: some milliseconds, for a thousand topics many
-        seconds. The producer would try each batch again every 0.1 s, and ask for the metadata of all its topics each time.
-        A broker that takes still longer is left to it."""
+        """A topic takes no records before its leaders have made its logs: some milliseconds, for a
+        thousand topics many seconds. The producer would try each batch again every 0.1 s, and ask
+        for the metadata of all its topics each time. A broker that takes still longer is left to
+        it."""
         begun = asked = time.monotonic()
         while topics and asked - begun < LOGS_TIMEOUT_S:
             async with self._asking("waiting for new topics"):
@@ -198,7 +203,8 @@ class TopicAdmin:
         return sorted(waiting)
 
     async def replication_factor(self) -> int:
-        """The setting, or the broker's default: aiokafka's version of the request cannot leave it to the broker."""
+        """The setting, or the broker's default: aiokafka's version of the request cannot leave it
+        to the broker."""
         if self._replication_factor < 0:
             self._replication_factor = int((await self.broker_config())["default.replication.factor"])
         return self._replication_factor

@@ -1,10 +1,12 @@
 """Topics: their names, their creation, and whether one was deleted.
 
-The name of a relation's topic is decided by Kafka alone, so that every start decides alike, whichever relation comes first:
+The name of a relation's topic is decided by Kafka alone, so that every start decides alike,
+whichever relation comes first:
 
 1. the name that `kafka.topic_names` gives it; else
 2. of its possible names (schemas/topic_names.py) the first whose topic exists; else
-3. the first that Kafka lets us create. It refuses one that differs from another topic's in '.' and '_' only.
+3. the first that Kafka lets us create. It refuses one that differs from another topic's in '.' and
+   '_' only.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ _MIN_IN_SYNC, _UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
 
 _COMPACTED = {
     "cleanup.policy": "compact",
-    # Every Kafka transaction writes a position, and a start reads them all: let the compaction keep up.
+    # Every Kafka transaction writes a position, and a start reads them all: let the compaction keep
+    # up.
     "segment.ms": "600000",
     "segment.bytes": str(16 << 20),
     "min.cleanable.dirty.ratio": "0.1",
@@ -108,10 +111,11 @@ def refused_topic(refusal: Refusal) -> WalgateError:
 
 
 class Topics:
-    """Makes sure of topics; knows the partition count of each one that it saw. Methods raise WalgateError.
+    """Makes sure of topics; knows the partition count of each one that it saw. Methods raise
+    WalgateError.
 
-    `seen` outlives this object: a topic in it that is not there any more was deleted meanwhile and is not created again. `warn`
-    hears of topics that a lost disk could take away.
+        `seen` outlives this object: a topic in it that is not there any more was deleted meanwhile and
+        is not created again. `warn` hears of topics that a lost disk could take away.
     """
 
     def __init__(
@@ -235,8 +239,8 @@ class Topics:
         return self._settings.dialect == "debezium" and topic != POSITION_TOPIC
 
     async def refuse_deleted(self, missing: Iterable[str]) -> None:
-        """`missing` were there before, and the broker does not know them. Raises DataGap where the controller does not either,
-        else Retry."""
+        """`missing` were there before, and the broker does not know them. Raises DataGap where the
+        controller does not either, else Retry."""
         topics = list(missing)
         if not topics:
             return
@@ -282,7 +286,8 @@ class Topics:
         self._judge({topic: _durability(copies, configs.get(topic, {})) for topic, copies in unchecked.items()})
 
     async def _check_new(self, topics: list[NewTopic]) -> None:
-        """They have what they were made with, and the rest from the broker: nobody needs to be asked for each."""
+        """They have what they were made with, and the rest from the broker: nobody needs to be
+        asked for each."""
         if self._admin.broker_count < 2 or not topics:
             return
         inherited = await self._if_allowed(self._admin.broker_config())

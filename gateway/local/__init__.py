@@ -3,8 +3,9 @@
     async with LocalParts() as parts:
         parts.postgres.dsn, parts.kafka.bootstrap_servers, parts.registry.url
 
-Everything listens on 127.0.0.1 only, lies in private folders below the temporary folder, and ends with this process,
-also when it is killed (`guard_process.py`). The files come by `artifacts.lock` and the wheels of `walgate[local]`.
+Everything listens on 127.0.0.1 only, lies in private folders below the temporary folder, and ends
+with this process, also when it is killed (`guard_process.py`). The files come by `artifacts.lock`
+and the wheels of `walgate[local]`.
 """
 
 from __future__ import annotations

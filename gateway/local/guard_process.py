@@ -1,7 +1,8 @@
-"""The guard: one small process that owns the folder and the processes of one local part, and outlives nobody.
+"""The guard: one small process that owns the folder and the processes of one local part, and
+outlives nobody.
 
-Run as a script (`python -I guard_process.py`), standard library only, by `gateway.local.guard`, which talks to it in
-lines of JSON: commands on standard input, events on standard output.
+Run as a script (`python -I guard_process.py`), standard library only, by `gateway.local.guard`,
+which talks to it in lines of JSON: commands on standard input, events on standard output.
 
     {"do": "open", "prefix", "temporary", "uid", "gid", "parent"}
         -> {"event": "opened", "folder"}
@@ -11,13 +12,14 @@ lines of JSON: commands on standard input, events on standard output.
     {"do": "signal", "name", "signal"}
     {"do": "close"}
 
-What ends everything: `close`, the end of standard input, SIGTERM, and the end of the parent, seen by a pidfd, because a
-forked child of the parent may hold the pipe open. `kill -9` of the parent is therefore the same as `close`. Should the
-guard itself be killed, its children get their `end_signal` from the kernel (prctl(2), PR_SET_PDEATHSIG); only the folder
-stays. PDEATHSIG is set after setuid, which would clear it.
+What ends everything: `close`, the end of standard input, SIGTERM, and the end of the parent, seen
+by a pidfd, because a forked child of the parent may hold the pipe open. `kill -9` of the parent is
+therefore the same as `close`. Should the guard itself be killed, its children get their
+`end_signal` from the kernel (prctl(2), PR_SET_PDEATHSIG); only the folder stays. PDEATHSIG is set
+after setuid, which would clear it.
 
-The guard is a subreaper (PR_SET_CHILD_SUBREAPER): what PostgreSQL or a Java program leaves behind becomes its child, and
-is killed before the part counts as ended.
+The guard is a subreaper (PR_SET_CHILD_SUBREAPER): what PostgreSQL or a Java program leaves behind
+becomes its child, and is killed before the part counts as ended.
 """
 
 from __future__ import annotations
@@ -159,7 +161,8 @@ class Guard:
         self.say({"event": "started", "name": command["name"], "pid": child.pid})
 
     def reap(self) -> None:
-        """Takes in what has ended; a part has ended when nothing that it left behind runs any more."""
+        """Takes in what has ended; a part has ended when nothing that it left behind runs any
+        more."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -205,14 +208,16 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _children() -> list[int]:
-    """Pids of this process's children, its own and the adopted ones, that still run (proc(5), /proc/pid/stat)."""
+    """Pids of this process's children, its own and the adopted ones, that still run (proc(5),
+    /proc/pid/stat)."""
     found = []
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
         if not entry.name.isdigit():
             continue
         try:
             with open(f"/proc/{entry.name}/stat", "rb") as file:
-                # The command is in parentheses and may hold anything: state and parent follow the last one.
+                # The command is in parentheses and may hold anything: state and parent follow the
+                # last one.
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
         except OSError:
             continue

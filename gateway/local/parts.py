@@ -1,4 +1,5 @@
-"""PostgreSQL, Kafka and the registry together: downloaded at once, started at once, gone together."""
+"""PostgreSQL, Kafka and the registry together: downloaded at once, started at once, gone
+together."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from gateway.local.registry import Registry
 
 
 class LocalParts:
-    """`async with LocalParts() as parts:` gives three parts that answer; each may be stopped and started by itself."""
+    """`async with LocalParts() as parts:` gives three parts that answer; each may be stopped and
+    started by itself."""
 
     def __init__(
         self, *, postgres: Postgres | None = None, kafka: Kafka | None = None, registry: Registry | None = None

@@ -26,8 +26,8 @@ def _ephemeral_start() -> int:
 def free_port() -> int:
     """A port that nothing listens on and that this process was not given before.
 
-    It lies below the ports of outgoing connections: a stopped part starts again on its port, and no client connection
-    may have taken it meanwhile.
+    It lies below the ports of outgoing connections: a stopped part starts again on its port, and no
+    client connection may have taken it meanwhile.
     """
     chooser = random.SystemRandom()
     for _ in range(ATTEMPTS):

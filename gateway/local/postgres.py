@@ -1,6 +1,8 @@
-"""A PostgreSQL server of one's own, set up for logical decoding: new data, 127.0.0.1 only, and a random password.
+"""A PostgreSQL server of one's own, set up for logical decoding: new data, 127.0.0.1 only, and a
+random password.
 
-Every user of the computer may connect to a port of 127.0.0.1, and a superuser of PostgreSQL runs programs as its account.
+Every user of the computer may connect to a port of 127.0.0.1, and a superuser of PostgreSQL runs
+programs as its account.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ _SETTINGS: dict[str, str | int] = {
     "max_wal_size": "2GB",
     # Files of dynamic shared memory lie in the data folder and go with it, also after kill -9.
     "dynamic_shared_memory_type": "mmap",
-    # Nothing here must outlive the computer, and tests that stop the server as in a crash keep the operating system.
+    # Nothing here must outlive the computer, and tests that stop the server as in a crash keep the
+    # operating system.
     "fsync": "off",
     "full_page_writes": "off",
     "log_line_prefix": "%m [%p] %b %a ",
@@ -51,12 +54,14 @@ _SETTINGS: dict[str, str | int] = {
 
 
 class Postgres(Server):
-    """`settings` are server parameters over the defaults above; `databases` are made at the first start.
+    """`settings` are server parameters over the defaults above; `databases` are made at the first
+    start.
 
-    `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content) are put into the data
-    folder before the first start, for certificates. `standby_of`: the primary, which runs; its data is copied, and what it writes
-    is streamed through `physical_slot`, which is created (17 and newer have the programs). `password` is that of the superuser:
-    the primary's, or a random one, unless given.
+        `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content) are
+        put into the data folder before the first start, for certificates. `standby_of`: the primary,
+        which runs; its data is copied, and what it writes is streamed through `physical_slot`, which is
+        created (17 and newer have the programs). `password` is that of the superuser: the primary's, or
+        a random one, unless given.
     """
 
     def __init__(
@@ -108,14 +113,16 @@ class Postgres(Server):
         return self.folder / "server.log"
 
     def program(self, name: str) -> Path:
-        """Path of one of this version's programs: 14 to 16 have only initdb, pg_ctl and postgres."""
+        """Path of one of this version's programs: 14 to 16 have only initdb, pg_ctl and
+        postgres."""
         assert self._binaries is not None, "not started"
         return self._binaries.program(name)
 
     async def start(self) -> None:
-        """Returns when the server answers a query. The first start makes the data; a later one goes on with it.
+        """Returns when the server answers a query. The first start makes the data; a later one goes
+        on with it.
 
-        Raises `PartFailed` with the log's tail.
+                Raises `PartFailed` with the log's tail.
         """
         if self.pid is not None:
             return
@@ -175,7 +182,8 @@ class Postgres(Server):
         await guard.run("initdb", command, account=self._account)
 
     async def _copy_data(self, guard: Guard, primary: Postgres) -> None:
-        """-R writes standby.signal and primary_conninfo, with the database that the synchronization of slots needs."""
+        """-R writes standby.signal and primary_conninfo, with the database that the synchronization
+        of slots needs."""
         command: list[str | Path] = [
             self.program("pg_basebackup"),
             "-D",
@@ -211,5 +219,6 @@ class Postgres(Server):
         return await asyncpg.connect(self.database_dsn(database), ssl="prefer", timeout=10)
 
     async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stops the server and keeps its data. `immediate` is a crash of the server: the next start recovers."""
+        """Stops the server and keeps its data. `immediate` is a crash of the server: the next start
+        recovers."""
         await self._stop(_STOP_SIGNALS[mode], STOP_TIMEOUT_S)

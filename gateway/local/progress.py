@@ -1,4 +1,5 @@
-"""Shows how far a download is: a bar on a terminal, now and then a line elsewhere. Standard error only."""
+"""Shows how far a download is: a bar on a terminal, now and then a line elsewhere. Standard error
+only."""
 
 from __future__ import annotations
 

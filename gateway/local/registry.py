@@ -1,4 +1,5 @@
-"""Apicurio Registry with the Confluent API, on 127.0.0.1; its data lie in a file, so that a restart keeps them."""
+"""Apicurio Registry with the Confluent API, on 127.0.0.1; its data lie in a file, so that a restart
+keeps them."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ class Registry(Server):
         return self.folder / "registry.log"
 
     async def start(self) -> None:
-        """Returns when the registry says that it is healthy. Raises `PartFailed` with the log's tail."""
+        """Returns when the registry says that it is healthy. Raises `PartFailed` with the log's
+        tail."""
         if self.pid is not None:
             return
         if self._guard is None:
@@ -63,7 +65,8 @@ class Registry(Server):
             "java.util.logging.manager": "org.jboss.logmanager.LogManager",
             "java.io.tmpdir": self._guard.folder,  # it unpacks libraries there and leaves them
         }
-        # The serial collector and the first compiler alone start fastest; the registry answers a few requests a second.
+        # The serial collector and the first compiler alone start fastest; the registry answers a
+        # few requests a second.
         memory = [f"-Xmx{self._heap_mb}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
         return [*memory, *(f"-D{name}={value}" for name, value in properties.items())]
 

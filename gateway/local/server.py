@@ -1,4 +1,5 @@
-"""What the three servers have in common: a private folder that a guard looks after, and one process in it."""
+"""What the three servers have in common: a private folder that a guard looks after, and one process
+in it."""
 
 from __future__ import annotations
 
@@ -30,9 +31,10 @@ class Server(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Returns when the server answers; nothing when it runs. The first start makes the data; a later one goes on with it.
+        """Returns when the server answers; nothing when it runs. The first start makes the data; a
+        later one goes on with it.
 
-        Raises `PartFailed` with the log's tail.
+                Raises `PartFailed` with the log's tail.
         """
 
     async def _stop(self, number: signal.Signals, timeout_s: float) -> None:

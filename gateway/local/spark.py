@@ -1,4 +1,5 @@
-"""What a Spark job of ours needs from outside the Python packages: a Java without the incubator modules, Delta's jars.
+"""What a Spark job of ours needs from outside the Python packages: a Java without the incubator
+modules, Delta's jars.
 
 `python -m gateway.local.spark` prints the variables that the environment lacks, as one JSON object.
 """
@@ -34,8 +35,9 @@ def delta_jars() -> tuple[Path, ...]:
 
 
 def spark_environment(given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Variables for `python -m spark_consumer` that `given` does not name; downloads the jars when they are needed and not in
-    the cache. An empty WALGATE_SPARK_JARS says that Spark has them in its own folder."""
+    """Variables for `python -m spark_consumer` that `given` does not name; downloads the jars when
+    they are needed and not in the cache. An empty WALGATE_SPARK_JARS says that Spark has them in
+    its own folder."""
     ours = {}
     if "JAVA_HOME" not in given:
         ours["JAVA_HOME"] = str(spark_java_home())

@@ -1,4 +1,5 @@
-"""What a running gateway says of itself over HTTP, asked by another process. Without the server, which takes long to import."""
+"""What a running gateway says of itself over HTTP, asked by another process. Without the server,
+which takes long to import."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ def authority(host: str, port: int) -> str:
 
 
 def probe(host: str, port: int) -> str:
-    """What /readyz of a running gateway says, or what is wrong with the way there: "" when it is ready."""
+    """What /readyz of a running gateway says, or what is wrong with the way there: "" when it is
+    ready."""
     try:
         try:
             with urlopen(f"http://{authority(host, port)}/readyz", timeout=PROBE_TIMEOUT_S):

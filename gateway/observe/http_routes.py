@@ -22,7 +22,8 @@ from gateway.observe.web_ui import page_routes
 
 
 def start_http(host: str, port: int, board: StatusBoard) -> int:
-    """Serve until the process ends; returns the port (0 asks for a free one). Raises StopForOperator."""
+    """Serve until the process ends; returns the port (0 asks for a free one). Raises
+    StopForOperator."""
 
     async def livez(_: Request) -> Response:
         return _text("ok")

@@ -1,12 +1,16 @@
-"""An HTTP server that nobody can starve, nor starve the gateway with: limits on connections, header bytes and seconds.
+"""An HTTP server that nobody can starve, nor starve the gateway with: limits on connections, header
+bytes and seconds.
 
-uvicorn serves the requests. On its own it waits for ever for the rest of a request, and takes connections until no file
-descriptor is left (docs/decisions/0030). So each connection here has one request and `REQUEST_S` for it, all of it: connecting,
-sending, being answered. There are at most `max_connections()` of them; a new one takes the place of the oldest, so that a probe
-gets its answer however many others are half-way. A response that goes on by itself (server-sent events) says so in its scope:
-`request.state.is_stream = True`. It may take as long as it likes, and gives way last.
+uvicorn serves the requests. On its own it waits for ever for the rest of a request, and takes
+connections until no file descriptor is left (docs/decisions/0030). So each connection here has one
+request and `REQUEST_S` for it, all of it: connecting, sending, being answered. There are at most
+`max_connections()` of them; a new one takes the place of the oldest, so that a probe gets its
+answer however many others are half-way. A response that goes on by itself (server-sent events) says
+so in its scope: `request.state.is_stream = True`. It may take as long as it likes, and gives way
+last.
 
-The server runs in a thread with an event loop of its own: it answers while the gateway's loop does not.
+The server runs in a thread with an event loop of its own: it answers while the gateway's loop does
+not.
 """
 
 from __future__ import annotations
@@ -66,7 +70,8 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Serves until the process ends. uvicorn's own loop wakes ten times a second to see whether it shall end."""
+    """Serves until the process ends. uvicorn's own loop wakes ten times a second to see whether it
+    shall end."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # sets the header `date`
@@ -83,7 +88,8 @@ def _gives_way(connection: Any) -> tuple[bool, float]:
 
 
 def start_server(host: str, port: int, app: ASGIApp) -> int:
-    """Serve `app` until the process ends; returns the port (0 asks for a free one). Raises StopForOperator."""
+    """Serve `app` until the process ends; returns the port (0 asks for a free one). Raises
+    StopForOperator."""
     listener = listen(host, port, BACKLOG)
     config = uvicorn.Config(
         app,

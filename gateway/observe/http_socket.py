@@ -1,5 +1,5 @@
-"""The address that the HTTP server listens on: taken by the gateway, and tried by `walgate check`. Without the server, which
-takes long to import."""
+"""The address that the HTTP server listens on: taken by the gateway, and tried by `walgate check`.
+Without the server, which takes long to import."""
 
 from __future__ import annotations
 

@@ -1,21 +1,25 @@
-"""Lag in seconds: the age of the oldest commit that is not durable in Kafka, also while nothing is connected.
+"""Lag in seconds: the age of the oldest commit that is not durable in Kafka, also while nothing is
+connected.
 
 Theory
 ======
 
 Two sources, of which the first is exact and the second always there:
 
-* The stream. Of each transaction that was received the commit time is known; the oldest of those that are not durable yet
-  tells the lag. Where none waits, everything that committed before `received_lsn` is durable: pgoutput sends in commit order.
-* The end of the server's WAL, read with the server's clock by a connection of its own, several times a second: `WalClock`.
-  Whatever had committed when the WAL ended at an LSN lies before that LSN. So the newest moment at which the WAL ended before
-  the delivered LSN is one at which nothing was owed. The lag counts from there.
+* The stream. Of each transaction that was received the commit time is known; the oldest of those
+  that are not durable yet tells the lag. Where none waits, everything that committed before
+  `received_lsn` is durable: pgoutput sends in commit order.
+* The end of the server's WAL, read with the server's clock by a connection of its own, several
+  times a second: `WalClock`. Whatever had committed when the WAL ended at an LSN lies before that
+  LSN. So the newest moment at which the WAL ended before the delivered LSN is one at which nothing
+  was owed. The lag counts from there.
 
-What is written to the WAL need not be a commit of a published table (other tables, other databases, maintenance). Until the
-stream has passed it nobody can tell, so without a stream the lag is an upper bound. A heartbeat (`source.heartbeat_interval_s`)
-is a commit of our own: it counts as delivered when the position behind it is durable in Kafka, so that the lag tells of the whole
-way where nothing else commits. While the server itself is out of reach the lag counts from the last moment that is known: nobody
-can tell what commits there.
+What is written to the WAL need not be a commit of a published table (other tables, other databases,
+maintenance). Until the stream has passed it nobody can tell, so without a stream the lag is an
+upper bound. A heartbeat (`source.heartbeat_interval_s`) is a commit of our own: it counts as
+delivered when the position behind it is durable in Kafka, so that the lag tells of the whole way
+where nothing else commits. While the server itself is out of reach the lag counts from the last
+moment that is known: nobody can tell what commits there.
 
 All moments are the server's clock, as commit times are: our own may be wrong.
 """
@@ -29,15 +33,16 @@ from threading import Lock
 from typing import Final
 
 FRESH_S: Final = 0.5
-"""A reading of the server that is older says nothing about now: so late is a server noticed that falls silent."""
+"""A reading of the server that is older says nothing about now: so late is a server noticed that
+falls silent."""
 MOST_READINGS: Final = 4096
 RATE_WINDOW_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the stream is. `undelivered_since`: commit time (Unix, s) of the oldest transaction that was received and is not
-    durable; None: everything before `delivered_lsn` is."""
+    """How far the stream is. `undelivered_since`: commit time (Unix, s) of the oldest transaction
+    that was received and is not durable; None: everything before `delivered_lsn` is."""
 
     received_lsn: int = 0
     delivered_lsn: int = 0
@@ -55,7 +60,8 @@ class Progress:
 
 
 class WalClock:
-    """Where the server's WAL ended at which moment of the server's clock. Written by the event loop, read by any thread."""
+    """Where the server's WAL ended at which moment of the server's clock. Written by the event
+    loop, read by any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -68,7 +74,8 @@ class WalClock:
         self._answers = False
 
     def note(self, lsn: int, server_time: float, clock: float) -> None:
-        """A reading: `server_time` (Unix, s) was taken before the WAL's end; `clock` is our monotonic time of it."""
+        """A reading: `server_time` (Unix, s) was taken before the WAL's end; `clock` is our
+        monotonic time of it."""
         with self._lock:
             self._ahead_s, self._read_at, self._answers = server_time - clock, clock, True
             if self._lsns and lsn < self._lsns[-1]:  # another server
@@ -111,7 +118,8 @@ class WalClock:
         return None if self._first is None else clock + self._ahead_s
 
     def reached_at(self, lsn: int) -> float | None:
-        """The newest moment at which the WAL ended at or before `lsn`; None where it was beyond at the first reading."""
+        """The newest moment at which the WAL ended at or before `lsn`; None where it was beyond at
+        the first reading."""
         with self._lock:
             index = bisect_right(self._lsns, lsn)
             return self._times[index - 1] if index else None
@@ -132,8 +140,8 @@ class WalClock:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """`seconds` None: not known, the server was never reached. `at_least`: what was delivered before this process has read the
-    server is older than its first reading."""
+    """`seconds` None: not known, the server was never reached. `at_least`: what was delivered
+    before this process has read the server is older than its first reading."""
 
     seconds: float | None
     at_least: bool = False

@@ -1,6 +1,7 @@
 """Logs: one event a line, key=value for people or JSON for machines; never a row value or a secret.
 
-Whatever the libraries say (aiokafka, asyncio, Python's warnings) and what ends the program goes the same way.
+Whatever the libraries say (aiokafka, asyncio, Python's warnings) and what ends the program goes the
+same way.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _SERVICES: Final = {"aiokafka": "kafka", "asyncpg": "postgresql"}
 
 
 def set_up_logs(log_format: LogFormat, level: LogLevel = "info") -> None:
-    """Everything goes to stderr. Of the libraries, warnings and errors. Colours: on a terminal, unless NO_COLOR is set."""
+    """Everything goes to stderr. Of the libraries, warnings and errors. Colours: on a terminal,
+    unless NO_COLOR is set."""
     least = getattr(logging, level.upper())
     first: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -89,12 +91,13 @@ def _log_defect(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 class LibraryLines(logging.Filter):
-    """Folds what the clients of Kafka and PostgreSQL say of their connections: each error is told by the gateway itself, with
-    its cause and its remedy, and while a service is down its client repeats itself many times a second.
+    """Folds what the clients of Kafka and PostgreSQL say of their connections: each error is told
+    by the gateway itself, with its cause and its remedy, and while a service is down its client
+    repeats itself many times a second.
 
-    While the gateway's own `service_down` stands, nothing of that service's client is logged; otherwise each line once a minute,
-    at most as a warning, and without a traceback. Only what is neither an error of the service nor of the network is a
-    defect, and logged as it is.
+    While the gateway's own `service_down` stands, nothing of that service's client is logged;
+    otherwise each line once a minute, at most as a warning, and without a traceback. Only what is
+    neither an error of the service nor of the network is a defect, and logged as it is.
     """
 
     def __init__(self) -> None:
@@ -147,16 +150,16 @@ library_lines: Final = LibraryLines()
 
 
 class RepeatedMessages:
-    """What comes again and again is told ever more seldom: the first times, then at the 4th, 8th, 16th, each with how often and
-    since when. Two that take turns are counted each by itself."""
+    """What comes again and again is told ever more seldom: the first times, then at the 4th, 8th,
+    16th, each with how often and since when. Two that take turns are counted each by itself."""
 
     def __init__(self) -> None:
         self._times: Counter[str] = Counter()
         self._since: dict[str, str] = {}
 
     def again(self, what: str, now: str) -> dict[str, Any] | None:
-        """What to add to the line; None: no line. Numbers in `what` may differ: a process, a port, seconds. `now`: the time, as
-        the log writes it."""
+        """What to add to the line; None: no line. Numbers in `what` may differ: a process, a port,
+        seconds. `now`: the time, as the log writes it."""
         kind = "".join("#" if character.isdigit() else character for character in what)
         if kind not in self._since and len(self._since) >= _KINDS:
             self.forget()

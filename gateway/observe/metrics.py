@@ -1,6 +1,6 @@
-"""Every metric that operators meet, each with its sentence. Counters move with each Kafka transaction or check;
-everything else is looked up on the board (gateway/observe/status_board.py) when somebody asks, so that it lives while
-nothing is connected. Never set per row.
+"""Every metric that operators meet, each with its sentence. Counters move with each Kafka
+transaction or check; everything else is looked up on the board (gateway/observe/status_board.py)
+when somebody asks, so that it lives while nothing is connected. Never set per row.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ RESTARTS = Counter(
 )
 
 TOPIC_LABELS: Final = 300
-"""So many topics have a label of their own, in the order in which they were first written to; the others share
-one."""
+"""So many topics have a label of their own, in the order in which they were first written to; the
+others share one."""
 OTHER_TOPICS: Final = "(other)"
 TABLE_LABELS: Final = 100
 """So many tables in quarantine have a label of their own."""
@@ -193,7 +193,8 @@ def _server_now(now: GatewayStatus) -> float:
 
 
 def _holders(now: GatewayStatus) -> Metric:
-    """Only the oldest of each sort, at most four: each process ID is a series of its own in Prometheus."""
+    """Only the oldest of each sort, at most four: each process ID is a series of its own in
+    Prometheus."""
     family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
     oldest: dict[tuple[str, str], WalRetentionCause] = {}
     for holder in sorted(now.blockers, key=lambda one: one.since or 0.0):
@@ -226,7 +227,8 @@ def _quarantined(now: GatewayStatus) -> Metric:
 
 
 def _topics(board: StatusBoard) -> Iterator[Metric]:
-    """Of 10,000 topics most share a label: dashboards and Prometheus itself suffer from the number of series."""
+    """Of 10,000 topics most share a label: dashboards and Prometheus itself suffer from the number
+    of series."""
     for name, text, counted in (
         ("walgate_topic_records", "Records of a topic that are durable in Kafka.", board.topic_records),
         ("walgate_topic_bytes", "Bytes of the batches of a topic, as sent to Kafka.", board.topic_bytes),

@@ -1,6 +1,8 @@
-"""Mirrors, as their own HTTP ports describe them (`walgate mirror --http`), and how far each is behind what is in Kafka.
+"""Mirrors, as their own HTTP ports describe them (`walgate mirror --http`), and how far each is
+behind what is in Kafka.
 
-A mirror joins no consumer group, so only it knows what it has written. The settings name the ports (`http.mirrors`).
+A mirror joins no consumer group, so only it knows what it has written. The settings name the ports
+(`http.mirrors`).
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ MIRROR_STATES: Final = ("running", "waiting")
 @dataclass(frozen=True, slots=True)
 class MirrorStatus:
     """`up` None: not asked yet. `error`: why it does not answer. `merged_lsn` 0: nothing is merged.
-    `lag_seconds`: age of the oldest commit that is in Kafka and not in the mirror, None: not known. `oldest_waiting_time`: commit
-    time of the first transaction that waits for a mirror, in its own words."""
+    `lag_seconds`: age of the oldest commit that is in Kafka and not in the mirror, None: not known.
+    `oldest_waiting_time`: commit time of the first transaction that waits for a mirror, in its own
+    words."""
 
     url: str
     up: bool | None = None
@@ -45,7 +48,8 @@ class MirrorStatus:
 
 
 def read_mirror(url: str, told: Any) -> MirrorStatus:
-    """What its /status says. Raises ValueError, TypeError and OverflowError where that is no status of a mirror."""
+    """What its /status says. Raises ValueError, TypeError and OverflowError where that is no status
+    of a mirror."""
     if not isinstance(told, Mapping) or told.get("state") not in MIRROR_STATES:
         raise ValueError(
             "the response is not a mirror's status: http.mirrors must contain the address that was given to walgate mirror "
@@ -83,8 +87,9 @@ def _moment(value: Any) -> float | None:
 
 
 class CommitTimes:
-    """Which commits were delivered of late: (LSN, commit time), in their order. Of those that come between two notes the newest
-    is kept, so that a lag is short by at most the time between notes."""
+    """Which commits were delivered of late: (LSN, commit time), in their order. Of those that come
+    between two notes the newest is kept, so that a lag is short by at most the time between
+    notes."""
 
     def __init__(self) -> None:
         self._lsns: list[int] = []
@@ -101,8 +106,9 @@ class CommitTimes:
             self._times = self._times[:half:2] + self._times[half:]
 
     def lag_s(self, mirror: MirrorStatus, now: float) -> float | None:
-        """`now`: by the server's clock. An upper bound where the mirror has not reached the first commit that is known here;
-        what the mirror says itself where none is, or it has nothing yet: while it does not answer, that lag goes on."""
+        """`now`: by the server's clock. An upper bound where the mirror has not reached the first
+        commit that is known here; what the mirror says itself where none is, or it has nothing yet:
+        while it does not answer, that lag goes on."""
         if not self._lsns or not mirror.commit_lsn:
             if mirror.oldest_waiting_time is not None:
                 return max(now - mirror.oldest_waiting_time, 0.0)

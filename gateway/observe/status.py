@@ -1,4 +1,5 @@
-"""What is known of the gateway at one moment, which metrics, /readyz, /status, the live page and `walgate status` share.
+"""What is known of the gateway at one moment, which metrics, /readyz, /status, the live page and
+`walgate status` share.
 
 `gateway/observe/status_board.py` makes a `GatewayStatus`. Times are Unix seconds.
 """
@@ -26,7 +27,8 @@ TITLES: Final[Mapping[PartName, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """One of the three servers, as a probe of its own sees it. `up` None: not asked yet. `since`: of the last change."""
+    """One of the three servers, as a probe of its own sees it. `up` None: not asked yet. `since`:
+    of the last change."""
 
     name: PartName
     address: str = ""
@@ -38,9 +40,9 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """The error that ended the last session. `kind` is its class (gateway/errors.py). It came `times` in a row at
-    `resume_lsn` since `since`; 0 where it does not speak about a place in the WAL. `over_since` is when the stream was read
-    again; None while it is not over."""
+    """The error that ended the last session. `kind` is its class (gateway/errors.py). It came
+    `times` in a row at `resume_lsn` since `since`; 0 where it does not speak about a place in the
+    WAL. `over_since` is when the stream was read again; None while it is not over."""
 
     kind: str
     message: str
@@ -54,7 +56,8 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class SchemaSeen:
-    """A table came with these columns for the first time, or with others than before. `time` 0: not known."""
+    """A table came with these columns for the first time, or with others than before. `time` 0: not
+    known."""
 
     time: float
     relation: str
@@ -73,9 +76,9 @@ class GapSeen:
 
 @dataclass(frozen=True, slots=True)
 class WalRetentionCause:
-    """Somebody who keeps WAL or old rows from being removed, or lets us wait. `kind`: transaction, prepared, slot, standby;
-    `pid` 0: no process. `retained_bytes`: WAL since its oldest LSN, None: not known. `blocks`: our slot's creation waits for
-    it."""
+    """Somebody who keeps WAL or old rows from being removed, or lets us wait. `kind`: transaction,
+    prepared, slot, standby; `pid` 0: no process. `retained_bytes`: WAL since its oldest LSN, None:
+    not known. `blocks`: our slot's creation waits for it."""
 
     kind: str
     name: str
@@ -110,14 +113,15 @@ class SlotStatus:
     safe_wal_bytes: int | None
     inactive_since: str | None = None
     sync_state: str = ""
-    """That of whoever reads the slot: async; sync, quorum or potential for a synchronous standby; "by name" where the role may
-    not see it, but synchronous_standby_names matches."""
+    """That of whoever reads the slot: async; sync, quorum or potential for a synchronous standby;
+    "by name" where the role may not see it, but synchronous_standby_names matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedWal:
-    """WAL that the server keeps for the slot. `limit_by`: the setting that the limit comes from. `seconds_to_full`: at the rate
-    of the last minute, None where it does not grow or nothing limits it."""
+    """WAL that the server keeps for the slot. `limit_by`: the setting that the limit comes from.
+    `seconds_to_full`: at the rate of the last minute, None where it does not grow or nothing limits
+    it."""
 
     retained_bytes: int
     bytes_per_s: float
@@ -159,7 +163,8 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class GatewayStatus:
-    """All of it at one moment. LSNs are integers; 0: not known. `waiting_for` is "" while the stream is read and delivered."""
+    """All of it at one moment. LSNs are integers; 0: not known. `waiting_for` is "" while the
+    stream is read and delivered."""
 
     time: float
     version: str

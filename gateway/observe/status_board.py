@@ -1,5 +1,6 @@
-"""The board, to which the parts of the gateway write as they go (session, replication loop, monitor). The thread of the HTTP
-server reads it, also while the event loop does not answer. Times are Unix seconds.
+"""The board, to which the parts of the gateway write as they go (session, replication loop,
+monitor). The thread of the HTTP server reads it, also while the event loop does not answer. Times
+are Unix seconds.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class StatusBoard:
         self.topic_records: Counter[str] = Counter()
         self.topic_bytes: Counter[str] = Counter()
 
-    # -- written by the session ----------------------------------------------------------------------------------------
+    # -- written by the session
+    # ----------------------------------------------------------------------------------------
 
     def wait_for(self, what: str) -> None:
         """ "" while the stream is read."""
@@ -115,7 +117,8 @@ class StatusBoard:
             self._state = (state, now)
 
     def failed(self, error: WalgateError, *, times: int = 0, since: str = "", resume_lsn: int = 0) -> None:
-        """What ended a session; `times` in a row at this LSN where the stream could not get past a place in the WAL."""
+        """What ended a session; `times` in a row at this LSN where the stream could not get past a
+        place in the WAL."""
         kind = type(error).__name__
         self.last_error = LastError(kind, error.message, error.hint, self._clock(), times, since, resume_lsn)
         former = self._recent_errors[-1] if self._recent_errors else None
@@ -134,7 +137,8 @@ class StatusBoard:
             self._recent_errors = deque(listed, maxlen=RECENT_ERRORS)
 
     def announced(self, relation: str, schema_id: int, columns: int, *, known_since: bool = True) -> None:
-        """Rows of a relation are written with this schema from now on. Each session starts over: what is known is no news."""
+        """Rows of a relation are written with this schema from now on. Each session starts over:
+        what is known is no news."""
         known = next((seen for seen in reversed(self._schemas) if seen.relation == relation), None)
         if known is None or known.schema_id != schema_id:
             moment = self._clock() if known_since else 0.0
@@ -161,7 +165,8 @@ class StatusBoard:
         """Ask this from now on."""
         self._snapshot_status = status
 
-    # -- written by the monitor ----------------------------------------------------------------------------------------
+    # -- written by the monitor
+    # ----------------------------------------------------------------------------------------
 
     def part_is_up(self, name: PartName, address: str = "") -> None:
         self._set_part(PartStatus(name, address or self._parts[name].address, up=True))
@@ -195,7 +200,8 @@ class StatusBoard:
             records[ALL_TOPICS] = sum(records.values())
             self._rates.sample(now, records)
 
-    # -- read by everybody ---------------------------------------------------------------------------------------------
+    # -- read by everybody
+    # ---------------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
         """Of the stream under way, or of the last one: what was delivered once stays so."""
@@ -222,7 +228,8 @@ class StatusBoard:
         return lag(self.wal, self.progress(), self._monotonic()).seconds
 
     def waiting_for(self) -> str:
-        """What the stream waits for, in words for an operator: "" while it is read and delivered."""
+        """What the stream waits for, in words for an operator: "" while it is read and
+        delivered."""
         for name in _NEEDED:
             part = self._parts[name]
             if part.up is False:
@@ -246,7 +253,8 @@ class StatusBoard:
         return self._rates.per_s(self._monotonic(), ALL_TOPICS, sum(list(self.topic_records.values())))
 
     def snapshot(self, listed_topics: int = LISTED_TOPICS) -> GatewayStatus:
-        """With so many of the topics that have most records: of 10,000, they take most of the time."""
+        """With so many of the topics that have most records: of 10,000, they take most of the
+        time."""
         clock = self._monotonic()
         progress, counts = self.progress(), self._counts()
         found = lag(self.wal, progress, clock)
@@ -301,7 +309,8 @@ class StatusBoard:
         return tuple(replace(one, lag_seconds=self._commits.lag_s(one, now)) for one in self._mirrors.values())
 
     def _waits_since(self, waiting_for: str) -> float | None:
-        """Since when nothing was read, or since when a part that is needed does not answer: the earlier."""
+        """Since when nothing was read, or since when a part that is needed does not answer: the
+        earlier."""
         if not waiting_for:
             return None
         moments = [part.since for part in self._parts.values() if part.name in _NEEDED and part.up is False]

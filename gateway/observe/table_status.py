@@ -21,7 +21,8 @@ class QuarantinedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshotStatus:
-    """A table that is being read, or is to be. `stale_rows`: read and left out, since the stream had changed them."""
+    """A table that is being read, or is to be. `stale_rows`: read and left out, since the stream
+    had changed them."""
 
     table: str
     status: str
@@ -41,7 +42,8 @@ class SnapshotStatus:
 
 
 class Rates:
-    """How fast counts grow: over the last one to two times SAMPLE_S. Two samples are kept, for 10,000 topics are many."""
+    """How fast counts grow: over the last one to two times SAMPLE_S. Two samples are kept, for
+    10,000 topics are many."""
 
     def __init__(self) -> None:
         self._newer: tuple[float, Mapping[str, int]] | None = None

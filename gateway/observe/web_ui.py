@@ -1,9 +1,11 @@
-"""The live page: `/` is one file without anything from elsewhere (page.html), `/events` feeds it by server-sent events.
+"""The live page: `/` is one file without anything from elsewhere (page.html), `/events` feeds it by
+server-sent events.
 
     event: history   once: [[Unix time, lag in seconds or null, retained WAL in bytes or null, records/s], ...], oldest first
     event: status    each second: /status, but for the topics behind the busiest SHOWN_TOPICS
 
-All streams share one text a second. A stream gives way when the port is full (http_server.py), and the browser comes back.
+All streams share one text a second. A stream gives way when the port is full (http_server.py), and
+the browser comes back.
 """
 
 from __future__ import annotations
@@ -37,7 +39,8 @@ Point = tuple[float, float | None, int | None, float]
 
 
 def page_routes(board: StatusBoard) -> list[Route]:
-    """Begins to keep the history, in a thread of its own: it goes on while the gateway's loop does not answer."""
+    """Begins to keep the history, in a thread of its own: it goes on while the gateway's loop does
+    not answer."""
     history: deque[Point] = deque(maxlen=HISTORY_POINTS)
     threading.Thread(target=_keep, args=(board, history), name="history", daemon=True).start()
     shared = _SharedStatus(board)
@@ -96,7 +99,8 @@ def _event(name: str, data: str) -> str:
 
 @cache
 def _page() -> tuple[str, str]:
-    """The file, and a policy that lets the browser run its own script and style, and nothing else."""
+    """The file, and a policy that lets the browser run its own script and style, and nothing
+    else."""
     html = files("gateway.observe").joinpath("page.html").read_text("utf-8")
     script, style = (_hash(html, element) for element in ("script", "style"))
     policy = (

@@ -1,8 +1,9 @@
 """Reads the protocol's field types from one message, each checked before it is believed.
 
-A message is complete by definition (CopyData gave its length), so a short one is an error, and so is one byte too many:
-every reader ends with `finish`. What is refused beyond the length is what the manual fixes (55.9, Logical Replication
-Message Formats) and what PostgreSQL's own reader refuses (`proto.c`, `worker.c`), nothing else.
+A message is complete by definition (CopyData gave its length), so a short one is an error, and so
+is one byte too many: every reader ends with `finish`. What is refused beyond the length is what the
+manual fixes (55.9, Logical Replication Message Formats) and what PostgreSQL's own reader refuses
+(`proto.c`, `worker.c`), nothing else.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from schemas.lsn import Lsn
 
 # Microseconds from the Unix epoch to 2000-01-01, where PostgreSQL's time begins.
 PG_EPOCH: Final = 946_684_800_000_000
-# PostgreSQL's calendar begins in 4714 BC; its last 30 years do not fit a signed 64-bit count from the Unix epoch, as
-# long as its end stays free: '-infinity' and 'infinity' are the ends of the wire's range, and of ours.
+# PostgreSQL's calendar begins in 4714 BC; its last 30 years do not fit a signed 64-bit count from
+# the Unix epoch, as long as its end stays free: '-infinity' and 'infinity' are the ends of the
+# wire's range, and of ours.
 FIRST_TIME: Final = -211_813_488_000_000_000
 LAST_TIME: Final = (1 << 63) - 2 - PG_EPOCH
 _INFINITIES: Final = (-(1 << 63), (1 << 63) - 1)
@@ -29,9 +31,11 @@ _UINT64: Final = struct.Struct("!Q")
 
 
 class Cursor:
-    """A position in one message. Every method raises PgOutputError and moves `position` to the byte after what it read.
+    """A position in one message. Every method raises PgOutputError and moves `position` to the byte
+    after what it read.
 
-    `origin`: where `payload` begins in the message, for a caller that has read its head. Offsets in errors count from there.
+        `origin`: where `payload` begins in the message, for a caller that has read its head. Offsets in
+        errors count from there.
     """
 
     __slots__ = ("message_name", "origin", "payload", "position")
@@ -73,7 +77,8 @@ class Cursor:
         return int.__new__(Lsn, _UINT64.unpack_from(self.payload, position)[0])  # in range as it is 64 bits
 
     def read_set_lsn(self, field: str) -> Lsn:
-        """An LSN of which `proto.c` says `elog(ERROR, "... not set in ... message")` when it is 0/0."""
+        """An LSN of which `proto.c` says `elog(ERROR, "... not set in ... message")` when it is
+        0/0."""
         lsn = self.read_lsn(field)
         if not lsn:
             raise self.error(field, self.position - 8, "a nonzero LSN", "0/0")
@@ -136,7 +141,8 @@ class Cursor:
         return self.payload[position : position + length]
 
     def read_count(self, field: str) -> int:
-        """Int16 number of what follows. It may lie: never make room for so many before they are read."""
+        """Int16 number of what follows. It may lie: never make room for so many before they are
+        read."""
         count = self.read_int16(field)
         if count < 0:
             raise self.error(field, self.position - 2, "0 or more", str(count))

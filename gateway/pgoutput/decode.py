@@ -93,18 +93,22 @@ _SINCE_VERSION: Final[dict[int, int]] = dict.fromkeys(
 
 
 def decode(payload: bytes, *, in_stream: bool, protocol_version: int) -> PgOutputMessage:
-    """Reads one whole message, as the payload of XLogData has it. Raises PgOutputError and nothing else.
+    """Reads one whole message, as the payload of XLogData has it. Raises PgOutputError and nothing
+    else.
 
-    `in_stream`: between Stream Start and Stream Stop, where seven messages have an xid field more.
-    `protocol_version`: the `proto_version` of START_REPLICATION, 1 to 4. Stream Start, Stop, Commit and Prepare are
-    refused below 2, LSN and time of Stream Abort below 4. Not everything that the manual dates is, for servers do send
+        `in_stream`: between Stream Start and Stream Stop, where seven messages have an xid field more.
+        `protocol_version`: the `proto_version` of START_REPLICATION, 1 to 4. Stream Start, Stop, Commit
+        and Prepare are refused below 2, LSN and time of Stream Abort below 4. Not everything that the
+        manual dates is, for servers do send
 
-    * two-phase messages in version 1, when the slot was made with two_phase, whatever the options say
-      (`pgoutput_startup`: "It remains enabled if the previous start-up has done so"; seen on 15 and 18);
-    * Stream Abort in version 1, without streaming: 18 sees that a transaction it holds was rolled back and drops it, and
-      marks its subtransactions as streamed on the way (seen on 18.6; tests/golden, stream_abort_alone).
+        * two-phase messages in version 1, when the slot was made with two_phase, whatever the options
+          say (`pgoutput_startup`: "It remains enabled if the previous start-up has done so"; seen on 15
+          and 18);
+        * Stream Abort in version 1, without streaming: 18 sees that a transaction it holds was rolled
+          back and drops it, and marks its subtransactions as streamed on the way (seen on 18.6;
+          tests/golden, stream_abort_alone).
 
-    Source: PostgreSQL manual, 55.9 Logical Replication Message Formats.
+        Source: PostgreSQL manual, 55.9 Logical Replication Message Formats.
     """
     if not payload:
         raise PgOutputError("message", "type", 0, "1 byte", "an empty message")

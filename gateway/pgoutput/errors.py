@@ -6,10 +6,12 @@ from gateway.errors import REPORT, StopForOperator
 
 
 class PgOutputError(StopForOperator):
-    """A message is not what the protocol allows. Nothing can be skipped safely, so a person must look.
+    """A message is not what the protocol allows. Nothing can be skipped safely, so a person must
+    look.
 
-    `offset` counts bytes from the message's first byte (its type letter). The text holds lengths, counts and single
-    bytes, never a row value, a name from the stream or the content of a logical message.
+        `offset` counts bytes from the message's first byte (its type letter). The text holds lengths,
+        counts and single bytes, never a row value, a name from the stream or the content of a logical
+        message.
     """
 
     def __init__(self, message_name: str, field: str, offset: int, expected: str, actual: str) -> None:

@@ -1,4 +1,5 @@
-"""The bytes that say what follows: types of messages, parts of a row message, kinds of a column (PostgreSQL manual, 55.9).
+"""The bytes that say what follows: types of messages, parts of a row message, kinds of a column
+(PostgreSQL manual, 55.9).
 
 Numbers and not `ord()`, so that the compiled row path has them as constants.
 """

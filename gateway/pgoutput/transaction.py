@@ -20,7 +20,8 @@ class Begin:
     """'B': "Identifies the message as a begin message." """
 
     commit_lsn: Lsn
-    """ "The final LSN of the transaction." It is the LSN of its Commit (`proto.c`: final_lsn), not the end LSN."""
+    """ "The final LSN of the transaction." It is the LSN of its Commit (`proto.c`: final_lsn), not
+ the end LSN."""
     commit_time: int
     """ "Commit timestamp of the transaction." Here in microseconds since the Unix epoch."""
     xid: int
@@ -55,8 +56,9 @@ class Origin:
 
 
 def begin_at(data: bytes, position: int, end: int) -> tuple[int, int, int] | None:
-    """commit_lsn, commit_time and xid of the Begin at data[position:end], without an object for it: 0.5 us where `decode`
-    takes 3, and a small transaction is mostly its bounds. None for one that is not plain: `decode` says what it is."""
+    """commit_lsn, commit_time and xid of the Begin at data[position:end], without an object for it:
+    0.5 us where `decode` takes 3, and a small transaction is mostly its bounds. None for one that
+    is not plain: `decode` says what it is."""
     if end - position != _BEGIN_LENGTH:
         return None
     commit_lsn: int = read_i64_be(data, position + 1)
@@ -68,7 +70,8 @@ def begin_at(data: bytes, position: int, end: int) -> tuple[int, int, int] | Non
 
 
 def commit_at(data: bytes, position: int, end: int) -> tuple[int, int, int] | None:
-    """commit_lsn, end_lsn and commit_time of the Commit at data[position:end], as `begin_at` does it."""
+    """commit_lsn, end_lsn and commit_time of the Commit at data[position:end], as `begin_at` does
+    it."""
     if end - position != _COMMIT_LENGTH or data[position + 1]:
         return None
     commit_lsn: int = read_i64_be(data, position + 2)

@@ -1,8 +1,8 @@
 """TupleData: the columns of one row, as they are on the wire (PostgreSQL manual, 55.9).
 
-Nearly all rows of the gateway do not come through here: `gateway/values/column_readers.py` reads the same bytes and
-writes Avro at once. What it cannot take is parsed by `read_tuple_data`, and so is everything that wants rows as
-values.
+Nearly all rows of the gateway do not come through here: `gateway/values/column_readers.py` reads
+the same bytes and writes Avro at once. What it cannot take is parsed by `read_tuple_data`, and so
+is everything that wants rows as values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ UNCHANGED: Final = Unchanged.UNCHANGED
 
 @dataclass(slots=True, unsafe_hash=True)  # never changed; frozen costs 0.35 us a value more, twice as much
 class Text:
-    """'t': "Identifies the data as text formatted value." In the session's client_encoding, UTF-8."""
+    """'t': "Identifies the data as text formatted value." In the session's client_encoding,
+    UTF-8."""
 
     value: bytes = field(repr=False)
 
@@ -41,7 +42,8 @@ class Binary:
     value: bytes = field(repr=False)
 
 
-# None is 'n': "Identifies the data as NULL value." Generated columns are not sent unless published (PostgreSQL 18).
+# None is 'n': "Identifies the data as NULL value." Generated columns are not sent unless published
+# (PostgreSQL 18).
 TupleValue = Text | Binary | Unchanged | None
 TupleData = tuple[TupleValue, ...]
 
@@ -96,8 +98,9 @@ def column_offset(values: TupleData, column: int) -> int:
 
 
 def walk_columns(data: bytes, position: int) -> Iterator[tuple[int, int, int]]:
-    """(kind, start, end) of the value of each column, of a tuple at `position` (its column count) that was read
-    already: nothing is checked, and whoever asks for more columns than there are gets rubbish or IndexError."""
+    """(kind, start, end) of the value of each column, of a tuple at `position` (its column count)
+    that was read already: nothing is checked, and whoever asks for more columns than there are gets
+    rubbish or IndexError."""
     position += _COUNT_BYTES
     while True:
         kind = data[position]

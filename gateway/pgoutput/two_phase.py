@@ -1,4 +1,5 @@
-"""Begin Prepare, Prepare, Commit Prepared, Rollback Prepared, Stream Prepare ("available since protocol version 3")."""
+"""Begin Prepare, Prepare, Commit Prepared, Rollback Prepared, Stream Prepare ("available since
+protocol version 3")."""
 
 from __future__ import annotations
 
@@ -17,11 +18,13 @@ class BeginPrepare:
     end_lsn: Lsn
     """ "The end LSN of the prepared transaction." """
     prepare_time: int
-    """ "Prepare timestamp of the transaction." Here, as all times below, in microseconds since the Unix epoch."""
+    """ "Prepare timestamp of the transaction." Here, as all times below, in microseconds since the
+ Unix epoch."""
     xid: int
     """ "Xid of the transaction." """
     gid: str
-    """ "The user defined GID of the prepared transaction." It may be used again after the transaction has ended."""
+    """ "The user defined GID of the prepared transaction." It may be used again after the
+ transaction has ended."""
 
 
 @dataclass(frozen=True, slots=True)

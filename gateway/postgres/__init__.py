@@ -1,4 +1,5 @@
-"""PostgreSQL's side: the connection, CopyBoth frames, slot and publications, what the server is told.
+"""PostgreSQL's side: the connection, CopyBoth frames, slot and publications, what the server is
+told.
 
     connection.py      log-in by asyncpg, for SQL and for replication
     stream.py          the replication connection: queries, start, frames, status, end

@@ -1,15 +1,18 @@
-"""asyncpg (0.32) beyond its documented interface. Nothing else in the gateway touches a private attribute of it (ruff's SLF001
-and TID251 hold that), and tests/postgres/test_login.py fails where a new version breaks one of these.
+"""asyncpg (0.32) beyond its documented interface. Nothing else in the gateway touches a private
+attribute of it (ruff's SLF001 and TID251 hold that), and tests/postgres/test_login.py fails where a
+new version breaks one of these.
 
 Why each is there, and what would make it unnecessary:
 
-* `Protocol`, `was_asked`. asyncpg sends the password to whoever asks for it in cleartext, and does SCRAM without channel binding
-  (authentication.py). Unnecessary when it can refuse the one and does the other.
-* `parse_dsn`, `open_with_tls`, `is_wanted`. asyncpg gives all hosts of a DSN one time limit and one error (login.py).
-  Unnecessary when each host has its own.
-* `transport_of`, `TransportHandover`. asyncpg does not know CopyBoth, and sets no keepalive (connection.py). Unnecessary with
-  replication connections in asyncpg.
-* `address_of`. Which of the hosts was taken is documented nowhere. Unnecessary with a public attribute.
+* `Protocol`, `was_asked`. asyncpg sends the password to whoever asks for it in cleartext, and does
+  SCRAM without channel binding (authentication.py). Unnecessary when it can refuse the one and does
+  the other.
+* `parse_dsn`, `open_with_tls`, `is_wanted`. asyncpg gives all hosts of a DSN one time limit and one
+  error (login.py). Unnecessary when each host has its own.
+* `transport_of`, `TransportHandover`. asyncpg does not know CopyBoth, and sets no keepalive
+  (connection.py). Unnecessary with replication connections in asyncpg.
+* `address_of`. Which of the hosts was taken is documented nowhere. Unnecessary with a public
+  attribute.
 """
 
 from __future__ import annotations
@@ -52,8 +55,9 @@ def parse_dsn(
     *,
     with_system_roots: bool = False,
 ) -> tuple[list[Address], Any, Any]:
-    """Addresses, connection parameters and configuration, in asyncpg's own records. `with_system_roots`: the DSN says
-    sslmode=require, but the server's certificate is verified in full, by the authorities that the operating system trusts."""
+    """Addresses, connection parameters and configuration, in asyncpg's own records.
+    `with_system_roots`: the DSN says sslmode=require, but the server's certificate is verified in
+    full, by the authorities that the operating system trusts."""
     variable = os.environ.pop(_ROOTS, None) if with_system_roots else None
     try:
         addresses, parameters, config = connect_utils._parse_connect_arguments(
@@ -117,7 +121,8 @@ class TransportHandover(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's 
     def hand_over(self, successor: asyncio.BufferedProtocol) -> None:
         """Give the authenticated transport to `successor`; this object is closed from then on."""
         transport = transport_of(self)
-        # uvloop chooses between its two ways to read when reading starts, so it must stop for the change.
+        # uvloop chooses between its two ways to read when reading starts, so it must stop for the
+        # change.
         transport.pause_reading()
         successor.connection_made(transport)
         transport.set_protocol(successor)

@@ -1,11 +1,14 @@
-"""What the server asks of us before it lets us in: asyncpg's protocol, with SCRAM of our own and no password in the clear.
+"""What the server asks of us before it lets us in: asyncpg's protocol, with SCRAM of our own and no
+password in the clear.
 
-asyncpg (0.32, coreproto.pyx) sends the password to whoever asks for it in cleartext, over TLS or not, and does SCRAM without
-channel binding. So the server's messages are read here first, up to AuthenticationOk; asyncpg gets those that remain, and
-takes a login that was done here for one that needed no password.
+asyncpg (0.32, coreproto.pyx) sends the password to whoever asks for it in cleartext, over TLS or
+not, and does SCRAM without channel binding. So the server's messages are read here first, up to
+AuthenticationOk; asyncpg gets those that remain, and takes a login that was done here for one that
+needed no password.
 
-Where the server does not speak PostgreSQL's protocol, `service_at` finds out which one it is: a server that waits for the rest
-of a request, as HTTP servers do with an SSLRequest, would look like one that is only slow.
+Where the server does not speak PostgreSQL's protocol, `service_at` finds out which one it is: a
+server that waits for the rest of a request, as HTTP servers do with an SSLRequest, would look like
+one that is only slow.
 """
 
 from __future__ import annotations
@@ -44,8 +47,8 @@ class ChannelBinding(enum.Enum):
 
 
 class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are partial
-    """`admitted` is asyncpg's future, `doing` names the connection in errors. `is_bound`: the login proved that nobody with
-    another certificate stands between."""
+    """`admitted` is asyncpg's future, `doing` names the connection in errors. `is_bound`: the login
+    proved that nobody with another certificate stands between."""
 
     def __init__(
         self,
@@ -226,7 +229,8 @@ def not_postgresql(doing: str, service: str) -> StopForOperator:
 
 
 async def service_at(host: str, port: int) -> str:
-    """What answers there, with its article; "" where it is PostgreSQL, a pooler, or unknown. Raises nothing."""
+    """What answers there, with its article; "" where it is PostgreSQL, a pooler, or unknown. Raises
+    nothing."""
     greeting = await _answer(host, port, b"", _LISTENING_S)
     if greeting.startswith(b"SSH-"):
         return "an SSH server"

@@ -1,5 +1,5 @@
-"""What is said of a DSN before it is read, and passwords that change: read from a file or asked of a command at each connect, as
-tokens of cloud logins need it."""
+"""What is said of a DSN before it is read, and passwords that change: read from a file or asked of
+a command at each connect, as tokens of cloud logins need it."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ COMMAND_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Whom to log in to, and as whom. `password_command` or `password_file` stand in place of a password in the DSN."""
+    """Whom to log in to, and as whom. `password_command` or `password_file` stand in place of a
+    password in the DSN."""
 
     dsn: str = field(repr=False)
     password_command: str = field(default="", repr=False)
     password_file: Path | None = None
 
     async def password(self) -> str | None:
-        """As it is now; None: what the DSN, PGPASSWORD or a passfile says. Raises RetrySlowly: what gives the password may
-        come back, or be repaired."""
+        """As it is now; None: what the DSN, PGPASSWORD or a passfile says. Raises RetrySlowly: what
+        gives the password may come back, or be repaired."""
         if self.password_file is not None:
             return _one_line(
                 await asyncio.to_thread(_read, self.password_file),
@@ -58,7 +59,8 @@ def _read(path: Path) -> bytes:
 
 
 async def _output(command: str) -> bytes:
-    """Of a program and its arguments, without a shell. What it says on standard error may hold secrets, so nobody sees it."""
+    """Of a program and its arguments, without a shell. What it says on standard error may hold
+    secrets, so nobody sees it."""
     try:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(command),
@@ -115,7 +117,8 @@ _STANDBYS: Final = ("standby", "prefer-standby", "read-only")
 
 
 def check_form(dsn: str, doing: str) -> None:
-    """Raises StopForOperator for what is often taken for a DSN. Nothing of it is quoted that may be a part of the password."""
+    """Raises StopForOperator for what is often taken for a DSN. Nothing of it is quoted that may be
+    a part of the password."""
     if dsn[:1] in ("'", '"'):
         raise StopForOperator(
             f"{doing}: source.dsn begins with a quotation mark",

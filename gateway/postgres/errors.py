@@ -1,8 +1,9 @@
-"""Raise the error that says what happens next, after an error of PostgreSQL or of the connection to it.
+"""Raise the error that says what happens next, after an error of PostgreSQL or of the connection to
+it.
 
-The table by SQLSTATE is in gateway/startup/sqlstates.py. Texts of the server are translated, so only
-two codes look at them, and only to say more exactly what has happened. docs/server-errors.md shows the
-outcome for every SQLSTATE of the manual.
+The table by SQLSTATE is in gateway/startup/sqlstates.py. Texts of the server are translated, so
+only two codes look at them, and only to say more exactly what has happened. docs/server-errors.md
+shows the outcome for every SQLSTATE of the manual.
 """
 
 from __future__ import annotations
@@ -36,11 +37,13 @@ _PRINTS_VALUES = {
     "22021": ("report_invalid_encoding",),
     "22P05": ("report_untranslatable_char",),
 }
-"""The server's functions that report these codes where it sends a value; a row filter may raise them elsewhere."""
+"""The server's functions that report these codes where it sends a value; a row filter may raise
+them elsewhere."""
 
 
 def classify(said: ServerMessage, doing: str) -> WalgateError:
-    """The error to raise for an ErrorResponse that came while `doing` ("starting replication from slot x")."""
+    """The error to raise for an ErrorResponse that came while `doing` ("starting replication from
+    slot x")."""
     text = f"{doing}: {said}"
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
         return Retry(text)  # the catalog says it too, and the start judges it
@@ -76,7 +79,8 @@ def classify_at_login(said: ServerMessage, doing: str) -> WalgateError:
 
 
 class LossReported(Retry):
-    """The server says that changes are missing from the stream, or WAL; the next start judges what that means."""
+    """The server says that changes are missing from the stream, or WAL; the next start judges what
+    that means."""
 
     def __init__(self, message: str, reported: Reported) -> None:
         super().__init__(message)
@@ -84,7 +88,8 @@ class LossReported(Retry):
 
 
 class CannotDecode(RetrySlowly):
-    """The server cannot send what it has read at one place in the WAL; the next start judges how often it said so there."""
+    """The server cannot send what it has read at one place in the WAL; the next start judges how
+    often it said so there."""
 
     def __init__(self, message: str, hint: str, reported: DecodingFailed) -> None:
         super().__init__(message, hint=hint)
@@ -96,8 +101,8 @@ class StreamCut(Retry):
 
 
 def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_streaming: bool = False) -> WalgateError:
-    """The same while replication starts or runs, where some codes mean more. `is_streaming`: the server has agreed, and reads the
-    WAL."""
+    """The same while replication starts or runs, where some codes mean more. `is_streaming`: the
+    server has agreed, and reads the WAL."""
     if said.sqlstate == "42704" and said.routine == _FINDS_PUBLICATION:  # before 18
         return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
     if said.sqlstate == "58P01" and said.routine == _OPENS_WAL:
@@ -138,7 +143,8 @@ def _of_place(said: ServerMessage, doing: str) -> CannotDecode:
 
 
 def classify_notice(said: ServerMessage, doing: str) -> WalgateError | None:
-    """The error to raise for a NoticeResponse within the stream; None for one that is only logged."""
+    """The error to raise for a NoticeResponse within the stream; None for one that is only
+    logged."""
     kind = kind_of(said)
     if kind is NoticeKind.SHUTDOWN:
         return classify(said, doing)
@@ -175,7 +181,8 @@ def _server_message(error: asyncpg.PostgresError) -> ServerMessage:
 
 @contextmanager
 def beside_stream() -> Iterator[None]:
-    """Surround what a session beside the stream does: whatever the server says there is waited for, and ends no process."""
+    """Surround what a session beside the stream does: whatever the server says there is waited for,
+    and ends no process."""
     try:
         yield
     except StopForOperator as error:
@@ -217,10 +224,12 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return RetrySlowly(text, hint=NOT_WANTED)
     if isinstance(error, asyncpg.InternalClientError):
-        # asyncpg on a connection that was cut off in the middle of an answer says in which of its own states it was.
+        # asyncpg on a connection that was cut off in the middle of an answer says in which of its
+        # own states it was.
         return Retry(f"{doing}: the connection ended in the middle of an answer", hint=_RESTARTED)
     if isinstance(error, asyncpg.InterfaceError):
-        # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes them.
+        # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes
+        # them.
         return (
             InternalError(f"{doing}: {type(error).__name__}", hint=UNKNOWN)
             if isinstance(error, ValueError)

@@ -1,8 +1,9 @@
 """Log in to one of the hosts of the DSN, by asyncpg.
 
-asyncpg reads the DSN, TLS files, passfile and service file, and speaks the protocol. Which host comes next, with and without
-TLS (sslmode), is decided here, as `asyncpg.connect_utils` does it (0.32), for three reasons: each error names its host, a host
-that does not answer does not take the time of the next one, and the login itself is `authentication.py`'s.
+asyncpg reads the DSN, TLS files, passfile and service file, and speaks the protocol. Which host
+comes next, with and without TLS (sslmode), is decided here, as `asyncpg.connect_utils` does it
+(0.32), for three reasons: each error names its host, a host that does not answer does not take the
+time of the next one, and the login itself is `authentication.py`'s.
 """
 
 from __future__ import annotations
@@ -73,9 +74,8 @@ async def log_in(
     statement_cache_size: int = 100,
     avoid: Sequence[Address] = (),
 ) -> asyncpg.Connection:
-    """A connection to the first host that lets us in and is what target_session_attrs asks for; those of `avoid` come last,
-    in its order.
-    Raises classified errors, which name the hosts."""
+    """A connection to the first host that lets us in and is what target_session_attrs asks for;
+    those of `avoid` come last, in its order. Raises classified errors, which name the hosts."""
     options = {"command_timeout": command_timeout, "statement_cache_size": statement_cache_size}
     target = await _read_dsn(login, doing, settings, options, connection_class)
     failures: list[WalgateError] = []
@@ -107,7 +107,8 @@ def _prefix(error: BaseException, address: Address, dsn: str) -> str:
 async def _unless_other_service(
     attempt: Coroutine[Any, Any, asyncpg.Connection], address: Address, place: str
 ) -> asyncpg.Connection:
-    """Raises what says which service it is where none of PostgreSQL answers, as soon as it is known."""
+    """Raises what says which service it is where none of PostgreSQL answers, as soon as it is
+    known."""
     if isinstance(address, str):
         return await attempt
     logging_in = asyncio.create_task(attempt)
@@ -295,7 +296,8 @@ def unusable_dsn(doing: str) -> WalgateError:
 
 
 def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
-    """Which certificate is missing the error does not say; and it looks like that of a socket whose server is starting."""
+    """Which certificate is missing the error does not say; and it looks like that of a socket whose
+    server is starting."""
     named = dict(parse_qsl(urlsplit(dsn).query))
     for parameter in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
         variable = f"PG{parameter.upper()}"
@@ -309,14 +311,15 @@ def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
 
 
 SYSTEM: Final = "system"
-"""As `sslrootcert` it stands for the authorities that the operating system trusts (PostgreSQL manual, 32.1.2, since 16)."""
+"""As `sslrootcert` it stands for the authorities that the operating system trusts (PostgreSQL
+manual, 32.1.2, since 16)."""
 _VERIFYING: Final = ("verify-ca", "verify-full")
 _ENCODED: Final = {"@": "%40", "/": "%2F", "?": "%3F", "#": "%23"}
 
 
 def check_dsn(dsn: str, doing: str) -> None:
-    """Raises StopForOperator where a character of the password must be percent-encoded: it would end the user's part, and
-    what is left would be taken for a host that is not there."""
+    """Raises StopForOperator where a character of the password must be percent-encoded: it would
+    end the user's part, and what is left would be taken for a host that is not there."""
     try:
         parts = urlsplit(dsn)
     except ValueError:
@@ -339,7 +342,8 @@ def check_dsn(dsn: str, doing: str) -> None:
 
 
 def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
-    """The DSN without libpq's parameter `channel_binding`, which asyncpg does not know, and its value. Raises ValueError."""
+    """The DSN without libpq's parameter `channel_binding`, which asyncpg does not know, and its
+    value. Raises ValueError."""
     parts = urlsplit(dsn)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     found = [value for name, value in pairs if name == "channel_binding"]
@@ -351,9 +355,10 @@ def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
 
 
 def take_system_roots(dsn: str, doing: str) -> tuple[str, bool]:
-    """Return the DSN without `sslrootcert=system`, which asyncpg takes for a file, and whether it was there.
+    """Return the DSN without `sslrootcert=system`, which asyncpg takes for a file, and whether it
+    was there.
 
-    As in libpq, sslmode is then verify-full. Raises StopForOperator for a weaker one."""
+        As in libpq, sslmode is then verify-full. Raises StopForOperator for a weaker one."""
     if _parameter(dsn, "sslrootcert") != SYSTEM:
         return dsn, False
     mode = _parameter(dsn, "sslmode") or "verify-full"
@@ -371,7 +376,8 @@ def take_system_roots(dsn: str, doing: str) -> tuple[str, bool]:
 
 
 def without_authority(dsn: str, doing: str) -> StopForOperator | None:
-    """The error to raise where the certificate is to be verified, and nothing says by which authority."""
+    """The error to raise where the certificate is to be verified, and nothing says by which
+    authority."""
     try:
         urlsplit(dsn)
     except ValueError:

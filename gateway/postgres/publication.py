@@ -18,7 +18,8 @@ from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRe
 from gateway.startup.filters import check_filters, filter_calls
 from gateway.startup.findings import OperatorWarning
 
-# Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait for whoever has locked one.
+# Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait
+# for whoever has locked one.
 PUBLICATION_QUERY: Final = """
 SELECT to_jsonb(p) || jsonb_build_object(
     'oid', p.oid::bigint, 'detaching', CASE WHEN p.puballtables AND p.pubviaroot THEN (
@@ -97,8 +98,9 @@ CROSS JOIN LATERAL (
                                                                       WHEN 'i' THEN i.indisreplident END) AS keys
 ORDER BY p.pubname, n.nspname, c.relname
 """
-# What came with 15: schemas, column lists, row filters. A schema that is published sets the lists and filters of its tables
-# aside. A filter is compared and never shown, so the parsed form is as good; where it stood in its SQL does not matter.
+# What came with 15: schemas, column lists, row filters. A schema that is published sets the lists
+# and filters of its tables aside. A filter is compared and never shown, so the parsed form is as
+# good; where it stood in its SQL does not matter.
 _NAMED_BY_SCHEMA: Final = """UNION
     SELECT p.oid, c.oid FROM publication AS p
     JOIN pg_catalog.pg_publication_namespace AS s ON s.pnpubid = p.oid JOIN publishable AS c ON c.relnamespace = s.pnnspid
@@ -144,8 +146,9 @@ async def published_tables(
     return [(row[0], row[1]) for row in rows if not is_table(f"{row[0]}.{row[1]}", excluded)][:limit]
 
 
-# `$1`: publications, `$2`: tables. Each that is listed there itself, by its schema, or by a table that it is a partition of, with
-# the transaction that did so first: under FOR ALL TABLES every row is sent that a table ever held.
+# `$1`: publications, `$2`: tables. Each that is listed there itself, by its schema, or by a table
+# that it is a partition of, with the transaction that did so first: under FOR ALL TABLES every row
+# is sent that a table ever held.
 _LISTED: Final = """
 SELECT t.relid::int8, (array_agg(l.xmin ORDER BY pg_catalog.age(l.xmin) DESC))[1]::text AS listed_in
 FROM unnest($2::oid[]) AS t (relid)
@@ -176,10 +179,11 @@ MOST_ASKED_S: Final = 5.0
 async def tables_that_held_rows(
     sql: asyncpg.Connection, names: Sequence[str], relations: Sequence[PublishedRelation]
 ) -> list[str]:
-    """Those of `relations` with rows from before they were listed in a publication of `names`: PostgreSQL does not send them.
+    """Those of `relations` with rows from before they were listed in a publication of `names`:
+    PostgreSQL does not send them.
 
-    A table of which nothing can be found out soon (rights, locks, size, too many others) is not among them. Raises classified
-    errors."""
+        A table of which nothing can be found out soon (rights, locks, size, too many others) is not
+        among them. Raises classified errors."""
     until = time.monotonic() + MOST_ASKED_S
     by_schema = _LISTED_BY_SCHEMA if sql.get_server_version().major >= 15 else ""
     oids = [relation.relation_oid for relation in relations]
@@ -208,7 +212,8 @@ async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, liste
 def parse_publications(
     publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]], excluded: Sequence[str] = ()
 ) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing. `excluded`: patterns of source.excluded_tables."""
+    """By name; names that do not exist are missing. `excluded`: patterns of
+    source.excluded_tables."""
     sent: dict[str, list[PublishedRelation]] = {}
     left_out: dict[str, list[PublishedRelation]] = {}
     for entry in relations:
@@ -252,8 +257,8 @@ async def publication_facts(
     *,
     excluded: Sequence[str] = (),
 ) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing. `relation_oids`: without all other relations; `excluded`: patterns of tables
-    that are left out. Raises classified errors."""
+    """By name; names that do not exist are missing. `relation_oids`: without all other relations;
+    `excluded`: patterns of tables that are left out. Raises classified errors."""
     arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
     try:
         # One snapshot, so that no table is seen without its publication.
@@ -269,7 +274,8 @@ async def publication_facts(
 
 
 class PublicationLoader:
-    """`publication_facts` again and again, of the same names: the loop is not held by what has not changed."""
+    """`publication_facts` again and again, of the same names: the loop is not held by what has not
+    changed."""
 
     def __init__(self, names: Sequence[str], excluded: Sequence[str] = ()) -> None:
         self._names = list(names)
@@ -318,13 +324,15 @@ _NEVER_FAIL: Final = (
     *("isfinite", "jsonb_exists", "jsonb_contains", "jsonb_contained", "array_length", "cardinality"),
     *("arrayoverlap", "arraycontains", "arraycontained", "bool", "booland_statefunc", "text"),
 )
-"""Functions that are not marked leakproof, and fail for no value of a row. (A pattern of LIKE is a constant as a rule.)"""
+"""Functions that are not marked leakproof, and fail for no value of a row. (A pattern of LIKE is a
+constant as a rule.)"""
 
 
 async def filters_that_can_fail(
     sql: asyncpg.Connection, publications: Mapping[str, PublicationFacts]
 ) -> list[OperatorWarning]:
-    """A warning for each such row filter. Asks nothing where there are no filters. Raises classified errors."""
+    """A warning for each such row filter. Asks nothing where there are no filters. Raises
+    classified errors."""
     calls = filter_calls(publications)
     if not calls.functions and not calls.types:
         return []
@@ -348,7 +356,8 @@ SELECT relid::bigint FROM part
 
 
 async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> frozenset[int]:
-    """All partitions, at every level, of the partitioned ones among these oids. Raises classified errors."""
+    """All partitions, at every level, of the partitioned ones among these oids. Raises classified
+    errors."""
     try:
         rows = await sql.fetch(_PARTITIONS, list(tables))
     except DRIVER_ERRORS as error:

@@ -1,13 +1,15 @@
 """Bytes from the server, until whole messages of them can be taken. Pure: no socket, no loop.
 
-The buffer holds, in this order: whole CopyData frames that wait to be taken, then the beginning of one message that is
-still arriving, then free space. Messages that are no CopyData are given to `on_control` as soon as they are whole,
-and never stay. A keepalive stays where it is, for its place in the stream has a meaning, but `on_keepalive`
-hears of it at once: the reader may be waiting for Kafka while the server waits for an answer.
+The buffer holds, in this order: whole CopyData frames that wait to be taken, then the beginning of
+one message that is still arriving, then free space. Messages that are no CopyData are given to
+`on_control` as soon as they are whole, and never stay. A keepalive stays where it is, for its place
+in the stream has a meaning, but `on_keepalive` hears of it at once: the reader may be waiting for
+Kafka while the server waits for an answer.
 
-A row above `largest_row` or a logical message above `largest_message` is not held. Its header says its length, so when its
-first bytes are here it becomes a Drained frame of these (frames.py), and the rest is dropped as it comes. PostgreSQL sends up
-to 1 GB in one frame, and any user can make it do so (`pg_logical_emit_message`).
+A row above `largest_row` or a logical message above `largest_message` is not held. Its header says
+its length, so when its first bytes are here it becomes a Drained frame of these (frames.py), and
+the rest is dropped as it comes. PostgreSQL sends up to 1 GB in one frame, and any user can make it
+do so (`pg_logical_emit_message`).
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from gateway.postgres.copy_frames import (
 )
 
 CAPACITY: Final = 1 << 18
-"""So much is taken at once, and worked on without a look at Kafka: with 1 MB the answers of the broker waited 60 ms for
-their turn, at each of the eight steps of a Kafka transaction."""
-# Reading stops before a receive would become so small that its system call costs more than its bytes.
+"""So much is taken at once, and worked on without a look at Kafka: with 1 MB the answers of the
+broker waited 60 ms for their turn, at each of the eight steps of a Kafka transaction."""
+# Reading stops before a receive would become so small that its system call costs more than its
+# bytes.
 _LEAST_SPACE: Final = 16 << 10
 # PostgreSQL allocates at most 1 GB - 1 for one message (MaxAllocSize in memutils.h).
 _LARGEST: Final = 1 << 30
@@ -39,7 +42,8 @@ _LARGEST: Final = 1 << 30
 LARGEST_ROW: Final = 64 << 20
 LARGEST_MESSAGE: Final = 16 << 20
 HEAD_BYTES: Final = 4096
-"""What is kept of a payload that is drained: xid and relation oid of a row, flags and prefix of a logical message."""
+"""What is kept of a payload that is drained: xid and relation oid of a row, flags and prefix of a
+logical message."""
 
 _HEADER: Final = struct.Struct("!BiB")
 _CONTROL: Final = struct.Struct("!Bi")
@@ -52,9 +56,10 @@ _DRAINED_LENGTH: Final = PAYLOAD_AT - 1 + HEAD_BYTES
 class ReceiveBuffer:
     """`on_control(kind, body)` returns False to end the stream there: what follows is dropped.
 
-    Raises FrameError from `add`. A message larger than `capacity` makes the buffer grow by doubling, as its bytes come, up to
-    its length; it shrinks back when that message is taken. Rows and logical messages whose frame is longer than
-    `largest_row` and `largest_message` are drained; no other message of pgoutput grows with the users' data.
+    Raises FrameError from `add`. A message larger than `capacity` makes the buffer grow by
+    doubling, as its bytes come, up to its length; it shrinks back when that message is taken. Rows
+    and logical messages whose frame is longer than `largest_row` and `largest_message` are drained;
+    no other message of pgoutput grows with the users' data.
     """
 
     def __init__(
@@ -68,7 +73,8 @@ class ReceiveBuffer:
         self._on_control = on_control
         self._on_keepalive = on_keepalive
         self._capacity = capacity
-        # What fits into the buffer is held anyway; and a frame that is drained is larger than what is kept of it.
+        # What fits into the buffer is held anyway; and a frame that is drained is larger than what
+        # is kept of it.
         least = max(capacity, 2 * _DRAINED_LENGTH)
         self._largest_row = max(largest_row, least)
         self._largest_message = max(largest_message, least)
@@ -114,7 +120,8 @@ class ReceiveBuffer:
         return self._view[self._filled :]
 
     def _wanted(self) -> int:
-        """The buffer that the message which is still arriving fits into, with what came before it."""
+        """The buffer that the message which is still arriving fits into, with what came before
+        it."""
         if self._filled - self._complete < _CONTROL.size:
             return 2 * len(self._view)
         _, length = _CONTROL.unpack_from(self._view, self._complete)
@@ -130,7 +137,8 @@ class ReceiveBuffer:
             pass
 
     def take(self) -> bytes:
-        """The whole frames, which leave the buffer. One copy, so that the reader can slice what nobody changes."""
+        """The whole frames, which leave the buffer. One copy, so that the reader can slice what
+        nobody changes."""
         view, complete = self._view, self._complete
         data = bytes(view[:complete])
         rest = self._filled - complete
@@ -141,9 +149,10 @@ class ReceiveBuffer:
         return data
 
     def _scan_frames(self) -> bool:
-        """Move `_complete` over the frames that are whole. True when another kind of message follows them.
+        """Move `_complete` over the frames that are whole. True when another kind of message
+        follows them.
 
-        This looks at each frame once more than `split` does, and costs 0.1 us of a row's 5.
+                This looks at each frame once more than `split` does, and costs 0.1 us of a row's 5.
         """
         unpack = _HEADER.unpack_from
         view, filled = self._view, self._filled
@@ -223,7 +232,8 @@ class ReceiveBuffer:
         self._on_keepalive(end_lsn, reply == 1)
 
     def _take_control(self) -> bool:
-        """Cut the message behind the whole frames out of the buffer, if it is whole. True when more may follow."""
+        """Cut the message behind the whole frames out of the buffer, if it is whole. True when more
+        may follow."""
         view, position = self._view, self._complete
         if self._filled - position < 5:
             return False

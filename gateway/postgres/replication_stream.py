@@ -6,8 +6,9 @@
     COPYING  the server sends frames, we send standby status      FAILED
     FAILED   `_failure` says why; the transport is aborted        for good
 
-There is no way back from FAILED: every failure means a new connection from the durable position. Frames that were whole before
-the failure are still given to the reader; nothing that came behind an error or a warning of the server is.
+There is no way back from FAILED: every failure means a new connection from the durable position.
+Frames that were whole before the failure are still given to the reader; nothing that came behind an
+error or a warning of the server is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from gateway.postgres.start_replication import start_command, temporary_slot_com
 from gateway.startup.facts import SystemIdentity
 from schemas.lsn import Lsn
 
-# What the text form of values depends on, as far as the server reports it (PostgreSQL manual, 54.2.7).
+# What the text form of values depends on, as far as the server reports it (PostgreSQL manual,
+# 54.2.7).
 PINNED_REPORTS: Final = {"client_encoding": "UTF8", "DateStyle": "ISO", "IntervalStyle": "iso_8601", "TimeZone": "UTC"}
 _TERMINATE: Final = b"X\x00\x00\x00\x04"
 _CLOSE_TIMEOUT_S: Final = 1.0
@@ -43,9 +45,11 @@ class State(enum.Enum):
 
 
 class ReplicationStream(asyncio.BufferedProtocol):
-    """Made by `connect_replication`. One reader and one sender of status; not for several tasks that read.
+    """Made by `connect_replication`. One reader and one sender of status; not for several tasks
+    that read.
 
-    `place` names the connection in errors. All errors are WalgateErrors, classified by what happens next.
+        `place` names the connection in errors. All errors are WalgateErrors, classified by what happens
+        next.
     """
 
     def __init__(
@@ -87,12 +91,14 @@ class ReplicationStream(asyncio.BufferedProtocol):
             raise FrameError("IDENTIFY_SYSTEM", 0, "a timeline and an LSN", "something else") from error
 
     async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
-        """TIMELINE_HISTORY, before `start`; timeline 1 has none (58P01). For `timeline.check_promotion`."""
+        """TIMELINE_HISTORY, before `start`; timeline 1 has none (58P01). For
+        `timeline.check_promotion`."""
         return (await self._one_row(f"TIMELINE_HISTORY {int(timeline)}", 2, timeout_s))[1]
 
     async def create_temporary_slot(self, name: str, timeout_s: float = 3600.0) -> Lsn:
-        """CREATE_REPLICATION_SLOT ... TEMPORARY, before `start`: the slot is gone with this connection. Returns its consistent
-        point. The server waits for the end of every transaction that is open and writes."""
+        """CREATE_REPLICATION_SLOT ... TEMPORARY, before `start`: the slot is gone with this
+        connection. Returns its consistent point. The server waits for the end of every transaction
+        that is open and writes."""
         return Lsn.parse((await self._one_row(temporary_slot_command(name), 4, timeout_s))[1])
 
     async def start(
@@ -105,11 +111,13 @@ class ReplicationStream(asyncio.BufferedProtocol):
         on_notice: Callable[[ServerMessage], None] | None = None,
         tolerates_left_out: Callable[[], bool] | None = None,
     ) -> None:
-        """START_REPLICATION; returns when the server has agreed, which it does before it reads any WAL.
+        """START_REPLICATION; returns when the server has agreed, which it does before it reads any
+        WAL.
 
-        `on_notice` gets the warnings of the server that mean nothing for what is sent. `tolerates_left_out` is asked when a
-        publication is missing: true, and the stream goes on unless it has sent data already.
-        Raises the classified ErrorResponse: slot missing or in use Retry, option refused StopForOperator, ...
+                `on_notice` gets the warnings of the server that mean nothing for what is sent.
+                `tolerates_left_out` is asked when a publication is missing: true, and the stream goes on
+                unless it has sent data already. Raises the classified ErrorResponse: slot missing or in use
+                Retry, option refused StopForOperator, ...
         """
         self._on_notice = on_notice or _ignore_notice
         self._tolerates_left_out = tolerates_left_out or _never
@@ -140,7 +148,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
             self._transport.write(standby_status(received_lsn, flush_lsn, time.time(), reply_requested=reply_requested))
 
     def silence_s(self) -> float:
-        """Seconds since anything arrived; 0 while reading is paused, for then the silence is ours."""
+        """Seconds since anything arrived; 0 while reading is paused, for then the silence is
+        ours."""
         return 0.0 if self._paused else self._clock() - self._arrived_at
 
     @property
@@ -153,7 +162,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return self._failure
 
     def fail(self, error: WalgateError) -> None:
-        """End the connection at once; the reader gets `error` behind the frames that are whole. The first one stays."""
+        """End the connection at once; the reader gets `error` behind the frames that are whole. The
+        first one stays."""
         if self._failure is None:
             self._failure = error
         self._state = State.FAILED
@@ -162,7 +172,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._wake()
 
     async def close(self) -> None:
-        """Say goodbye and wait, for a second at most, until the connection is gone. May be called at any time."""
+        """Say goodbye and wait, for a second at most, until the connection is gone. May be called
+        at any time."""
         if self._failure is None:
             self._failure = Retry(f"{self._place}: closed by the gateway")
             self._state = State.FAILED
@@ -259,7 +270,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
             case "Z", State.QUERY:
                 self._state = State.READY
                 self._wake()
-            # CopyDone, or CommandComplete at once as walsenders do at the end of a shutdown (WalSndDone).
+            # CopyDone, or CommandComplete at once as walsenders do at the end of a shutdown
+            # (WalSndDone).
             case (("c" | "C"), State.COPYING):
                 return Retry(f"{self._place}: the server ended the stream")
             case _:
@@ -328,7 +340,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
 
 
 def check_report(name: str, value: str, place: str) -> WalgateError | None:
-    """Is a parameter as the session pinned it? DateStyle is "ISO, MDY": the second part is about input only."""
+    """Is a parameter as the session pinned it? DateStyle is "ISO, MDY": the second part is about
+    input only."""
     pinned = PINNED_REPORTS.get(name)
     if pinned is None or value.split(",")[0] == pinned:
         return None

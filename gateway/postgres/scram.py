@@ -1,7 +1,9 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-256-PLUS, the client's side (RFC 5802, RFC 7677; PostgreSQL manual, 54.3 SASL Authentication).
+"""SCRAM-SHA-256 and SCRAM-SHA-256-PLUS, the client's side (RFC 5802, RFC 7677; PostgreSQL manual,
+54.3 SASL Authentication).
 
-asyncpg knows only the first. PLUS binds the proof to the server's certificate (RFC 5929, tls-server-end-point), so that whoever
-stands between, with another certificate, cannot pass it on: also where nothing verifies that certificate. Pure: no socket.
+asyncpg knows only the first. PLUS binds the proof to the server's certificate (RFC 5929,
+tls-server-end-point), so that whoever stands between, with another certificate, cannot pass it on:
+also where nothing verifies that certificate. Pure: no socket.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ PLUS: Final = "SCRAM-SHA-256-PLUS"
 
 _NONCE_BYTES: Final = 18
 MOST_ITERATIONS: Final = 2_000_000
-"""About a second of computing. PostgreSQL's default is 4,096 (scram_iterations); a server could ask for hours of it."""
+"""About a second of computing. PostgreSQL's default is 4,096 (scram_iterations); a server could ask
+for hours of it."""
 
 _HASHES: Final = {
     "2a864886f70d010104": "sha256",  # md5WithRSA; RFC 5929: MD5 and SHA-1 count as SHA-256
@@ -35,7 +38,8 @@ _HASHES: Final = {
     "2a8648ce3d040303": "sha384",
     "2a8648ce3d040304": "sha512",
 }
-"""Signature algorithm's oid (RFC 8017, RFC 5758) -> the hash of it. Those of RSASSA-PSS and EdDSA do not say theirs."""
+"""Signature algorithm's oid (RFC 8017, RFC 5758) -> the hash of it. Those of RSASSA-PSS and EdDSA
+do not say theirs."""
 
 
 class ScramError(Exception):
@@ -43,8 +47,8 @@ class ScramError(Exception):
 
 
 class Scram:
-    """One exchange. `binding`: `certificate_hash` of the server's certificate; None: no TLS, or no such hash. `user` may stay
-    empty: PostgreSQL takes it from the startup message."""
+    """One exchange. `binding`: `certificate_hash` of the server's certificate; None: no TLS, or no
+    such hash. `user` may stay empty: PostgreSQL takes it from the startup message."""
 
     def __init__(
         self, password: str, offered: list[str], binding: bytes | None, *, user: str = "", nonce: str = ""
@@ -59,7 +63,8 @@ class Scram:
             assert binding is not None
             self._header, self._channel = "p=tls-server-end-point,,", binding
         else:
-            # y: we could, so that a server that offered it knows that somebody has taken its offer away.
+            # y: we could, so that a server that offered it knows that somebody has taken its offer
+            # away.
             self._header, self._channel = "n,," if binding is None else "y,,", b""
 
     def first(self) -> bytes:
@@ -95,8 +100,8 @@ class Scram:
 
 
 def certificate_hash(certificate: bytes) -> bytes | None:
-    """What PLUS binds to, of a DER certificate: its hash, by the algorithm of its signature. None: that algorithm has none
-    that both sides would agree on."""
+    """What PLUS binds to, of a DER certificate: its hash, by the algorithm of its signature. None:
+    that algorithm has none that both sides would agree on."""
     try:
         start, _ = _content(certificate, 0)
         _, end_of_signed = _content(certificate, start)

@@ -30,8 +30,9 @@ _SETTINGS: Final = (
     "synchronous_standby_names",
 )
 # REPACK (CONCURRENTLY) of 19 has slots of its own (max_repack_replication_slots), in the same view.
-# A standby cannot name its current WAL file, and pg_control_checkpoint is behind by a checkpoint after a promotion: what it
-# says of the timeline is good for a first position, and for no comparison.
+# A standby cannot name its current WAL file, and pg_control_checkpoint is behind by a checkpoint
+# after a promotion: what it says of the timeline is good for a first position, and for no
+# comparison.
 SERVER_QUERY: Final = """
 SELECT jsonb_build_object(
     'system_identifier', (pg_catalog.pg_control_system()).system_identifier::text,
@@ -105,9 +106,9 @@ async def load_facts(
     *,
     excluded: Sequence[str] = (),
 ) -> Facts:
-    """The server last: its end of the WAL must not be older than the slot's LSNs. A `PublicationLoader` is for who
-    comes again: its first look costs more, and it has patterns of its own. `excluded`: patterns of tables that are
-    left out."""
+    """The server last: its end of the WAL must not be older than the slot's LSNs. A
+    `PublicationLoader` is for who comes again: its first look costs more, and it has patterns of
+    its own. `excluded`: patterns of tables that are left out."""
     if isinstance(publications, PublicationLoader):
         publications_now = await publications.facts(sql)
     else:
@@ -116,7 +117,8 @@ async def load_facts(
     return Facts(await server_facts(sql), slot_now, publications_now, moment)
 
 
-# On a primary, the end of the WAL that its last crash recovery replayed; null where it was shut down before it started.
+# On a primary, the end of the WAL that its last crash recovery replayed; null where it was shut
+# down before it started.
 _RECOVERY_QUERY: Final = """
 SELECT pg_catalog.pg_postmaster_start_time()::text,
        CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() END::text
@@ -125,8 +127,8 @@ SELECT pg_catalog.pg_postmaster_start_time()::text,
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The last crash recovery of a server. After a crash of one of its processes the start time is as before, and the LSN is
-    another one."""
+    """The last crash recovery of a server. After a crash of one of its processes the start time is
+    as before, and the LSN is another one."""
 
     started_at: str
     replayed_lsn: str
@@ -136,8 +138,8 @@ class Recovery:
 
 
 async def recovery_of(sql: asyncpg.Connection) -> Recovery:
-    """Needs no right but to connect; where a managed server does not have these functions, a crash is not told from a connection
-    that was lost. Raises classified errors."""
+    """Needs no right but to connect; where a managed server does not have these functions, a crash
+    is not told from a connection that was lost. Raises classified errors."""
     try:
         started_at, replayed_lsn = await sql.fetchrow(_RECOVERY_QUERY)
     except (asyncpg.FeatureNotSupportedError, asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):

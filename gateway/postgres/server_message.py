@@ -1,4 +1,5 @@
-"""ErrorResponse and NoticeResponse: fields of (code byte, C string), ended by a zero byte (PostgreSQL manual, 54.8)."""
+"""ErrorResponse and NoticeResponse: fields of (code byte, C string), ended by a zero byte
+(PostgreSQL manual, 54.8)."""
 
 from __future__ import annotations
 
@@ -18,8 +19,9 @@ _LSN: Final = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """What the server says. Never translated: `severity` (ERROR, FATAL, PANIC, WARNING, NOTICE, ...), `sqlstate`, and `file` and
-    `routine`, the place in the server's source that reported it. `context` is not for logs: it may quote statements."""
+    """What the server says. Never translated: `severity` (ERROR, FATAL, PANIC, WARNING, NOTICE,
+    ...), `sqlstate`, and `file` and `routine`, the place in the server's source that reported it.
+    `context` is not for logs: it may quote statements."""
 
     severity: str
     sqlstate: str
@@ -32,12 +34,14 @@ class ServerMessage:
 
     @property
     def change_lsn(self) -> Lsn:
-        """LSN of the change that the server was decoding (output_plugin_error_callback in logical.c); 0: not known."""
+        """LSN of the change that the server was decoding (output_plugin_error_callback in
+        logical.c); 0: not known."""
         found = _LSN.search(self.context)
         return Lsn.parse(found[0]) if found else Lsn(0)
 
     def __str__(self) -> str:
-        """For logs and errors. Texts that may quote a row's values are left out: they are in the server's log."""
+        """For logs and errors. Texts that may quote a row's values are left out: they are in the
+        server's log."""
         if self.sqlstate.startswith(_QUOTES_VALUES) and self.sqlstate != "22023":
             condition = asyncpg.PostgresError.get_message_class_for_sqlstate(self.sqlstate).__name__
             place = f" in {self.routine}" if self.routine else ""
@@ -50,9 +54,11 @@ class ServerMessage:
 
 
 def parse_server_message(body: bytes) -> ServerMessage:
-    """`body` is what follows the length. Raises FrameError when it is not a list of fields with SQLSTATE and message.
+    """`body` is what follows the length. Raises FrameError when it is not a list of fields with
+    SQLSTATE and message.
 
-    "Since more field types might be added in future, frontends should silently ignore fields of unrecognized type."
+        "Since more field types might be added in future, frontends should silently ignore fields of
+        unrecognized type."
     """
     fields: dict[int, str] = {}
     position = 0

@@ -3,18 +3,21 @@
     written  what has been received: only shown by the server (pg_stat_replication.write_lsn)
     flushed  what is durable in Kafka: the server may forget everything before it
 
-The flush LSN is exactly the highest one given to `acknowledge`. It never falls and is never derived from what was
-received, so nothing that Kafka has not confirmed can be lost here, whatever else goes wrong.
+The flush LSN is exactly the highest one given to `acknowledge`. It never falls and is never derived
+from what was received, so nothing that Kafka has not confirmed can be lost here, whatever else goes
+wrong.
 
-A status is sent at least every third of wal_sender_timeout, from a task of its own that waits for nobody: the server
-ends a connection that is silent for wal_sender_timeout, also while one huge message is on its way. It is answered at
-once when it asks, but at most ten times a second: while it shuts down it asks again after each answer (`WalSndDone` in
-walsender.c; a reader that answered each got 690,000 keepalives in 32 s).
+A status is sent at least every third of wal_sender_timeout, from a task of its own that waits for
+nobody: the server ends a connection that is silent for wal_sender_timeout, also while one huge
+message is on its way. It is answered at once when it asks, but at most ten times a second: while it
+shuts down it asks again after each answer (`WalSndDone` in walsender.c; a reader that answered each
+got 690,000 keepalives in 32 s).
 
-Two things end the connection from here. Silence: nothing has arrived for half of `silence_limit_s`, the server is asked
-for a sign of life and does not give one within the other half. Shutdown: the server keeps asking although it is
-answered, that is, it waits for a flush LSN that we cannot give yet. If that does not move for `LEAVE_AFTER_S`, we leave,
-or `pg_ctl stop -m fast` would hang for as long as Kafka is down.
+Two things end the connection from here. Silence: nothing has arrived for half of `silence_limit_s`,
+the server is asked for a sign of life and does not give one within the other half. Shutdown: the
+server keeps asking although it is answered, that is, it waits for a flush LSN that we cannot give
+yet. If that does not move for `LEAVE_AFTER_S`, we leave, or `pg_ctl stop -m fast` would hang for as
+long as Kafka is down.
 """
 
 from __future__ import annotations
@@ -31,9 +34,11 @@ from schemas.lsn import Lsn
 LEAST_INTERVAL_S: Final = 0.1
 LEAVE_AFTER_S: Final = 3.0
 LONGEST_SILENCE_S: Final = 30.0
-# A short wal_sender_timeout says how patient the server is; a busy server may still be slow to answer.
+# A short wal_sender_timeout says how patient the server is; a busy server may still be slow to
+# answer.
 SHORTEST_SILENCE_S: Final = 5.0
-# Beyond this gap two requests are not of one shutdown: in service the server asks once in half of wal_sender_timeout.
+# Beyond this gap two requests are not of one shutdown: in service the server asks once in half of
+# wal_sender_timeout.
 _STORM_GAP_S: Final = 0.5
 _NO_TIMEOUT_S: Final = 60.0
 
@@ -45,7 +50,8 @@ class Link(Protocol):
 
     def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None: ...
     def silence_s(self) -> float:
-        """Seconds since something arrived; 0 while reading is paused, for then the silence is ours."""
+        """Seconds since something arrived; 0 while reading is paused, for then the silence is
+        ours."""
         ...
 
     def fail(self, error: WalgateError) -> None: ...
@@ -54,7 +60,8 @@ class Link(Protocol):
 class StandbyStatus:
     """Received and flushed LSN of one connection, and the task (`run`) that reports them.
 
-    `wal_sender_timeout_s`: the server's setting, 0 when it is off. `silence_limit_s` follows from it unless given.
+    `wal_sender_timeout_s`: the server's setting, 0 when it is off. `silence_limit_s` follows from
+    it unless given.
     """
 
     def __init__(
@@ -88,7 +95,8 @@ class StandbyStatus:
             self.received_lsn = Lsn(lsn)
 
     def acknowledge(self, lsn: int) -> None:
-        """Everything before `lsn` is durable in Kafka and in the position topic. A lower one than before is ignored."""
+        """Everything before `lsn` is durable in Kafka and in the position topic. A lower one than
+        before is ignored."""
         if lsn > self.flush_lsn:
             self.flush_lsn = Lsn(lsn)
             self.receive(lsn)
@@ -100,7 +108,8 @@ class StandbyStatus:
         self._send(self._clock(), ask=False)
 
     def reply_soon(self) -> None:
-        """The server asks for a reply. It gets one at once, also before `run` has begun, unless the last one is too new."""
+        """The server asks for a reply. It gets one at once, also before `run` has begun, unless the
+        last one is too new."""
         now = self._clock()
         if now - self._last_request_at > _STORM_GAP_S:
             self._storm_since = now
@@ -136,7 +145,8 @@ class StandbyStatus:
                 pass
 
     def step(self) -> float | None:
-        """Do what is due now. Returns the seconds to the next step unless woken, None when the connection was ended."""
+        """Do what is due now. Returns the seconds to the next step unless woken, None when the
+        connection was ended."""
         now = self._clock()
         silence_s = self._link.silence_s()
         half_s = self.silence_limit_s / 2
@@ -145,7 +155,8 @@ class StandbyStatus:
         if silence_s < half_s:
             self._asked_at = None
         elif self._asked_at is not None and now - self._asked_at >= half_s:
-            # Counted from our question: a process that was stopped, or started this task late, was silent itself.
+            # Counted from our question: a process that was stopped, or started this task late, was
+            # silent itself.
             self._link.fail(Retry(f"PostgreSQL has sent nothing for {silence_s:.0f} s, although a reply was requested"))
             return None
         if self._must_leave(now):

@@ -1,8 +1,8 @@
 """START_REPLICATION and the options of pgoutput, by server version, quoted.
 
-The walsender's grammar knows no parameters, so everything is quoted here and nowhere else (PostgreSQL manual, 54.4 and
-54.5; repl_gram.y, and SplitIdentifierString for the list of publications). The settings have checked the names already: what
-cannot be quoted is a ValueError.
+The walsender's grammar knows no parameters, so everything is quoted here and nowhere else
+(PostgreSQL manual, 54.4 and 54.5; repl_gram.y, and SplitIdentifierString for the list of
+publications). The settings have checked the names already: what cannot be quoted is a ValueError.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
 
 
 def protocol_version(version_num: int) -> int:
-    """The highest pgoutput protocol of the server: 2 streams, 3 adds two-phase, 4 adds LSN and time to aborts."""
+    """The highest pgoutput protocol of the server: 2 streams, 3 adds two-phase, 4 adds LSN and time
+    to aborts."""
     return 2 if version_num < 150000 else 3 if version_num < 160000 else 4
 
 
@@ -33,8 +34,8 @@ def pgoutput_options(
     messages: bool = True,
     origin: Literal["any", "none"] = "any",
 ) -> dict[str, str]:
-    """Options for START_REPLICATION, unquoted values. Raises StopForOperator for an origin that the server's version has not;
-    two_phase is the preflight checks' business."""
+    """Options for START_REPLICATION, unquoted values. Raises StopForOperator for an origin that the
+    server's version has not; two_phase is the preflight checks' business."""
     if origin != "any" and version_num < 160000:
         raise StopForOperator("origin = none needs PostgreSQL 16 or newer", hint="set source.origin = any")
     options = {

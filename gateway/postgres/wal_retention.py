@@ -1,4 +1,5 @@
-"""Who keeps WAL: the slot itself, open and prepared transactions, other slots. One look, for the status."""
+"""Who keeps WAL: the slot itself, open and prepared transactions, other slots. One look, for the
+status."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ SELECT extract(epoch FROM pg_catalog.clock_timestamp())::float8,
        pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                                        ELSE pg_catalog.pg_current_wal_flush_lsn() END, '0/0')::bigint
 """
-# A slot cannot forget WAL from before the start of the oldest transaction that has written, in any database. One that only reads
-# keeps old rows, not WAL. Without pg_read_all_stats another role's session shows process and xid alone.
+# A slot cannot forget WAL from before the start of the oldest transaction that has written, in any
+# database. One that only reads keeps old rows, not WAL. Without pg_read_all_stats another role's
+# session shows process and xid alone.
 _HOLDERS: Final = """
 SELECT * FROM (
     SELECT 'transaction', '', a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
@@ -125,7 +127,8 @@ async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
 
 
 async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
-    """For a role that may not see pg_stat_replication: what the setting says. Raises classified errors."""
+    """For a role that may not see pg_stat_replication: what the setting says. Raises classified
+    errors."""
     if slot.active_pid is None:
         return ""
     try:

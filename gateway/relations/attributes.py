@@ -1,17 +1,20 @@
 """Which attribute of its relation (pg_attribute.attnum) each column of a Relation message is.
 
-The stream sends names, and a name may move to another attribute: RENAME, or DROP and ADD. The catalog knows the numbers, but as
-of now: it is read when the message is, which may be after later ALTER TABLEs.
+The stream sends names, and a name may move to another attribute: RENAME, or DROP and ADD. The
+catalog knows the numbers, but as of now: it is read when the message is, which may be after later
+ALTER TABLEs.
 
-Mostly the columns of a message are those that there are now, or the first of them. Else it is older: numbers are given in order
-and never again, so its columns are the first ones of all that were not dropped before its transaction. Who dropped or changed
-an attribute last is in its row of the catalog (xmin), and later is who has the higher transaction id. So it is too where a name
-belongs to another column than in an earlier version of the relation: the message may be from before or after the DROP and ADD.
-That is not exact where a transaction had its id before the ALTER TABLE and wrote to the table after it, or the other way round.
+Mostly the columns of a message are those that there are now, or the first of them. Else it is
+older: numbers are given in order and never again, so its columns are the first ones of all that
+were not dropped before its transaction. Who dropped or changed an attribute last is in its row of
+the catalog (xmin), and later is who has the higher transaction id. So it is too where a name
+belongs to another column than in an earlier version of the relation: the message may be from before
+or after the DROP and ADD. That is not exact where a transaction had its id before the ALTER TABLE
+and wrote to the table after it, or the other way round.
 
-What cannot be explained like this is of an ALTER TABLE whose transaction has not committed: names that are there have their
-numbers, new ones none. A relation of which a publication sends some columns has no numbers: a column may then be new in the
-stream and old in the table.
+What cannot be explained like this is of an ALTER TABLE whose transaction has not committed: names
+that are there have their numbers, new ones none. A relation of which a publication sends some
+columns has no numbers: a column may then be new in the stream and old in the table.
 """
 
 from __future__ import annotations
@@ -43,12 +46,12 @@ join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.oid = any ($1::pg_catalog.oid[])
 order by c.oid, a.attnum
 """
-"""$1: relation oids. Of each column there ever was: relation, number, name (null: dropped), whether it is generated, the
-transaction of its row in pg_attribute, PostgreSQL's text of attmissingval, and whether a publication sends only some columns of
-the relation.
+"""$1: relation oids. Of each column there ever was: relation, number, name (null: dropped), whether
+it is generated, the transaction of its row in pg_attribute, PostgreSQL's text of attmissingval, and
+whether a publication sends only some columns of the relation.
 
-attmissingval is an array of one element, which its text form quotes where need be. A partitioned table has none: its
-partitions do, all the same if the column was added to all of them at once."""
+attmissingval is an array of one element, which its text form quotes where need be. A partitioned
+table has none: its partitions do, all the same if the column was added to all of them at once."""
 
 _LONGEST_LAG: Final = 1 << 27
 """Transactions."""
@@ -56,8 +59,8 @@ _LONGEST_LAG: Final = 1 << 27
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One row of ATTRIBUTES_QUERY, without the relation. `name` None: dropped, by `xid`; else `xid` has made it or changed it
-    last."""
+    """One row of ATTRIBUTES_QUERY, without the relation. `name` None: dropped, by `xid`; else `xid`
+    has made it or changed it last."""
 
     number: int
     name: str | None
@@ -85,9 +88,11 @@ def needs_earlier(names: Sequence[str], attributes: Sequence[Attribute], xid: in
 def attribute_numbers(
     names: Sequence[str], attributes: Sequence[Attribute], xid: int | None, earlier: Mapping[str, int]
 ) -> dict[str, int]:
-    """Numbers of the columns of a message, by name, as far as they are known. `xid`: its transaction, None: it is as of now.
+    """Numbers of the columns of a message, by name, as far as they are known. `xid`: its
+    transaction, None: it is as of now.
 
-    `earlier`: those of an earlier version of the relation. They are all that is known of a relation that was dropped.
+        `earlier`: those of an earlier version of the relation. They are all that is known of a relation
+        that was dropped.
     """
     if not attributes:
         return {name: earlier[name] for name in names if name in earlier}
@@ -108,8 +113,8 @@ def attribute_numbers(
 
 
 def _by_place(names: Sequence[str], attributes: Sequence[Attribute], changed: Set[int]) -> dict[str, int] | None:
-    """Where the message has the columns that there are, with or without the generated ones, and perhaps without the last ones.
-    Those in `changed` had another name, or were not dropped yet."""
+    """Where the message has the columns that there are, with or without the generated ones, and
+    perhaps without the last ones. Those in `changed` had another name, or were not dropped yet."""
     there = [each for each in attributes if each.name is not None or each.number in changed]
     for columns in ([each for each in there if not each.is_generated], there):
         pairs = list(zip(names, columns, strict=False))
@@ -123,7 +128,7 @@ def _dropped_later(attributes: Sequence[Attribute], xid: int | None) -> set[int]
 
 
 def _distance(attribute: Attribute, xid: int | None) -> int:
-    """How many transactions later than `xid` the attribute was changed last; -1: not later. Ids are circular numbers, and rows of
-    the catalog keep very old ones, which may look like later ones."""
+    """How many transactions later than `xid` the attribute was changed last; -1: not later. Ids are
+    circular numbers, and rows of the catalog keep very old ones, which may look like later ones."""
     distance = -1 if xid is None else (attribute.xid - xid) % (1 << 32)
     return distance if distance < _LONGEST_LAG else -1

@@ -1,15 +1,17 @@
 """Which version of a relation the next change is encoded with.
 
-PostgreSQL sends a Relation message before the first change of a relation and again after each invalidation. Three facts
-of `pgoutput.c` shape this cache:
+PostgreSQL sends a Relation message before the first change of a relation and again after each
+invalidation. Three facts of `pgoutput.c` shape this cache:
 
-* Within an in-progress stream the schema is tracked per top-level transaction: what was announced inside it counts for
-  it alone, and other transactions get an announcement of their own. So each open stream has an overlay over the base.
-* `pgoutput_stream_commit` marks the schema as sent for everybody: the overlay then becomes the base, except where the
-  base has meanwhile heard a newer announcement (a rolled back savepoint gives its locks back, so another transaction may
-  have altered the table between our announcement and our commit). Announcements are numbered to tell.
-* After any stream abort the schema is announced again. What came from the rolled back (sub)transaction is forgotten, so
-  that the cache is as it was.
+* Within an in-progress stream the schema is tracked per top-level transaction: what was announced
+  inside it counts for it alone, and other transactions get an announcement of their own. So each
+  open stream has an overlay over the base.
+* `pgoutput_stream_commit` marks the schema as sent for everybody: the overlay then becomes the
+  base, except where the base has meanwhile heard a newer announcement (a rolled back savepoint
+  gives its locks back, so another transaction may have altered the table between our announcement
+  and our commit). Announcements are numbered to tell.
+* After any stream abort the schema is announced again. What came from the rolled back
+  (sub)transaction is forgotten, so that the cache is as it was.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ class _Announcement(Generic[V]):
 
 @dataclass(slots=True)
 class RelationCache(Generic[V]):
-    """`V` is what a relation version is to the caller; this module only keeps it. Keys are relation oids and xids."""
+    """`V` is what a relation version is to the caller; this module only keeps it. Keys are relation
+    oids and xids."""
 
     _base: dict[int, _Announcement[V]] = field(default_factory=dict)
     _overlays: dict[int, dict[int, list[_Announcement[V]]]] = field(default_factory=dict)
@@ -41,7 +44,8 @@ class RelationCache(Generic[V]):
         self._base[relation_oid] = _Announcement(self._count, 0, version)
 
     def announce_in_stream(self, xid: int, subxid: int, relation_oid: int, version: V) -> None:
-        """A Relation message inside the stream of `xid`; `subxid` is the xid field of the message itself."""
+        """A Relation message inside the stream of `xid`; `subxid` is the xid field of the message
+        itself."""
         self._count += 1
         stack = self._overlays.setdefault(xid, {}).setdefault(relation_oid, [])
         if stack and stack[-1].subxid == subxid:  # said again: after each abort everything is
@@ -49,7 +53,8 @@ class RelationCache(Generic[V]):
         stack.append(_Announcement(self._count, subxid, version))
 
     def find(self, relation_oid: int, stream_xid: int | None) -> V | None:
-        """The version that counts for the next change: of the stream first, else of the base; None if never announced."""
+        """The version that counts for the next change: of the stream first, else of the base; None
+        if never announced."""
         if stream_xid is not None and (overlay := self._overlays.get(stream_xid)):
             stack = overlay.get(relation_oid)
             if stack:
@@ -58,7 +63,8 @@ class RelationCache(Generic[V]):
         return None if entry is None else entry.version
 
     def finish_stream(self, xid: int) -> None:
-        """The stream of `xid` was committed or prepared: its announcements now count for everybody."""
+        """The stream of `xid` was committed or prepared: its announcements now count for
+        everybody."""
         for relation_oid, stack in self._overlays.pop(xid, {}).items():
             base = self._base.get(relation_oid)
             if stack and (base is None or base.number < stack[-1].number):

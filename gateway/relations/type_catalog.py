@@ -1,4 +1,5 @@
-"""What the catalog says about types and identity, as of now: the queries, and the reading of their rows. No driver here."""
+"""What the catalog says about types and identity, as of now: the queries, and the reading of their
+rows. No driver here."""
 
 from __future__ import annotations
 
@@ -21,8 +22,9 @@ _NAMED: Final = {
     4096: ("regrole", "pg_roles where rolname like 'pg\\_%' and"),
     4191: ("regcollation", "pg_collation where"),
 }
-"""Types whose values are oids and whose text is a name, with the rows of the catalog that have one which nobody changes: what
-the server made itself, below oid 16384. What users made may have had another name when the row was written."""
+"""Types whose values are oids and whose text is a name, with the rows of the catalog that have one
+which nobody changes: what the server made itself, below oid 16384. What users made may have had
+another name when the row was written."""
 
 _NAMES: Final = "\n".join(
     f"""\
@@ -90,7 +92,8 @@ left join pg_catalog.pg_type e on e.oid = t.typelem and e.typarray = t.oid -- so
 left join pg_catalog.pg_range r on r.rngtypid = t.oid
 left join pg_catalog.pg_range m on m.rngmultitypid = t.oid
 """
-"""$1: type oids. One row for each of these types and for every type that they are made of; none for a dropped type."""
+"""$1: type oids. One row for each of these types and for every type that they are made of; none for
+a dropped type."""
 
 PRIMARY_KEY_QUERY: Final = """
 select a.attname::pg_catalog.text
@@ -99,9 +102,11 @@ join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.
 where i.indrelid = $1::pg_catalog.oid and i.indisprimary and i.indimmediate
 order by a.attnum
 """
-"""$1: relation oid. Names of the primary key's columns, without those that its index only holds (INCLUDE).
+"""$1: relation oid. Names of the primary key's columns, without those that its index only holds
+(INCLUDE).
 
-A deferrable key is none, as for PostgreSQL itself: within a statement two rows may have the same one."""
+A deferrable key is none, as for PostgreSQL itself: within a statement two rows may have the same
+one."""
 
 GENERATED_KEY_QUERY: Final = """
 select c.oid::pg_catalog.int8, a.attname::pg_catalog.text
@@ -111,8 +116,8 @@ join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = any (i.indke
 where c.oid = any ($1::pg_catalog.oid[]) and a.attgenerated <> ''
   and case c.relreplident when 'd' then i.indisprimary and i.indimmediate when 'i' then i.indisreplident end
 """
-"""$1: relation oids. Relation and name of each column of the replica identity that is generated: such a one may not be
-published."""
+"""$1: relation oids. Relation and name of each column of the replica identity that is generated:
+such a one may not be published."""
 
 BUILT_IN_QUERY: Final = """
 select oid::pg_catalog.int8 from pg_catalog.pg_type
@@ -208,7 +213,8 @@ left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attn
 where a.attrelid = $1::pg_catalog.oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum
 """
-"""$1: relation oid. Name of each column, whether it may not be null, and the expression of its default."""
+"""$1: relation oid. Name of each column, whether it may not be null, and the expression of its
+default."""
 
 KEY_QUERY: Final = """
 select i.indexrelid::pg_catalog.int8, a.attname::pg_catalog.text
@@ -220,7 +226,8 @@ where i.indrelid = $1::pg_catalog.oid and i.indisunique and i.indimmediate and i
   and i.indpred is null and 0 <> all (i.indkey[0:i.indnkeyatts - 1])
 order by not i.indisprimary, c.relname, k.place
 """
-"""$1: relation oid. (index, column) of the primary key in its order, then of each unique index, by its name."""
+"""$1: relation oid. (index, column) of the primary key in its order, then of each unique index, by
+its name."""
 
 
 def read_key(rows: Iterable[Sequence[Any]]) -> list[str]:

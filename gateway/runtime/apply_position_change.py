@@ -1,4 +1,5 @@
-"""Carries out the steps of gateway/startup/position_changes.py, for the commands that change a slot's position."""
+"""Carries out the steps of gateway/startup/position_changes.py, for the commands that change a
+slot's position."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ from gateway.transactions.position import Position
 log = structlog.get_logger()
 
 _ATTEMPTS: Final = 8
-"""A gateway that runs, and is fenced, fences in its turn when it starts again: one of the two comes through."""
+"""A gateway that runs, and is fenced, fences in its turn when it starts again: one of the two comes
+through."""
 
 
 Repair = Callable[[FreshPosition, Expected], Steps]

@@ -1,6 +1,7 @@
 """Carries out the steps of a start; their order and what they mean is `gateway/startup/start.py`.
 
-Leaves behind what the stream needs: Kafka's parts, the registry and the replication connection, each closed by the stack.
+Leaves behind what the stream needs: Kafka's parts, the registry and the replication connection,
+each closed by the stack.
 """
 
 from __future__ import annotations
@@ -146,7 +147,8 @@ class Bootstrap:
                 await self.delivery.deliver_now([], position)
                 failpoint("after_slot_intent")
             case CreateSlot():
-                # Ten thousand topics take minutes, and a slot keeps WAL from the moment that it is made.
+                # Ten thousand topics take minutes, and a slot keeps WAL from the moment that it is
+                # made.
                 self._wait_for("the topics")
                 await self.topics.ensure_relations(self.catalog.relations)
                 failpoint("before_slot_creation")
@@ -293,7 +295,8 @@ class Bootstrap:
     def snapshot_announcer(
         self, sql: asyncpg.Connection, position: Position, machine: TransactionMachine
     ) -> RelationRegistrar:
-        """For relations whose rows are read: what they are encoded with is not what their changes are."""
+        """For relations whose rows are read: what they are encoded with is not what their changes
+        are."""
         if not isinstance(machine, DebeziumMachine):
             return self._announcer(sql, position, None)
         relations = DebeziumRelations(sql, self._settings.debezium.options(), self._memory.optional_fields)

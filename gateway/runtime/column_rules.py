@@ -13,7 +13,8 @@ from schemas.relation import ColumnDescription, Protect, Protection, RelationDes
 
 
 def protect(description: RelationDescription, settings: ColumnSettings) -> RelationDescription:
-    """The description with its protections. Raises StopForOperator for a rule on a key that does not say so."""
+    """The description with its protections. Raises StopForOperator for a rule on a key that does
+    not say so."""
     if not settings.rules:
         return description
     hash_key = settings.hash_key.get_secret_value().encode() if settings.hash_key else b""
@@ -30,8 +31,8 @@ def protect(description: RelationDescription, settings: ColumnSettings) -> Relat
 
 
 def check_key(description: RelationDescription, key: Iterable[int], settings: ColumnSettings) -> None:
-    """`key`: indexes of the columns of the records' key. In Debezium's dialect they may be others than those of the replica
-    identity."""
+    """`key`: indexes of the columns of the records' key. In Debezium's dialect they may be others
+    than those of the replica identity."""
     for at in key:
         column = description.columns[at]
         rule = settings.rule_of(description.namespace, description.name, column.name)

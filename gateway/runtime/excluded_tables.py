@@ -15,7 +15,8 @@ log = structlog.get_logger()
 
 
 class ExcludedTables:
-    """`marks`: manifests name a table that has a topic, since readers may have copies of its rows."""
+    """`marks`: manifests name a table that has a topic, since readers may have copies of its
+    rows."""
 
     def __init__(self, patterns: Sequence[str], topics: Topics, *, marks: bool) -> None:
         self.patterns = tuple(patterns)

@@ -1,4 +1,5 @@
-"""Topics that are no relation's: of markers or of Debezium's transaction metadata, and of logical decoding messages."""
+"""Topics that are no relation's: of markers or of Debezium's transaction metadata, and of logical
+decoding messages."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FixedSchemas:
-    """Ids in the registry. `transaction`: of markers, or of BEGIN and END; those have keys, as Debezium's messages have."""
+    """Ids in the registry. `transaction`: of markers, or of BEGIN and END; those have keys, as
+    Debezium's messages have."""
 
     transaction: int
     position: int

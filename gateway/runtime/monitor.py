@@ -1,11 +1,13 @@
-"""Looks at PostgreSQL, Kafka and the registry by connections of its own, whatever the session does, and tells the board.
+"""Looks at PostgreSQL, Kafka and the registry by connections of its own, whatever the session does,
+and tells the board.
 
     PostgreSQL   its clock and the end of its WAL, `READ_INTERVAL_S`; the slot and who keeps WAL, `LOOK_INTERVAL_S`
     Kafka        metadata of the position topic, `PROBE_INTERVAL_S`
     registry     the newest schema of positions, `PROBE_INTERVAL_S`
     mirrors      the /status of each, `PROBE_INTERVAL_S`
 
-Nothing here ends or delays a session. One that is down is named within PROBE_INTERVAL_S + PROBE_TIMEOUT_S.
+Nothing here ends or delays a session. One that is down is named within PROBE_INTERVAL_S +
+PROBE_TIMEOUT_S.
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class Monitor:
                 group.create_task(watch_mirror(url, self._board))
 
     async def _keep(self, name: PartName, watch: Callable[[], Awaitable[None]]) -> None:
-        """A defect of the monitor must not freeze the figures, nor end the stream: it is told, and the watch begins again."""
+        """A defect of the monitor must not freeze the figures, nor end the stream: it is told, and
+        the watch begins again."""
         while True:
             try:
                 await watch()
@@ -87,7 +90,8 @@ class Monitor:
                 self._down(name, Retry(f"the monitor failed: {type(error).__name__}", hint=hint))
             await asyncio.sleep(_AGAIN_S[1])
 
-    # -- PostgreSQL ----------------------------------------------------------------------------------------------------
+    # -- PostgreSQL
+    # ----------------------------------------------------------------------------------------------------
 
     async def _watch_postgresql(self) -> None:
         again_s = _AGAIN_S[0]
@@ -173,7 +177,8 @@ class Monitor:
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "writing a heartbeat") from error
 
-    # -- Kafka and the registry ----------------------------------------------------------------------------------------
+    # -- Kafka and the registry
+    # ----------------------------------------------------------------------------------------
 
     async def _watch_kafka(self) -> None:
         kafka = self._settings.kafka
@@ -244,7 +249,8 @@ async def ask_mirror(url: str, board: StatusBoard) -> None:
 
 
 def alarm_level(wal: RetainedWal) -> int:
-    """0: none; 1: half of the limit, or full within an hour; 2: four fifths, ten minutes; 3: 95 %, a minute."""
+    """0: none; 1: half of the limit, or full within an hour; 2: four fifths, ten minutes; 3: 95 %,
+    a minute."""
     if wal.limit_bytes is None:
         return 0
     share, left_s = wal.retained_bytes / wal.limit_bytes, wal.seconds_to_full
@@ -257,8 +263,9 @@ def alarm_level(wal: RetainedWal) -> int:
 def growth_rate(held: deque[tuple[float, int]]) -> float:
     """Bytes per second from the first to the last (moment, bytes).
 
-    What the slot's restart_lsn gives back, it gives back at once. Where that hides that the WAL grows
-    again, this is the rate since it was least, or 0 where that is known for less than `LEAST_WINDOW_S`.
+    What the slot's restart_lsn gives back, it gives back at once. Where that hides that the WAL
+    grows again, this is the rate since it was least, or 0 where that is known for less than
+    `LEAST_WINDOW_S`.
     """
     rate = _rate(held[0], held[-1])
     least = min(reversed(held), key=itemgetter(1))
@@ -272,7 +279,8 @@ def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:
 
 
 def wal_held(slot: SlotStatus, held: int, rate: float, budget_bytes: int | None) -> RetainedWal:
-    """`budget_bytes`: source.wal_budget_bytes. The server's own limit is max_slot_wal_keep_size, as safe_wal_size tells it."""
+    """`budget_bytes`: source.wal_budget_bytes. The server's own limit is max_slot_wal_keep_size, as
+    safe_wal_size tells it."""
     limits = [(budget_bytes, "source.wal_budget_bytes")] if budget_bytes is not None else []
     if slot.safe_wal_bytes is not None:
         limits.append((held + slot.safe_wal_bytes, "max_slot_wal_keep_size"))

@@ -1,9 +1,11 @@
-"""The replication loop: bytes from PostgreSQL -> state machine -> batches, and Kafka transactions of them, one after another.
+"""The replication loop: bytes from PostgreSQL -> state machine -> batches, and Kafka transactions
+of them, one after another.
 
-`run` reads. The order within one turn: read, take every frame, hand over full batches, close the Kafka transaction if the commit
-policy says so (gateway/transactions/commit_policy.py), wait while too much is in flight. Nothing there waits for Kafka except
-through that limit. `deliver` is the other task: it delivers what was closed, and asks the policy again when Kafka is free.
-Nothing here answers PostgreSQL: that is `gateway/postgres/standby_status.py`, on its own timer.
+`run` reads. The order within one turn: read, take every frame, hand over full batches, close the
+Kafka transaction if the commit policy says so (gateway/transactions/commit_policy.py), wait while
+too much is in flight. Nothing there waits for Kafka except through that limit. `deliver` is the
+other task: it delivers what was closed, and asks the policy again when Kafka is free. Nothing here
+answers PostgreSQL: that is `gateway/postgres/standby_status.py`, on its own timer.
 """
 
 from __future__ import annotations
@@ -86,7 +88,8 @@ class WholeFirst(Retry):
 
 
 class ReadWhole(Retry):
-    """Begin again without streaming, to learn the commit LSN of the transaction that is in the way, and whether it commits."""
+    """Begin again without streaming, to learn the commit LSN of the transaction that is in the way,
+    and whether it commits."""
 
     def __init__(self, error: StopForOperator) -> None:
         super().__init__(
@@ -103,7 +106,8 @@ class HandOver(Protocol):
         ...
 
     def announced(self, relation: Relation, *, is_again: bool) -> None:
-        """A relation is announced in the stream, for the first time in this session or once more."""
+        """A relation is announced in the stream, for the first time in this session or once
+        more."""
         ...
 
     def take_states(self) -> dict[bytes, bytes]:
@@ -112,8 +116,8 @@ class HandOver(Protocol):
 
 
 class Pump:
-    """Reads one replication stream until it ends; raises WalgateError. Up to `careful_until` each transaction is delivered
-    before the next one."""
+    """Reads one replication stream until it ends; raises WalgateError. Up to `careful_until` each
+    transaction is delivered before the next one."""
 
     def __init__(
         self,
@@ -174,7 +178,8 @@ class Pump:
         await asyncio.Event().wait()  # the end is drain's to say
 
     async def deliver(self) -> None:
-        """Deliver what is closed, until cancelled; raises WalgateError on the first failed or unknown result."""
+        """Deliver what is closed, until cancelled; raises WalgateError on the first failed or
+        unknown result."""
         while True:
             position = await self._delivery.deliver()
             if position is not None:
@@ -188,7 +193,8 @@ class Pump:
                 raise
 
     async def confirm(self) -> None:
-        """With kafka.delivery = at_least_once: make positions durable while the next rows are delivered, until cancelled."""
+        """With kafka.delivery = at_least_once: make positions durable while the next rows are
+        delivered, until cancelled."""
         while True:
             self._note_durable(await self._delivery.commit_position())
             if self._stopping:
@@ -211,7 +217,8 @@ class Pump:
             await self._delivery.commit_done()
 
     async def _read(self) -> bytes:
-        """What the stream has, at least one frame; or nothing, where it had more until now and pauses."""
+        """What the stream has, at least one frame; or nothing, where it had more until now and
+        pauses."""
         if self._more_at_hand:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
@@ -238,9 +245,9 @@ class Pump:
         return Lsn(self._machine.resume_lsn)
 
     def _part(self, error: StopForOperator | CannotDecode) -> None:
-        """The stream cannot go on here, but what was committed before it shall not wait for that person. Where it shares a
-        Kafka transaction with the one that is in the way, the next attempt parts them: WholeFirst. Behind a
-        gap nothing comes first."""
+        """The stream cannot go on here, but what was committed before it shall not wait for that
+        person. Where it shares a Kafka transaction with the one that is in the way, the next
+        attempt parts them: WholeFirst. Behind a gap nothing comes first."""
         if isinstance(error, DataGap):
             raise error
         whole_until = Lsn(self._machine.resume_lsn)
@@ -380,7 +387,8 @@ class Pump:
         failpoint("relation_registered")
         machine.announce(relation_oid, relation.xid, version)
 
-    # -- where a Kafka transaction ends ---------------------------------------------------------------------------------
+    # -- where a Kafka transaction ends
+    # ---------------------------------------------------------------------------------
 
     def _filling(self, unclosed_bytes: int, *, one_by_one: bool = False) -> Filling:
         """The facts that the policy decides by."""
@@ -429,8 +437,9 @@ class Pump:
         return self._machine.at_boundary and self._delivery.is_quiet and self._machine.pending_marker_count == 0
 
     def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
-        """The idle rule: with nothing pending, what the server has read may become our position - durable first, as the
-        slot must never be ahead of the position topic. An open stream does not forbid it: it is sent again whole."""
+        """The idle rule: with nothing pending, what the server has read may become our position -
+        durable first, as the slot must never be ahead of the position topic. An open stream does
+        not forbid it: it is sent again whole."""
         failpoint("keepalive_received")
         machine = self._machine
         end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events, which closes no Kafka transaction

@@ -1,4 +1,5 @@
-"""What an error of one table means: the gateway goes on without it, or stops and names the ways on."""
+"""What an error of one table means: the gateway goes on without it, or stops and names the ways
+on."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class QuarantineRelation(Retry):
 
 
 class QuarantinePolicy:
-    """`topic_of`: where the rows of a table go. `records_exclusions`: readers see what was left out."""
+    """`topic_of`: where the rows of a table go. `records_exclusions`: readers see what was left
+    out."""
 
     def __init__(self, rules: ErrorSettings, topic_of: Callable[[Name], str], *, records_exclusions: bool) -> None:
         self._rules = rules
@@ -51,8 +53,8 @@ class QuarantinePolicy:
         self._records_exclusions = records_exclusions
 
     def of_change(self, error: StopForOperator, name: Name, commit_lsn: Lsn) -> None:
-        """`error` was met in the transaction that commits at `commit_lsn`. Raises QuarantineRelation, or gives `error` its
-        hint."""
+        """`error` was met in the transaction that commits at `commit_lsn`. Raises
+        QuarantineRelation, or gives `error` its hint."""
         if error.relation_oid is None or not isinstance(error, _OF_TABLE):
             return
         skip = (
@@ -64,8 +66,8 @@ class QuarantinePolicy:
 
     @contextmanager
     def of_snapshot(self) -> Iterator[None]:
-        """Around what reads tables. Raises QuarantineRelation from the next session's first transaction on, or the error with
-        its hint."""
+        """Around what reads tables. Raises QuarantineRelation from the next session's first
+        transaction on, or the error with its hint."""
         try:
             yield
         except UnwritableTable as found:

@@ -1,6 +1,8 @@
-"""A Relation message -> a relation version ready for rows: catalog facts, schemas registered, topic made.
+"""A Relation message -> a relation version ready for rows: catalog facts, schemas registered, topic
+made.
 
-All of this waits, and the reading waits with it; the slot is kept alive by the standby status task meanwhile.
+All of this waits, and the reading waits with it; the slot is kept alive by the standby status task
+meanwhile.
 """
 
 from __future__ import annotations
@@ -66,8 +68,8 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class _Catalog:
-    """What the catalog says of some relations: facts of their types by oid, generated columns of their replica identities, and
-    all attributes, both by relation oid."""
+    """What the catalog says of some relations: facts of their types by oid, generated columns of
+    their replica identities, and all attributes, both by relation oid."""
 
     types: dict[int, TypeFacts]
     generated: dict[int, list[str]]
@@ -75,11 +77,13 @@ class _Catalog:
 
 
 class RowsOfPartition(Retry):
-    """A partition whose root is published has rows of its own: it was published by itself when they were written."""
+    """A partition whose root is published has rows of its own: it was published by itself when they
+    were written."""
 
 
 class RelationRegistrar:
-    """Raises WalgateError: PostgreSQL, registry or Kafka not there, or a schema that is not compatible."""
+    """Raises WalgateError: PostgreSQL, registry or Kafka not there, or a schema that is not
+    compatible."""
 
     def __init__(
         self,
@@ -95,7 +99,8 @@ class RelationRegistrar:
         debezium: DebeziumRelations | None = None,
         partitions_have_topics: bool = False,
     ) -> None:
-        """`on_announced` hears each relation's name, schema id and number of columns; `debezium`: written in its dialect."""
+        """`on_announced` hears each relation's name, schema id and number of columns; `debezium`:
+        written in its dialect."""
         self._on_announced = on_announced
         self._debezium = debezium
         self._sql = sql
@@ -113,7 +118,8 @@ class RelationRegistrar:
         self._partitions_of_roots: frozenset[int] = frozenset()
 
     async def prepare(self, relations: Iterable[Name]) -> None:
-        """Make the topics of (schema, table) in batches, before their first row: a thousand one by one take long."""
+        """Make the topics of (schema, table) in batches, before their first row: a thousand one by
+        one take long."""
         wanted = list(relations)
         if not self._is_first_epoch:
             await self._refuse_deleted(await self._topics.without_topic(wanted))
@@ -121,7 +127,8 @@ class RelationRegistrar:
         await self._producer.learn(self._topics.of_relation(relation) for relation in wanted)
 
     async def _refuse_deleted(self, missing: list[Name]) -> None:
-        """A topic is made before its first schema is registered: one that is missing although it has a schema was deleted."""
+        """A topic is made before its first schema is registered: one that is missing although it
+        has a schema was deleted."""
         names = [topic for relation in missing for topic in self._topics.possible_names(relation)]
         deleted = []
         with classified_schema_errors():
@@ -132,7 +139,8 @@ class RelationRegistrar:
         await self._topics.refuse_deleted(deleted)
 
     async def _make_topics(self, relations: Sequence[Name]) -> None:
-        """A new table seldom comes alone: the topics of all that are published by now are made with its own."""
+        """A new table seldom comes alone: the topics of all that are published by now are made with
+        its own."""
         if await self._topics.without_topic(relations):
             publications = await publication_facts(
                 self._sql, self._publications, excluded=self.excluded_tables.patterns
@@ -163,8 +171,8 @@ class RelationRegistrar:
         self._announced_types[message.type_oid] = (message.namespace, message.name)
 
     async def comes_as_root(self, relation: Relation) -> bool:
-        """Whether rows of this partition come as those of its root, so that it needs no topic: PostgreSQL describes the partition
-        all the same."""
+        """Whether rows of this partition come as those of its root, so that it needs no topic:
+        PostgreSQL describes the partition all the same."""
         oid = relation.relation_oid
         if self._partitions_have_topics or not await self._topics.without_topic([(relation.namespace, relation.name)]):
             return False
@@ -177,9 +185,10 @@ class RelationRegistrar:
     async def announce(
         self, relation: Relation, in_force: RelationVersion | None, xid: int | None = None
     ) -> RelationVersion:
-        """`in_force`: what changes of the relation were encoded with so far. The newest schema of the topic may be another:
-        one of a savepoint or transaction that was rolled back, by which later ones are not bound. `xid`: of the transaction
-        of the message; None: the relation is as the catalog has it now."""
+        """`in_force`: what changes of the relation were encoded with so far. The newest schema of
+        the topic may be another: one of a savepoint or transaction that was rolled back, by which
+        later ones are not bound. `xid`: of the transaction of the message; None: the relation is as
+        the catalog has it now."""
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name)])
             catalog = await self._look([relation])
@@ -187,9 +196,10 @@ class RelationRegistrar:
         return await self._registered(description, relation_, in_force)
 
     async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
-        """Relations as the catalog has them now, with what is in force of each: the catalog is asked for all of them, and several
-        are registered at once. Raises the first error when none is under way any more: behind it none is begun, as each may take
-        as long to fail. An UnwritableRelation names its relation."""
+        """Relations as the catalog has them now, with what is in force of each: the catalog is
+        asked for all of them, and several are registered at once. Raises the first error when none
+        is under way any more: behind it none is begun, as each may take as long to fail. An
+        UnwritableRelation names its relation."""
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name) for relation, _ in relations])
             catalog = await self._look([relation for relation, _ in relations])
@@ -322,8 +332,9 @@ class RelationRegistrar:
     async def _register_anew(
         self, topic: str, description: RelationDescription, recorded: Schema, error: IncompatibleSchema
     ) -> tuple[int, int | None]:
-        """A table of another oid under the name is another table: its rows need not be read as those of the former one. The key
-        comes first: the newest schema of the value is what says that this is another table, also after a crash in between."""
+        """A table of another oid under the name is another table: its rows need not be read as
+        those of the former one. The key comes first: the newest schema of the value is what says
+        that this is another table, also after a crash in between."""
         log.warning(
             "table_recreated",
             relation=description.qualified_name,
@@ -356,9 +367,10 @@ class RelationRegistrar:
         return _Catalog(facts, generated, attributes)
 
     async def _describe(self, relation: Relation, topic: str, catalog: _Catalog) -> RelationDescription:
-        """The catalog is as of now, the message as of the change: what the catalog has forgotten meanwhile (a dropped type,
-        the key of a dropped table or of one whose key column was renamed) comes from the newest schema of the topic, and what
-        that never knew from the Type message."""
+        """The catalog is as of now, the message as of the change: what the catalog has forgotten
+        meanwhile (a dropped type, the key of a dropped table or of one whose key column was
+        renamed) comes from the newest schema of the topic, and what that never knew from the Type
+        message."""
         oids = {column.type_oid for column in relation.columns}
         facts = catalog.types
         primary_key: list[str] = []
@@ -403,8 +415,8 @@ class RelationRegistrar:
         return with_attributes(description, attribute_numbers(names, attributes, xid, numbers), attributes, missing)
 
     async def _bases_of_domains(self, missing: set[int]) -> dict[int, TypeFacts]:
-        """The Type message of a domain has the domain's oid and the name of its base type. The base's typmod it lacks, so that
-        a domain over numeric stays unknown."""
+        """The Type message of a domain has the domain's oid and the name of its base type. The
+        base's typmod it lacks, so that a domain over numeric stays unknown."""
         bases = {oid: name for oid in missing if (name := self._announced_types.get(oid)) and name[0] == "pg_catalog"}
         if not bases:
             return {}
@@ -431,8 +443,8 @@ def _naming(relation_oid: int) -> Iterator[None]:
 
 
 def _with_types_as_first_met(description: RelationDescription, schema: Schema) -> RelationDescription | None:
-    """A type that was made in a transaction which was streamed while open was unknown then, and its values were sent
-    as text. They stay text. None where that is not the reason."""
+    """A type that was made in a transaction which was streamed while open was unknown then, and its
+    values were sent as text. They stay text. None where that is not the reason."""
     recorded = recorded_types(schema)
     columns = [
         replace(column, facts=recorded[column.facts.oid])

@@ -16,9 +16,9 @@ from schemas.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """Where and how the stream of a session ended. `recovery`: what tells one crash recovery of the server from another;
-    `has_passed`: all WAL had been received that was there when the session began; `received_until`: all transactions that commit
-    before it were."""
+    """Where and how the stream of a session ended. `recovery`: what tells one crash recovery of the
+    server from another; `has_passed`: all WAL had been received that was there when the session
+    began; `received_until`: all transactions that commit before it were."""
 
     message: str
     resume_lsn: Lsn
@@ -36,19 +36,23 @@ class RestartState:
     careful_until: Lsn = Lsn(0)  # noqa: RUF009  # an int
     """Up to there transactions are delivered one by one: after it something needs an operator."""
     optional_fields: set[tuple[int, str]] = field(default_factory=set)
-    """(relation oid, column) of columns that are NOT NULL now and were not when a row was written."""
+    """(relation oid, column) of columns that are NOT NULL now and were not when a row was
+    written."""
     timed_out_behind: Lsn | None = None
     """The transaction that begins there outlived its Kafka transaction."""
     whole_once: bool = False
-    """The next session reads without streaming: in a stream, it is unknown which messages were rolled back."""
+    """The next session reads without streaming: in a stream, it is unknown which messages were
+rolled back."""
     partitions_have_topics: bool = False
     """Also where their roots are published: rows of one came as its own."""
     quarantine: dict[int, Quarantined] = field(default_factory=dict)
     """Relations that the position does not name yet."""
     reported: Reported | None = None
-    """What the server said of changes or WAL that are missing, or of a place in the WAL that it cannot send."""
+    """What the server said of changes or WAL that are missing, or of a place in the WAL that it
+cannot send."""
     cut: StreamEnd | None = None
-    """The stream of the session before ended without a word of the server, and it is not known yet whether that had crashed."""
+    """The stream of the session before ended without a word of the server, and it is not known yet
+whether that had crashed."""
     moment: int = 0
     position: Position | None = None
     """With which the last session began."""

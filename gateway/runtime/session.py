@@ -1,4 +1,5 @@
-"""One replication session: from the start to the stream, until something ends it. Every failure leaves by an exception.
+"""One replication session: from the start to the stream, until something ends it. Every failure
+leaves by an exception.
 
 The steps of the start and their order: gateway/startup/start.py.
 """
@@ -69,7 +70,8 @@ class CrashedHere(RetrySlowly):
 
 
 class Session:
-    """Reads and writes `memory`. `standstill`: after the end, what kept the session from getting past a place in the WAL."""
+    """Reads and writes `memory`. `standstill`: after the end, what kept the session from getting
+    past a place in the WAL."""
 
     def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
@@ -121,7 +123,8 @@ class Session:
                 raise
 
     async def _run_noting_cut(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
-        """Whether a session that ended without a word of the server was ended by a crash, the next one finds out."""
+        """Whether a session that ended without a word of the server was ended by a crash, the next
+        one finds out."""
         try:
             await self._run(stack, stop)
         except Retry as error:
@@ -132,7 +135,8 @@ class Session:
             raise
 
     def _place(self) -> tuple[Lsn, Lsn]:
-        """The LSN with which the next session resumes, and the one before which every transaction was received."""
+        """The LSN with which the next session resumes, and the one before which every transaction
+        was received."""
         if self._pump is None:
             return Lsn(self._resume_lsn), Lsn(0)
         return self._pump.closed_lsn, self._pump.received_until
@@ -150,11 +154,13 @@ class Session:
 
     @property
     def _has_passed(self) -> bool:
-        """All WAL was received that was there when the session began, and where an earlier one may have failed."""
+        """All WAL was received that was there when the session began, and where an earlier one may
+        have failed."""
         return self._feedback is not None and self._feedback.received_lsn >= self._end_at_start
 
     async def _note_crash(self, sql: asyncpg.Connection) -> None:
-        """Raises CrashedHere where the server has crashed before while it read the WAL from the same LSN."""
+        """Raises CrashedHere where the server has crashed before while it read the WAL from the
+        same LSN."""
         self._recovery = await recovery_of(sql)
         cut, self._memory.cut = self._memory.cut, None
         if cut is None or not self._recovery.follows_crash_since(cut.recovery):
@@ -248,7 +254,8 @@ class Session:
             raise
 
     def _tell_quarantined(self, position: Position) -> None:
-        """It is durable now: what an operator readmits later is not to come back from the memory."""
+        """It is durable now: what an operator readmits later is not to come back from the
+        memory."""
         for relation in position.quarantined:
             if relation.relation_oid not in self._memory.quarantine:
                 continue
@@ -266,7 +273,8 @@ class Session:
             log.warning("tables_in_quarantine", count=len(names), tables=names[:_NAMED_TABLES])
 
     def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
-        """Once may be chance; the same transaction a second time will not fit a third time either."""
+        """Once may be chance; the same transaction a second time will not fit a third time
+        either."""
         if self._memory.timed_out_behind == behind:
             smaller = self._way_to_smaller_parts()
             raise StopForOperator(
@@ -348,7 +356,8 @@ class Session:
             origin=source.origin,
         )
         feedback = StandbyStatus(start.stream, position.resume_lsn, server.wal_sender_timeout_s)
-        # What was left out in the session before was judged harmless: the slot is older than its publication.
+        # What was left out in the session before was judged harmless: the slot is older than its
+        # publication.
         is_harmless = isinstance(memory.reported, LeftOut)
         if is_harmless:
             memory.reported = None
@@ -365,7 +374,8 @@ class Session:
         return feedback
 
     def _note(self, said: ServerMessage) -> None:
-        """A warning within the stream that means nothing for what is sent. The server repeats it."""
+        """A warning within the stream that means nothing for what is sent. The server repeats
+        it."""
         text = str(said)
         if text not in self._notices:
             self._notices.add(text)
@@ -378,7 +388,8 @@ class Session:
         raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")
 
     async def _drain(self, stop: asyncio.Event, pump: Pump) -> None:
-        """After `stop`: read no more, wait until what was read is durable where a transaction ends, tell PostgreSQL."""
+        """After `stop`: read no more, wait until what was read is durable where a transaction ends,
+        tell PostgreSQL."""
         await stop.wait()
         failpoint("shutdown_requested")
         log.info("stopping")

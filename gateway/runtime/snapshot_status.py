@@ -1,4 +1,5 @@
-"""`walgate snapshot status`: what is durable of a slot's snapshots, read from Kafka as a start of the gateway reads it."""
+"""`walgate snapshot status`: what is durable of a slot's snapshots, read from Kafka as a start of
+the gateway reads it."""
 
 from __future__ import annotations
 

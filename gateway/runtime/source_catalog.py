@@ -44,8 +44,8 @@ def expected_of(settings: Settings) -> Expected:
 
 
 class SourceCatalog:
-    """`sql` is a connection of the session. `moment` gives the next moment of the process; warnings are logged once, and kept in
-    `logged`."""
+    """`sql` is a connection of the session. `moment` gives the next moment of the process; warnings
+    are logged once, and kept in `logged`."""
 
     def __init__(
         self,
@@ -138,8 +138,8 @@ class SourceCatalog:
     async def use_binary(self, *, text_only: bool) -> bool:
         """`auto`: binary tuples where every published column's type has a binary decoder.
 
-        Only a UTF8 database is read in binary: hstore_send counts bytes in the database's encoding, then converts them, and
-        "char" is not converted at all.
+        Only a UTF8 database is read in binary: hstore_send counts bytes in the database's encoding,
+        then converts them, and "char" is not converted at all.
         """
         if not self.may_be_binary(text_only=text_only):
             if self.server.encoding != "UTF8":
@@ -162,7 +162,8 @@ class SourceCatalog:
         return self._source.binary != "off" and not text_only and self.server.encoding == "UTF8"
 
     async def watch(self, position: Position, backend_pid: int, check: Callable[[Facts], None]) -> None:
-        """The periodic check, and `check` with it, until cancelled. Raises what ends the session."""
+        """The periodic check, and `check` with it, until cancelled. Raises what ends the
+        session."""
         seen = self.facts
         expected = replace(self.expected, timeline=position.timeline, backend_pid=backend_pid)
         if not self._takes_snapshots:

@@ -22,12 +22,14 @@ log = structlog.get_logger()
 
 
 async def stored_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
-    """Of a record of the position topic, by the schema that it was written with. Raises SchemaError and StopForOperator."""
+    """Of a record of the position topic, by the schema that it was written with. Raises SchemaError
+    and StopForOperator."""
     return decode_position(key, value, await registry.schema(position_schema_id(key, value)))
 
 
 async def own_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
-    """Of this slot; is the registry still the one that knows its schema? Raises StopForOperator and SchemaError."""
+    """Of this slot; is the registry still the one that knows its schema? Raises StopForOperator and
+    SchemaError."""
     schema_id = position_schema_id(key, value)
     try:
         schema = await registry.schema(schema_id)
@@ -49,9 +51,10 @@ async def own_position(key: bytes, value: bytes, registry: RegistryClient) -> Po
 async def decode_positions(
     values: Mapping[bytes, bytes], fresh: Position, registry: RegistryClient
 ) -> dict[bytes, Position]:
-    """The newest positions by key, without those of other slots that cannot be read: their gateways may use another registry.
+    """The newest positions by key, without those of other slots that cannot be read: their gateways
+    may use another registry.
 
-    Raises WalgateError where that of the slot of `fresh` cannot be read.
+        Raises WalgateError where that of the slot of `fresh` cannot be read.
     """
     positions: dict[bytes, Position] = {}
     for key, value in values.items():
@@ -76,7 +79,8 @@ async def quarantined_tables(settings: Settings, position_key: bytes) -> tuple[Q
 
 
 async def refuse_other_dialect(registry: RegistryClient, kafka: KafkaSettings) -> None:
-    """No consumer could read records of both dialects in one topic. Raises StopForOperator and SchemaError."""
+    """No consumer could read records of both dialects in one topic. Raises StopForOperator and
+    SchemaError."""
     found = await registry.latest(value_subject(transaction_topic(kafka.prefix)))
     if found is None:
         return

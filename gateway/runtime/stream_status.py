@@ -1,8 +1,9 @@
-"""What a stream under way tells of itself: how far it is, and what it has open. Asked by any thread, at any time.
+"""What a stream under way tells of itself: how far it is, and what it has open. Asked by any
+thread, at any time.
 
-Told once for each Kafka transaction, never for a row. `progress` is computed when somebody asks, in an order that makes it true
-although the event loop goes on meanwhile: `received_lsn` first, then whether a commit waits. What was received before the
-question and does not wait any more is durable.
+Told once for each Kafka transaction, never for a row. `progress` is computed when somebody asks, in
+an order that makes it true although the event loop goes on meanwhile: `received_lsn` first, then
+whether a commit waits. What was received before the question and does not wait any more is durable.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """A Kafka transaction that is not durable yet. `undelivered_since` 0: no PostgreSQL transaction commits with it."""
+    """A Kafka transaction that is not durable yet. `undelivered_since` 0: no PostgreSQL transaction
+    commits with it."""
 
     position: Position
     undelivered_since: int

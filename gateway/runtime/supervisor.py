@@ -1,14 +1,17 @@
-"""Begin again: every failure has one way back - a new producer, the position, the stream from there.
+"""Begin again: every failure has one way back - a new producer, the position, the stream from
+there.
 
     Retry          at once, then 0.2 s doubling up to 2 s
     RetrySlowly    2 s doubling up to 60 s
     other errors   end the gateway: a person must decide
 
-The same reason again and again is logged ever more seldom, with how often and since when. The same error at the same resume LSN
-is counted, waited for longer each time, and is a stop in the end (gateway/startup/standstill.py).
+The same reason again and again is logged ever more seldom, with how often and since when. The same
+error at the same resume LSN is counted, waited for longer each time, and is a stop in the end
+(gateway/startup/standstill.py).
 
-An attempt that ran for a while sets the delay back. SIGTERM and SIGINT drain: what was received and can be committed is
-committed, PostgreSQL is told, then the program ends with 0. SIGUSR1 logs where every task waits.
+An attempt that ran for a while sets the delay back. SIGTERM and SIGINT drain: what was received and
+can be committed is committed, PostgreSQL is told, then the program ends with 0. SIGUSR1 logs where
+every task waits.
 """
 
 from __future__ import annotations
@@ -49,9 +52,10 @@ _DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 2.0), R
 
 
 class Backoff:
-    """Seconds to wait before the next attempt; doubles with each failure of its class until an attempt was healthy: a standby
-    that has waited for hours must not wait a minute for the first thing that is to be repaired. Two gateways that start
-    together must not fence each other in step for ever, hence the jitter."""
+    """Seconds to wait before the next attempt; doubles with each failure of its class until an
+    attempt was healthy: a standby that has waited for hours must not wait a minute for the first
+    thing that is to be repaired. Two gateways that start together must not fence each other in step
+    for ever, hence the jitter."""
 
     def __init__(self) -> None:
         self._delays_s: dict[type[WalgateError], float] = {}
@@ -67,7 +71,8 @@ class Backoff:
 
 
 async def serve(settings: Settings) -> None:
-    """Run until stopped by a signal; raises StopForOperator (DataGap) when going on needs a person."""
+    """Run until stopped by a signal; raises StopForOperator (DataGap) when going on needs a
+    person."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +97,8 @@ async def serve(settings: Settings) -> None:
 
 
 def _is_watched(settings: Settings) -> bool:
-    """Somebody may ask, a heartbeat is to be written, or a budget kept: else no connection is made for it."""
+    """Somebody may ask, a heartbeat is to be written, or a budget kept: else no connection is made
+    for it."""
     source = settings.source
     return settings.http.port is not None or source.heartbeat_interval_s > 0 or source.wal_budget_bytes is not None
 
@@ -135,7 +141,8 @@ def _place(standstill: Standstill) -> dict[str, Any]:
 
 
 async def _until_stopped(session: Session, stop: asyncio.Event) -> None:
-    """A stop ends an attempt that does not stream yet at once; one that streams drains by itself."""
+    """A stop ends an attempt that does not stream yet at once; one that streams drains by
+    itself."""
     running = asyncio.create_task(session.run(stop))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -158,7 +165,8 @@ def _log_tasks() -> None:
 
 
 def _awaiting(task: asyncio.Task[object]) -> Iterator[FrameType]:
-    """From the outermost coroutine of a task to the innermost one that waits; `Task.get_stack` knows the first only."""
+    """From the outermost coroutine of a task to the innermost one that waits; `Task.get_stack`
+    knows the first only."""
     inner: Any = task.get_coro()
     while inner is not None:
         frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
@@ -168,7 +176,8 @@ def _awaiting(task: asyncio.Task[object]) -> Iterator[FrameType]:
 
 
 def _tune_garbage_collection() -> None:
-    """Rows make no cycles: what lives now is set aside, and the youngest generation grows large before a pass."""
+    """Rows make no cycles: what lives now is set aside, and the youngest generation grows large
+    before a pass."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)

@@ -1,9 +1,10 @@
-"""Keeps the WAL of a slot within `source.wal_budget_bytes`, where `source.on_wal_budget` is advance:
-gateway/startup/wal_budget.py.
+"""Keeps the WAL of a slot within `source.wal_budget_bytes`, where `source.on_wal_budget` is
+advance: gateway/startup/wal_budget.py.
 
-The slot is moved on before Kafka is asked for anything, since Kafka that is away is what fills the WAL. What was
-given up is kept in the memory of the sessions until it is durable in Kafka. A process that ends before leaves a slot
-that is ahead of the position: the next start stops with a data gap, and `walgate accept-gap` records it.
+The slot is moved on before Kafka is asked for anything, since Kafka that is away is what fills the
+WAL. What was given up is kept in the memory of the sessions until it is durable in Kafka. A process
+that ends before leaves a slot that is ahead of the position: the next start stops with a data gap,
+and `walgate accept-gap` records it.
 """
 
 from __future__ import annotations
@@ -88,8 +89,8 @@ class WalBudget:
             )
 
     def _see(self, facts: Facts, held: int) -> None:
-        """Whether the slot was moved: the answer may be missing, where the connection was lost. `held`: bytes
-        before."""
+        """Whether the slot was moved: the answer may be missing, where the connection was lost.
+        `held`: bytes before."""
         before = self._memory.released
         if before is None:
             return
@@ -116,8 +117,8 @@ class WalBudget:
         return release_to(facts, self._memory.position, self._memory.released, self._bytes)
 
     async def record(self, catalog: SourceCatalog) -> None:
-        """What was released, as a marker GAP and in the position, and the snapshot that brings the rows again. Raises
-        Retry while Kafka does not answer."""
+        """What was released, as a marker GAP and in the position, and the snapshot that brings the
+        rows again. Raises Retry while Kafka does not answer."""
         memory = self._memory
         if memory.released is None:
             return

@@ -1,7 +1,8 @@
 """The rows that were there before: read in chunks beside the stream, published in commit order.
 
-A chunk is a transaction of PostgreSQL. It locks a table in ACCESS SHARE mode, takes a snapshot, reads some rows and emits a
-logical message; its commit comes back through our own slot with an LSN, and there the rows leave as its changes (op READ).
+A chunk is a transaction of PostgreSQL. It locks a table in ACCESS SHARE mode, takes a snapshot,
+reads some rows and emits a logical message; its commit comes back through our own slot with an LSN,
+and there the rows leave as its changes (op READ).
 
     visibility  judge  keys  plan  table     pure: which rows are right, what is read next
     state                                    what is durable of it, in Avro

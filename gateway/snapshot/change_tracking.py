@@ -1,7 +1,8 @@
-"""What the stream changes while tables are under snapshot, told to the judge: who changed which key, and which were left out.
+"""What the stream changes while tables are under snapshot, told to the judge: who changed which
+key, and which were left out.
 
-The state machine knows a `Watch`, and the relations of it `TrackedChanges`: both are there while a snapshot is under way and not
-otherwise, so that the stream costs nothing more where none is.
+The state machine knows a `Watch`, and the relations of it `TrackedChanges`: both are there while a
+snapshot is under way and not otherwise, so that the stream costs nothing more where none is.
 
     ordinary transaction       its keys are held as they come and noted at its COMMIT: no other transaction ends in between
     streamed, prepared         the relations that it changes are noted, and keys of rule T; its xid counts where it commits
@@ -30,7 +31,8 @@ _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
 
 @dataclass(slots=True)
 class Tracked:
-    """A relation whose changes are noted. `schema_ids`: all that its changes were ever encoded with, as far as is known."""
+    """A relation whose changes are noted. `schema_ids`: all that its changes were ever encoded
+    with, as far as is known."""
 
     table: TableProgress
     schema_ids: set[int] = field(default_factory=set)
@@ -41,8 +43,8 @@ Note = tuple[bytes, bytes]
 
 
 class Tracking:
-    """Satisfies `gateway.transactions.transaction.Watch`. `on_message(prefix, content, xid, in_stream)` gives what is to be
-    handed over."""
+    """Satisfies `gateway.transactions.transaction.Watch`. `on_message(prefix, content, xid,
+    in_stream)` gives what is to be handed over."""
 
     def __init__(
         self,
@@ -57,7 +59,8 @@ class Tracking:
         self.machine = machine
         self._on_message = on_message
         self._notes: dict[int, dict[int, list[Note]]] = {}
-        """Of transactions that have not ended: xid -> relation oid -> notes. A relation without notes was changed too."""
+        """Of transactions that have not ended: xid -> relation oid -> notes. A relation without
+notes was changed too."""
 
     def begin(self, relation_oid: int, table: TableProgress, schema_ids: Iterable[int]) -> None:
         """The changes of the relation are noted from here on; the table has its `track`."""
@@ -70,7 +73,8 @@ class Tracking:
         self.relations.pop(relation_oid, None)
         self.machine.set_observer(self)
 
-    # -- the machine's side -----------------------------------------------------------------------------------------------
+    # -- the machine's side
+    # -----------------------------------------------------------------------------------------------
 
     @property
     def is_tracking(self) -> bool:
@@ -118,7 +122,8 @@ class Tracking:
             return not manifest.is_empty
         return not tracked.schema_ids.isdisjoint(manifest.schema_ids)
 
-    # -- the changes' side ------------------------------------------------------------------------------------------------
+    # -- the changes' side
+    # ------------------------------------------------------------------------------------------------
 
     def notes_of(self, xid: int, relation_oid: int) -> list[Note]:
         return self._notes.setdefault(xid, {}).setdefault(relation_oid, [])

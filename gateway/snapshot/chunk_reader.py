@@ -1,5 +1,5 @@
-"""One chunk: a transaction that locks, takes its snapshot, reads, emits the message by which the stream knows it, and
-commits."""
+"""One chunk: a transaction that locks, takes its snapshot, reads, emits the message by which the
+stream knows it, and commits."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _COPY_TIMEOUT_S: Final = 7 * 86_400.0
 _STEP_BYTES: Final = 1 << 15
 """Encoded in one step: 1 ms. A session gives up to 256 kB at once."""
 _SHARED_STEP_BYTES: Final = 1 << 13
-"""And where other transactions come in the stream: each takes dozens of rounds of the event loop until it is durable,
-and a round takes as long as the steps within it (docs/performance.md, SL)."""
+"""And where other transactions come in the stream: each takes dozens of rounds of the event loop
+until it is durable, and a round takes as long as the steps within it (docs/performance.md, SL)."""
 
 
 class RelationChanged(WalgateError):
@@ -57,7 +57,8 @@ class ChunkTooLarge(WalgateError):
 
 @dataclass(slots=True, eq=False)
 class ReadChunk:
-    """A chunk that was read: its rows wait for its commit to come in the stream. `xid`: of the wire."""
+    """A chunk that was read: its rows wait for its commit to come in the stream. `xid`: of the
+    wire."""
 
     chunk: Chunk
     recipe: ReadPlan
@@ -73,7 +74,8 @@ class ReadChunk:
 
 
 async def connect_reader(login: Credentials) -> asyncpg.Connection:
-    """Raises Retry and RetrySlowly: the stream has logged in with the same settings, so that whatever is wrong here may pass."""
+    """Raises Retry and RetrySlowly: the stream has logged in with the same settings, so that
+    whatever is wrong here may pass."""
     try:
         sql = await connect_sql(login)
     except StopForOperator as error:
@@ -103,12 +105,14 @@ async def read_chunk(
     waits: Callable[[str, ReadChunk], None],
     turn: asyncio.Lock | None = None,
 ) -> ReadChunk:
-    """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other transactions come in the
-    stream; one reader encodes in a round of the event loop. Raises Outdated, SnapshotTooOld, ChunkTooLarge, what the
-    encoders raise and what the driver raises; `sql` is closed then, if it was left within a COPY or a statement."""
+    """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other
+    transactions come in the stream; one reader encodes in a round of the event loop. Raises
+    Outdated, SnapshotTooOld, ChunkTooLarge, what the encoders raise and what the driver raises;
+    `sql` is closed then, if it was left within a COPY or a statement."""
     table = chunk.table
-    # Of privileges on columns: the snapshot that is judged by is then older than the one of the COPY, which sees the same and
-    # perhaps more. Such rows count as stale where they are not, and are read again.
+    # Of privileges on columns: the snapshot that is judged by is then older than the one of the
+    # COPY, which sees the same and perhaps more. Such rows count as stale where they are not, and
+    # are read again.
     isolation = "repeatable_read" if recipe.surveyed.is_granted else "read_committed"
     async with transaction(sql, isolation=isolation):
         await sql.execute(_lock(chunk, recipe))

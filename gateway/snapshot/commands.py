@@ -1,4 +1,5 @@
-"""What an operator says to a gateway, as a logical message in its own stream: durable, in order, and no port is open for it.
+"""What an operator says to a gateway, as a logical message in its own stream: durable, in order,
+and no port is open for it.
 
     SELECT pg_logical_emit_message(true, 'walgate.snapshot', '{"command": "start", "tables": ["public.orders"]}')
 
@@ -38,7 +39,8 @@ class InvalidCommand(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`tables`: (schema, table); none: all that are published. `slot`: whose gateway it is for; "": that of any slot."""
+    """`tables`: (schema, table); none: all that are published. `slot`: whose gateway it is for; "":
+    that of any slot."""
 
     command: str
     tables: tuple[tuple[str, str], ...] = ()
@@ -72,8 +74,8 @@ def parse_command(content: bytes) -> Command:
 
 
 def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command | None:
-    """A command that came in the stream; it counts where its transaction commits. None: it is not for this gateway, or it is
-    refused, which is told."""
+    """A command that came in the stream; it counts where its transaction commits. None: it is not
+    for this gateway, or it is refused, which is told."""
     try:
         command = parse_command(content)
     except InvalidCommand as error:
@@ -96,9 +98,9 @@ def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`tables`: to be read, (schema, table) by oid. `unknown`: not published. `quarantined`: their changes are not written, so
-    that their rows would soon be old. `unfinished`: under a snapshot that a VERIFY would end for ever, though readers need its
-    rows."""
+    """`tables`: to be read, (schema, table) by oid. `unknown`: not published. `quarantined`: their
+    changes are not written, so that their rows would soon be old. `unfinished`: under a snapshot
+    that a VERIFY would end for ever, though readers need its rows."""
 
     tables: dict[int, tuple[str, str]]
     unknown: list[str]
@@ -112,7 +114,8 @@ def choose(
     under_way: Mapping[int, str],
     quarantined: Container[int] = (),
 ) -> Choice:
-    """What a `start` begins. `published`: oids; `under_way`: purposes of what is not done, by oid; `quarantined`: oids."""
+    """What a `start` begins. `published`: oids; `under_way`: purposes of what is not done, by oid;
+    `quarantined`: oids."""
     choice = Choice({}, [], [], [])
     for name in command.tables or published:
         oid = published.get(name)
@@ -140,8 +143,8 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
 
 
 async def unpublished(login: Credentials, publications: Sequence[str], tables: Sequence[str]) -> dict[str, str]:
-    """Those of these tables (schema.table) that are in none of the publications, each with the published one that was probably
-    meant or "". Raises classified errors."""
+    """Those of these tables (schema.table) that are in none of the publications, each with the
+    published one that was probably meant or "". Raises classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:
         rows = await sql.fetch(_PUBLISHED, list(publications))

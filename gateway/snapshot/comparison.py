@@ -24,15 +24,16 @@ MOST_LOOKS_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All relations as of one snapshot of the database. `until`: in the time of the loop, new files are
-    looked into."""
+    """All relations as of one snapshot of the database. `until`: in the time of the loop, new files
+    are looked into."""
 
     contents: dict[int, RelationFiles]
     horizon: int
     until: float
 
     def is_as_before(self, oid: int, before: RelationFiles) -> bool:
-        """Whether a relation is what it was; it is then the same object from now on, which is soon compared."""
+        """Whether a relation is what it was; it is then the same object from now on, which is soon
+        compared."""
         now = self.contents[oid]
         if now is before:
             return True
@@ -43,8 +44,8 @@ class Look:
 
 
 class Comparison:
-    """`publications`: their names. `trusts_unreadable`: the new file of a table that may not be read is
-    taken for a copy. Raises classified errors."""
+    """`publications`: their names. `trusts_unreadable`: the new file of a table that may not be
+    read is taken for a copy. Raises classified errors."""
 
     def __init__(
         self, sql: asyncpg.Connection, publications: Sequence[str], *, trusts_unreadable: bool = False
@@ -68,8 +69,8 @@ class Comparison:
         return Look(self._contents, horizon, time.monotonic() + MOST_LOOKS_S)
 
     async def reason(self, before: RelationFiles, now: RelationFiles, horizon: int, until: float) -> str | None:
-        """Why rows have come, gone or changed without an event since transaction `horizon`; "" where
-        nothing says so. None: that cannot be told yet."""
+        """Why rows have come, gone or changed without an event since transaction `horizon`; ""
+        where nothing says so. None: that cannot be told yet."""
         copied = set()
         for leaf in new_files(before, now) if before.account is not None else ():
             if time.monotonic() > until:
@@ -83,7 +84,8 @@ class Comparison:
 
 
 class Watch:
-    """Says which rows are not sent where no snapshots are taken. It remembers as long as its session."""
+    """Says which rows are not sent where no snapshots are taken. It remembers as long as its
+    session."""
 
     def __init__(self, sql: asyncpg.Connection, publications: Sequence[str]) -> None:
         self._comparison = Comparison(sql, publications, trusts_unreadable=True)
@@ -107,9 +109,9 @@ class Watch:
 async def keeps_old_row(
     sql: asyncpg.Connection, leaf: LeafContent, horizon: int, *, unreadable: bool = False
 ) -> bool | None:
-    """Whether a row is there from before `horizon`; False where that stays unknown, and `unreadable`
-    where the table may not be read. None: somebody has locked the table, or it has yet another file:
-    the next look tells. Raises classified errors."""
+    """Whether a row is there from before `horizon`; False where that stays unknown, and
+    `unreadable` where the table may not be read. None: somebody has locked the table, or it has yet
+    another file: the next look tells. Raises classified errors."""
     try:
         facts = await sql.fetchrow(FILE_FACTS, leaf.oid)
         if facts is None or facts["filenode"] != leaf.filenode:

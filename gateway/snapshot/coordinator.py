@@ -5,8 +5,8 @@
     readers       chunk after chunk: take, read, commit
     handing_over  called by the replication loop where such a transaction commits: only there anything counts
 
-What is durable goes with the Kafka transaction that holds the rows (`take_states`). Nothing here stops the stream: a table that
-cannot be read is named and tried again later, the others go on.
+What is durable goes with the Kafka transaction that holds the rows (`take_states`). Nothing here
+stops the stream: a table that cannot be read is named and tried again later, the others go on.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ LOOK_APART_S: Final = 1.0
 
 
 class SnapshotCoordinator:
-    """One session's. `is_first`: nothing was delivered before this session, so that all tables are new. Raises WalgateError."""
+    """One session's. `is_first`: nothing was delivered before this session, so that all tables are
+    new. Raises WalgateError."""
 
     def __init__(
         self,
@@ -115,10 +116,12 @@ class SnapshotCoordinator:
             self._readings.is_paused, len(readings), tuple(each.told() for each in readings[:LISTED_TABLES])
         )
 
-    # -- before the stream ------------------------------------------------------------------------------------------------
+    # -- before the stream
+    # ------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Go on with what an earlier session had begun: its changes are noted from the first one on."""
+        """Go on with what an earlier session had begun: its changes are noted from the first one
+        on."""
         self._noting.listen()
         unfinished = [state for state in self._states.tables.values() if state.status not in (KNOWN, Status.DONE.value)]
         quarantined = [state for state in unfinished if state.relation_oid in self._readings.quarantined]
@@ -163,7 +166,8 @@ class SnapshotCoordinator:
         return TableTask(state, encoded=state, void_segments=list(segments), misses_keys=True)
 
     def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
-        """Whether it may go on where it was. Behind a gap, rows that were read may have changed, or gone, without an event."""
+        """Whether it may go on where it was. Behind a gap, rows that were read may have changed, or
+        gone, without an event."""
         reading = self._readings.by_oid[state.relation_oid] = self._reading(state)
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
         if reading.is_reselect:
@@ -184,7 +188,8 @@ class SnapshotCoordinator:
             reading.void_segments.clear()
             self._noting.begin(reading.oid, table, [made.version.schema_id])
 
-    # -- the stream's side ------------------------------------------------------------------------------------------------
+    # -- the stream's side
+    # ------------------------------------------------------------------------------------------------
 
     def _on_message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         if prefix == COMMAND_PREFIX:
@@ -192,7 +197,8 @@ class SnapshotCoordinator:
         return self._arriving.take(content, xid, in_stream)
 
     async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """The transaction of a chunk, of a mark, or of a command is about to be committed in the state machine."""
+        """The transaction of a chunk, of a mark, or of a command is about to be committed in the
+        state machine."""
         if isinstance(arrived, ChunkMark):
             self._handing_over.mark(arrived, commit_lsn, end_lsn, commit_time)
         elif isinstance(arrived, ReadChunk):
@@ -214,7 +220,8 @@ class SnapshotCoordinator:
         self._arriving.call()
 
     def _start(self, command: Command) -> None:
-        """Its tables are read once more: they take the place of what readers have, or are compared with it."""
+        """Its tables are read once more: they take the place of what readers have, or are compared
+        with it."""
         purposes = {oid: each.state.purpose for oid, each in self._readings.by_oid.items()}
         chosen = choose(command, self._discovery.published, purposes, self._readings.quarantined)
         if chosen.quarantined:
@@ -244,10 +251,12 @@ class SnapshotCoordinator:
         is_known = self._is_first or self._discovered_at > 0 or self._readings.stream_state is not None
         return self._readings.take_states({xid for _, xid in self._machine.prepared}, with_stream=is_known)
 
-    # -- the conductor ----------------------------------------------------------------------------------------------------
+    # -- the conductor
+    # ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled. What the server says to a session of the snapshot never ends the gateway."""
+        """Until cancelled. What the server says to a session of the snapshot never ends the
+        gateway."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._conduct())
@@ -307,12 +316,14 @@ class SnapshotCoordinator:
         return self._readers.finds_nothing and not self._arriving.has_chunks
 
     def _is_time(self, count: int, last_at: float) -> bool:
-        """Tables begin and end together, as each time costs looks at the catalog and a transaction: half of those that may be
-        under way, or fewer where a reader has nothing else to do, or some time has passed."""
+        """Tables begin and end together, as each time costs looks at the catalog and a transaction:
+        half of those that may be under way, or fewer where a reader has nothing else to do, or some
+        time has passed."""
         return count >= MOST_AT_ONCE // 2 or self._is_idle or time.monotonic() - last_at >= TICK_S
 
     async def _set_up_begun(self) -> None:
-        """What is read without a mark of its own, and tables that were locked when the gateway started."""
+        """What is read without a mark of its own, and tables that were locked when the gateway
+        started."""
         now = time.monotonic()
         new = [
             reading

@@ -1,4 +1,5 @@
-"""Tables that are published and were never read, and rows that came, went or changed without an event."""
+"""Tables that are published and were never read, and rows that came, went or changed without an
+event."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ HORIZON_STEP: Final = 50_000_000
 
 
 class Discovery:
-    """`is_first`: nothing was delivered before this session, so that all tables are new. `is_late`: something was, without
-    snapshots.
+    """`is_first`: nothing was delivered before this session, so that all tables are new. `is_late`:
+    something was, without snapshots.
 
     `names`: of the publications. `published`: (schema, name) -> oid, as of the last look.
     """
@@ -114,9 +115,9 @@ class Discovery:
             readings.note_content(oid, now)
 
     def announced(self, oid: int, namespace: str, name: str) -> None:
-        """A relation has this name in the stream. If it is known under another one, its changes go to
-        another topic from here on, even if it has its name again before the next look. Of a schema that
-        is renamed, and renamed back, only the stream tells."""
+        """A relation has this name in the stream. If it is known under another one, its changes go
+        to another topic from here on, even if it has its name again before the next look. Of a
+        schema that is renamed, and renamed back, only the stream tells."""
         content = self._readings.contents.get(oid)
         if content is None or oid not in self._readings.known or oid in self._readings.quarantined:
             return

@@ -1,4 +1,5 @@
-"""Where the transaction of a chunk, or of a mark, commits in the stream: only there anything counts."""
+"""Where the transaction of a chunk, or of a mark, commits in the stream: only there anything
+counts."""
 
 from __future__ import annotations
 

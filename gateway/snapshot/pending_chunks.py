@@ -1,4 +1,5 @@
-"""What readers and the conductor emit in transactions of their own, until the stream has brought it back."""
+"""What readers and the conductor emit in transactions of their own, until the stream has brought it
+back."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ class ChunkMark:
 
 
 class PendingChunks:
-    """By their ids, which nobody can guess. `wake`: the conductor has something to look at, `more`: readers have."""
+    """By their ids, which nobody can guess. `wake`: the conductor has something to look at, `more`:
+    readers have."""
 
     def __init__(self) -> None:
         self._by_number: dict[bytes, ReadChunk | ChunkMark] = {}
@@ -50,10 +52,11 @@ class PendingChunks:
         self._by_number.pop(number.encode(), None)
 
     def take(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | ChunkMark | None:
-        """What a message is whose content is an id; None: nothing that counts. Everybody may emit messages: what is ours is known
-        by its id and its xid."""
+        """What a message is whose content is an id; None: nothing that counts. Everybody may emit
+        messages: what is ours is known by its id and its xid."""
         found = self._by_number.get(content)
-        # A stream may bring it before the server's answer with its xid. It only leads to one more attempt, whoever emitted it.
+        # A stream may bring it before the server's answer with its xid. It only leads to one more
+        # attempt, whoever emitted it.
         if found is None or (found.xid != xid and not (in_stream and not found.xid)):
             return None
         del self._by_number[content]

@@ -1,4 +1,5 @@
-"""What a relation is when its snapshot begins: what is published of it, its files, and how it is read."""
+"""What a relation is when its snapshot begins: what is published of it, its files, and how it is
+read."""
 
 from __future__ import annotations
 
@@ -50,8 +51,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of `leaves`. `row_filter`: SQL;
-    None: there is one, and it was not printed.
+    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of
+    `leaves`. `row_filter`: SQL; None: there is one, and it was not printed.
 
     `is_heap`: so are all leaves, and ranges of blocks are ranges of rows.
     """
@@ -93,8 +94,9 @@ def fingerprint(facts: str, labels: str | None) -> str:
 async def survey(
     sql: asyncpg.Connection, publications: Sequence[str], relation_oids: Sequence[int], *, prints_filters: bool = True
 ) -> dict[int, Surveyed]:
-    """Of those that are published, in one snapshot. A row filter is printed under a lock of its table; all else is read from the
-    catalog alone. Raises what the driver raises, and classified errors."""
+    """Of those that are published, in one snapshot. A row filter is printed under a lock of its
+    table; all else is read from the catalog alone. Raises what the driver raises, and classified
+    errors."""
     async with transaction(sql, isolation="repeatable_read", readonly=True):
         publications_ = await publication_facts(sql, publications, relation_oids)
         return await _survey(sql, publications_, relation_oids, prints_filters=prints_filters)
@@ -178,8 +180,8 @@ def as_message(relation: PublishedRelation) -> Relation:
 
 @dataclass(slots=True)
 class ReadPlan:
-    """How the rows of a relation are asked for and encoded. `is_binary`: of each column. `keeps_tuples`: they are encoded only
-    where they are handed over."""
+    """How the rows of a relation are asked for and encoded. `is_binary`: of each column.
+    `keeps_tuples`: they are encoded only where they are handed over."""
 
     surveyed: Surveyed
     version: RelationVersion
@@ -211,7 +213,8 @@ class ReadPlan:
 
     @property
     def finds_keys(self) -> bool:
-        """PostgreSQL can be asked for rows by their keys: no rule of `columns` stands in place of a value."""
+        """PostgreSQL can be asked for rows by their keys: no rule of `columns` stands in place of a
+        value."""
         return not any(column.protection for column in self.version.encoder.description.identity_columns)
 
     def key_condition(self, keys: Sequence[bytes]) -> str:
@@ -251,7 +254,8 @@ def recipe(
 
 
 class ReadPlans:
-    """`text_only`: a binary value came that cannot be encoded. Raises classified errors and UnwritableTable."""
+    """`text_only`: a binary value came that cannot be encoded. Raises classified errors and
+    UnwritableTable."""
 
     def __init__(
         self,
@@ -271,7 +275,8 @@ class ReadPlans:
         self.text_only = text_only
 
     async def survey(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
-        """Of those that are published; without their row filters where somebody has locked one of them."""
+        """Of those that are published; without their row filters where somebody has locked one of
+        them."""
         publications = self._source.publications
         try:
             with suppress(asyncpg.LockNotAvailableError):
@@ -313,6 +318,6 @@ class RegisterRelations(Protocol):
     async def __call__(
         self, relations: Sequence[tuple[Relation, RelationVersion | None]]
     ) -> list[tuple[RelationVersion, str]]:
-        """Of each relation, given with what is in force of it, the version that its rows are encoded with, and its topic: both
-        are there when it returns."""
+        """Of each relation, given with what is in force of it, the version that its rows are
+        encoded with, and its topic: both are there when it returns."""
         ...

@@ -1,4 +1,5 @@
-"""The tasks that read tables, chunk after chunk: take, read, commit; wait until it was handed over, but for a few small ones."""
+"""The tasks that read tables, chunk after chunk: take, read, commit; wait until it was handed over,
+but for a few small ones."""
 
 from __future__ import annotations
 
@@ -35,15 +36,17 @@ from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unre
 log = structlog.get_logger()
 
 SHARED_BYTES: Final = 1 << 20
-"""A chunk has no more where other transactions come in the stream: they wait until its rows are handed over (docs/performance.md,
-SL). Not for a VERIFY: a mirror compares each chunk by itself, in seconds whatever its size."""
+"""A chunk has no more where other transactions come in the stream: they wait until its rows are
+handed over (docs/performance.md, SL). Not for a VERIFY: a mirror compares each chunk by itself, in
+seconds whatever its size."""
 AHEAD_BYTES: Final = 1 << 16
 AHEAD_CHUNKS: Final = 8
-"""A reader goes on before its chunks are handed over while they are so small and few: small tables would wait for the stream
-longer than it takes to read them."""
+"""A reader goes on before its chunks are handed over while they are so small and few: small tables
+would wait for the stream longer than it takes to read them."""
 NOT_YET_S: Final = 0.1
 FOREIGN_ATTEMPTS: Final = 3
-"""So many must have failed before a partitioned table is read without the foreign partitions that cannot be read."""
+"""So many must have failed before a partitioned table is read without the foreign partitions that
+cannot be read."""
 BLOCKED_S: Final = 10.0
 """What passes by itself is tried again after so long at most."""
 
@@ -59,7 +62,8 @@ def is_far_ahead(chunks: Collection[ReadChunk]) -> bool:
 
 
 class ReaderTasks:
-    """`run` is one of them. A table that cannot be read is named and tried again later, the others go on."""
+    """`run` is one of them. A table that cannot be read is named and tried again later, the others
+    go on."""
 
     def __init__(self, settings: Settings, readings: TableTasks, recipes: ReadPlans, arriving: PendingChunks) -> None:
         self._settings = settings.snapshot
@@ -115,7 +119,8 @@ class ReaderTasks:
                 sql.terminate()
 
     async def _connect(self) -> asyncpg.Connection | None:
-        """None: the server takes no more connections, say. The stream goes on; if it cannot either, it tells."""
+        """None: the server takes no more connections, say. The stream goes on; if it cannot either,
+        it tells."""
         try:
             return await connect_reader(self._login)
         except (Retry, RetrySlowly) as error:
@@ -200,7 +205,8 @@ class ReaderTasks:
     async def _block(
         self, reading: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk
     ) -> None:
-        """What the server says of one table does not concern the others; nor the stream, where a session ends."""
+        """What the server says of one table does not concern the others; nor the stream, where a
+        session ends."""
         if time.monotonic() < reading.blocked_until:  # another reader has told it meanwhile
             return
         reading.blocked_until = (

@@ -1,4 +1,5 @@
-"""Rows of which UPDATEs left TOASTed values out (Debezium's dialect): their keys are noted, and they are read again."""
+"""Rows of which UPDATEs left TOASTed values out (Debezium's dialect): their keys are noted, and
+they are read again."""
 
 from __future__ import annotations
 
@@ -37,9 +38,9 @@ class Reselection:
         self.is_on = is_on
 
     def left_out(self, relation_oid: int) -> bool:
-        """An UPDATE of the relation came without a value: its row is read again. Whether changes are noted from this one on; else
-        they were before, or the table will be read as a whole. (Earlier changes of the row need not be known: where this one
-        is seen, they are.)"""
+        """An UPDATE of the relation came without a value: its row is read again. Whether changes
+        are noted from this one on; else they were before, or the table will be read as a whole.
+        (Earlier changes of the row need not be known: where this one is seen, they are.)"""
         reading = self._readings.by_oid.get(relation_oid)
         if reading is not None:
             reading.misses_keys = reading.misses_keys or not reading.notes_keys
@@ -73,8 +74,8 @@ class Reselection:
         reading.state = replace(reading.state, snapshot_id=snapshot_id, purpose="REPLACE", fingerprint="")
 
     def cancel_tables(self) -> None:
-        """All snapshots end. Rows that UPDATEs left values out of are still read where their keys are noted; where they are not,
-        that is told."""
+        """All snapshots end. Rows that UPDATEs left values out of are still read where their keys
+        are noted; where they are not, that is told."""
         owing = []
         for reading in self._readings.whole_tables:
             if self.is_on and reading.may_owe_more:

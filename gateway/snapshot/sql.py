@@ -1,4 +1,5 @@
-"""The SQL of a snapshot. Sessions have an empty search_path, so that only names of pg_catalog stand without their schema."""
+"""The SQL of a snapshot. Sessions have an empty search_path, so that only names of pg_catalog stand
+without their schema."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ EMIT: Final = (
     f"FROM (SELECT pg_catalog.pg_logical_emit_message(true, '{CHUNK_PREFIX}', $1::text)) AS emitted"
 )
 
-# What the published rows of relation c depend on: see Account in rules/relation_files.py. By the versions
-# of the catalog's rows, since what was altered and altered back looks as before. $2: publications.
+# What the published rows of relation c depend on: see Account in rules/relation_files.py. By the
+# versions of the catalog's rows, since what was altered and altered back looks as before. $2:
+# publications.
 _ACCOUNT: Final = """
 CROSS JOIN LATERAL (
     WITH RECURSIVE above (oid, namespace, path) AS (
@@ -148,8 +150,8 @@ _FILTER: Final = """(
     FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
     WHERE p.pubname = ANY ($2::text[]) AND r.prrelid = c.oid AND r.prqual IS NOT NULL)"""
 
-# The row of a system column is never updated: who inserted it has made the table. A partition that was made as one stands in
-# pg_inherits since then.
+# The row of a system column is never updated: who inserted it has made the table. A partition that
+# was made as one stands in pg_inherits since then.
 _CONTENT: Final = """
 WITH RECURSIVE part (root, oid, is_attached, attachment) AS (
     SELECT c.oid, c.oid, false, '' FROM pg_catalog.pg_class AS c WHERE c.oid = ANY ($1::oid[])
@@ -179,9 +181,9 @@ LEFT JOIN leaf ON leaf.root = c.oid
 WHERE c.oid = ANY ($1::oid[])
 """
 
-# Of heap, and of what is heap but for its encryption, rows keep their place until they change. A role with privileges on columns
-# alone sees the places of rows (ctid, whose number is -1) only where that is granted too. One that may read nothing yet is
-# expected to get the whole table.
+# Of heap, and of what is heap but for its encryption, rows keep their place until they change. A
+# role with privileges on columns alone sees the places of rows (ctid, whose number is -1) only
+# where that is granted too. One that may read nothing yet is expected to get the whole table.
 FILES: Final = """
 SELECT c.oid::int8 AS oid, greatest(c.relpages, 0) AS blocks,
        coalesce(h.proname IN ('heap_tableam_handler', 'pg_tdeam_handler'), false) AS is_heap,
@@ -204,8 +206,9 @@ WHERE r.oid = ANY ($1::oid[]) AND r.relkind = 'p'
 ORDER BY 1, 2, 3
 """
 
-# Of columns of the identity index: their types without domains and modifiers, which say nothing about equality, and the operator
-# by which the index finds a value. An index that is no B-tree (WITHOUT OVERLAPS) has its operators under other numbers.
+# Of columns of the identity index: their types without domains and modifiers, which say nothing
+# about equality, and the operator by which the index finds a value. An index that is no B-tree
+# (WITHOUT OVERLAPS) has its operators under other numbers.
 KEYS: Final = """
 WITH RECURSIVE key AS (
     SELECT c.oid, k.place, a.attname, a.atttypid, i.indclass[k.place - 1] AS opclass
@@ -237,7 +240,8 @@ LEFT JOIN LATERAL (
     WHERE opclass.oid = key.opclass) AS operator ON true
 """
 
-# Keys are kept as text, and a label may get another name without an event: of all enums in the types of the identity's columns.
+# Keys are kept as text, and a label may get another name without an event: of all enums in the
+# types of the identity's columns.
 ENUMS: Final = f"""
 WITH RECURSIVE type (relation, oid) AS (
     SELECT i.indrelid, a.atttypid
@@ -284,9 +288,9 @@ def has_old_row(table: str) -> str:
 
 
 def facts_query(major_version: int, *, prints_filters: bool = True) -> str:
-    """$1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null; $4: oids of enums, see ENUMS.
-    `fingerprint` and `labels` change with everything that a chunk depends on: columns, identity, publications, partitions,
-    files, labels in keys."""
+    """$1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null; $4: oids
+    of enums, see ENUMS. `fingerprint` and `labels` change with everything that a chunk depends on:
+    columns, identity, publications, partitions, files, labels in keys."""
     row_filter = _FILTER if prints_filters and major_version >= 15 else "NULL::text"
     return _FACTS.format(labels=_LABELS, filter=row_filter, account=_account(major_version))
 
@@ -308,8 +312,8 @@ def qualified(namespace: str, name: str) -> str:
 
 
 def column_list(names: Sequence[str], is_binary: Sequence[bool]) -> str:
-    """Columns whose type has no binary decoder come as PostgreSQL's own text: a cast is not always that (boolean,
-    inet), concat is. IS DISTINCT FROM NULL is true of a row of nulls too."""
+    """Columns whose type has no binary decoder come as PostgreSQL's own text: a cast is not always
+    that (boolean, inet), concat is. IS DISTINCT FROM NULL is true of a row of nulls too."""
     return ", ".join(
         column if binary else f"CASE WHEN {column} IS DISTINCT FROM NULL THEN pg_catalog.concat({column}) END"
         for column, binary in zip(map(quote_identifier, names), is_binary, strict=True)
@@ -317,15 +321,16 @@ def column_list(names: Sequence[str], is_binary: Sequence[bool]) -> str:
 
 
 def lock(names: Sequence[str], *, only: bool = True, share: bool = False) -> str:
-    """A lock is taken before the snapshot: behind it, no rewrite and no TRUNCATE can come between the snapshot and the commit."""
+    """A lock is taken before the snapshot: behind it, no rewrite and no TRUNCATE can come between
+    the snapshot and the commit."""
     each = "ONLY " if only else ""
     return f"LOCK TABLE {', '.join(each + name for name in names)} IN {'SHARE' if share else 'ACCESS SHARE'} MODE"
 
 
 def lock_by_explain(names: Sequence[str], *, only: bool = True) -> str:
-    """ACCESS SHARE for a role that may read some columns only, which is too little for LOCK TABLE. Nothing is executed, so that
-    foreign servers are not asked. The snapshot is older than the lock: the transaction must be one that takes another snapshot
-    for each statement."""
+    """ACCESS SHARE for a role that may read some columns only, which is too little for LOCK TABLE.
+    Nothing is executed, so that foreign servers are not asked. The snapshot is older than the lock:
+    the transaction must be one that takes another snapshot for each statement."""
     each = "ONLY " if only else ""
     return f"EXPLAIN SELECT FROM {', '.join(f'{each}{name} AS t{index}' for index, name in enumerate(names))}"
 
@@ -354,8 +359,9 @@ def select_keys(columns: str, relation: str, key_condition: str, row_filter: str
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of the identity. `type_name`: what a literal of it is cast to; `operator`: what compares it. `is_domain`: over
-    that type, which takes values that the domain refuses by now. `is_text`: it is kept as PostgreSQL's text."""
+    """A column of the identity. `type_name`: what a literal of it is cast to; `operator`: what
+    compares it. `is_domain`: over that type, which takes values that the domain refuses by now.
+    `is_text`: it is kept as PostgreSQL's text."""
 
     name: str
     type_name: str
@@ -367,8 +373,9 @@ class KeyColumn:
 def key_condition(
     relation: str, columns: Sequence[KeyColumn], schema: Any, keys: Sequence[bytes], *, compares_text: bool = False
 ) -> str:
-    """The rows of `relation` with one of these keys. `columns`: in the order of the Avro record `schema`; `keys`: Avro without a
-    frame. `compares_text`: no text is cast to a type that might not take it any more; no index is used then."""
+    """The rows of `relation` with one of these keys. `columns`: in the order of the Avro record
+    `schema`; `keys`: Avro without a frame. `compares_text`: no text is cast to a type that might
+    not take it any more; no index is used then."""
     names = [f"v{index}" for index in range(len(columns))]
     types = ["text" if compares_text and column.is_text else column.type_name for column in columns]
     rows = [

@@ -1,7 +1,9 @@
-"""What is durable of snapshots: records of the topic walgate.snapshot, written in the Kafka transaction of what they stand for.
+"""What is durable of snapshots: records of the topic walgate.snapshot, written in the Kafka
+transaction of what they stand for.
 
-One record for the stream, two for each table, one for each segment of keys that must be read again: 10,000 tables do not make
-each Kafka transaction pay for all. The layout is schemas/records/SnapshotState.avsc.
+One record for the stream, two for each table, one for each segment of keys that must be read again:
+10,000 tables do not make each Kafka transaction pay for all. The layout is
+schemas/records/SnapshotState.avsc.
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ _MALFORMED: Final = (ValueError, IndexError, EOFError, KeyError, TypeError, Over
 Schema = dict[str, Any]
 
 RESELECT: Final = "RESELECT"
-"""Purpose of rows that are read because UPDATEs left values of them out: their keys are all that is read of the table."""
+"""Purpose of rows that are read because UPDATEs left values of them out: their keys are all that is
+read of the table."""
 KNOWN: Final = "KNOWN"
-"""Status of a table that was published before the gateway knew snapshots, or before it was to take one: it is not read."""
+"""Status of a table that was published before the gateway knew snapshots, or before it was to take
+one: it is not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,8 @@ class TableState:
 
 @dataclass(slots=True)
 class StoredStates:
-    """All of one slot. `keys`: segments by number, for each relation oid. `stream` None: no snapshot was ever thought of."""
+    """All of one slot. `keys`: segments by number, for each relation oid. `stream` None: no
+    snapshot was ever thought of."""
 
     stream: StreamState | None = None
     tables: dict[int, TableState] = field(default_factory=dict)
@@ -135,8 +140,8 @@ def writer_ids(values: Iterable[bytes]) -> set[int]:
 
 
 def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) -> StoredStates:
-    """From the records of one slot by their keys; `writers`: schemas by the ids that the records name. Raises
-    StopForOperator."""
+    """From the records of one slot by their keys; `writers`: schemas by the ids that the records
+    name. Raises StopForOperator."""
     states = StoredStates()
     for key, value in values.items():
         record = _decode(key, value, writers)

@@ -1,7 +1,8 @@
 """Errors that concern one table of a snapshot; all others can go on.
 
-No error of a statement that reads a table is one of the gateway, of the stream or of another table. So none is unexpected:
-what is not named below is told with PostgreSQL's own words, and the table is tried again.
+No error of a statement that reads a table is one of the gateway, of the stream or of another table.
+So none is unexpected: what is not named below is told with PostgreSQL's own words, and the table is
+tried again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from gateway.startup.facts import PublishedRelation
 from gateway.transactions.error_context import defect_of
 
 PASSES: Final = ("08", "40", "53", "55P03", "57", "58")
-"""Connections, conflicts, resources, locks, cancellation and shutdown, the server's disks: by class or by code."""
+"""Connections, conflicts, resources, locks, cancellation and shutdown, the server's disks: by class
+or by code."""
 DENIED: Final = "42501"
 PRIVATE: Final = ("22", "23", "P0", "38", "39")
 """Their messages may quote values of rows."""
@@ -45,8 +47,8 @@ _OTHER: Final = "see the server's log. The other tables are read, and this one a
 
 
 class UnwritableTable(WalgateError):
-    """`error`: why a row or the description of one table cannot be written. Every other table could go on: what that means is
-    decided in gateway/runtime/quarantine.py."""
+    """`error`: why a row or the description of one table cannot be written. Every other table could
+    go on: what that means is decided in gateway/runtime/quarantine.py."""
 
     def __init__(self, error: StopForOperator, relation_oid: int, name: tuple[str, str]) -> None:
         super().__init__(f"{error.message} (snapshot of {'.'.join(name)})", hint=error.hint)
@@ -58,7 +60,8 @@ class UnwritableTable(WalgateError):
 
 @contextmanager
 def errors_of(relation: PublishedRelation) -> Iterator[None]:
-    """Around what reads or writes its rows: raises UnwritableTable for what only concerns this table."""
+    """Around what reads or writes its rows: raises UnwritableTable for what only concerns this
+    table."""
     name = relation.namespace, relation.name
     try:
         yield
@@ -73,8 +76,8 @@ def errors_of(relation: PublishedRelation) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """`reason` quotes no values. `column`, `type_name`: of the value that cannot be printed, where one was found. `passes`: by
-    itself, soon."""
+    """`reason` quotes no values. `column`, `type_name`: of the value that cannot be printed, where
+    one was found. `passes`: by itself, soon."""
 
     sqlstate: str
     reason: str
@@ -104,7 +107,8 @@ def _with_names(hint: str, name: tuple[str, str], role: str) -> str:
 
 
 def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Fault | None = None) -> Obstacle:
-    """Classify an error that came while a table was read. `name` is (schema, table), `role` the gateway's role."""
+    """Classify an error that came while a table was read. `name` is (schema, table), `role` the
+    gateway's role."""
     table = ".".join(name)
     classified = classify_exception(error, f"reading {table}")
     sqlstate = getattr(error, "sqlstate", None) or ""

@@ -28,7 +28,8 @@ HOPELESS_ATTEMPTS: Final = 3
 
 @dataclass(slots=True, eq=False)
 class TableTask:
-    """`recipe` and `table` are there from the moment when it is begun. `blocked_until`: in the time of the loop."""
+    """`recipe` and `table` are there from the moment when it is begun. `blocked_until`: in the time
+    of the loop."""
 
     state: TableState
     table: TableProgress | None = None
@@ -50,7 +51,8 @@ class TableTask:
     void_segments: list[int] = field(default_factory=list)
     """Of keys that were to be read again when it was begun before."""
     misses_keys: bool = False
-    """Rows of which UPDATEs left values out may be unknown: only the read of the whole table sends these values."""
+    """Rows of which UPDATEs left values out may be unknown: only the read of the whole table sends
+these values."""
     encoded: TableState | None = None
     """What is durable, or on its way."""
 
@@ -69,11 +71,13 @@ class TableTask:
 
     @property
     def is_readable(self) -> bool:
-        """It is known how. A row filter is not, of a table that somebody had locked when the gateway started."""
+        """It is known how. A row filter is not, of a table that somebody had locked when the
+        gateway started."""
         return self.recipe is not None and self.recipe.surveyed.row_filter is not None
 
     def is_busy(self, now: float) -> bool:
-        """It is begun, and chunks of it can be read: another table that cannot be may be read in its place."""
+        """It is begun, and chunks of it can be read: another table that cannot be may be read in
+        its place."""
         is_begun = not self.is_reselect and (self.is_marked or self.status is not Status.WAITING)
         return is_begun and not self.attempts and self.blocked_until <= now
 
@@ -113,7 +117,8 @@ class TableTask:
         return self.misses_keys or (self.table is not None and self.table.generation > 0)
 
     def take_owed(self) -> KeyList:
-        """Keys of rows of which values were left out, for a reselection: they are no longer of this reading."""
+        """Keys of rows of which values were left out, for a reselection: they are no longer of this
+        reading."""
         keys = KeyList()
         if self.notes_keys and self.table is not None and self.table.again:
             keys, self.table.again = self.table.again, keys
@@ -174,7 +179,8 @@ class TableTask:
         return table
 
     def begin_again(self) -> None:
-        """Its columns, files or publication have changed, or a value came that its encoders do not take."""
+        """Its columns, files or publication have changed, or a value came that its encoders do not
+        take."""
         log.info("table_restarted", table=self.full_name, reason="its columns, files or publication have changed")
         self._void()
 
@@ -213,7 +219,8 @@ class TableTask:
         )
 
     def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
-        """Records that differ from what was written last. `prepared`: xids; of suspects, only they outlive the process."""
+        """Records that differ from what was written last. `prepared`: xids; of suspects, only they
+        outlive the process."""
         states: dict[bytes, bytes] = {}
         table = self.table
         for segment in self.void_segments:

@@ -27,9 +27,10 @@ log = structlog.get_logger()
 
 
 class TableTasks:
-    """`by_oid`: those that are not done. `begun`: of these, the few that were set up, which are looked at again and again, where
-    ten thousand may wait. `known`: relations that were read, or never will be. `left`: relations that are not published any more:
-    should they come again, they are read, and replace what was there. `quarantined`: relations that are not read until an
+    """`by_oid`: those that are not done. `begun`: of these, the few that were set up, which are
+    looked at again and again, where ten thousand may wait. `known`: relations that were read, or
+    never will be. `left`: relations that are not published any more: should they come again, they
+    are read, and replace what was there. `quarantined`: relations that are not read until an
     operator has readmitted them and asks for it."""
 
     def __init__(
@@ -53,7 +54,8 @@ class TableTasks:
         self.contents: dict[int, RelationFiles] = dict(states.contents)
         """Of the relations that are known: what their rows stood on."""
         self.horizons: dict[int, int] = {}
-        """Of the last look at which a relation was what `contents` says, where that is later than the content's own."""
+        """Of the last look at which a relation was what `contents` says, where that is later than
+the content's own."""
         self._queued: list[TableTask] = []
         """They wait, and that is not written yet."""
         self._finished: list[TableTask] = []
@@ -67,7 +69,8 @@ class TableTasks:
 
     @property
     def whole_tables(self) -> list[TableTask]:
-        """Without those of which only rows are read that UPDATEs left values out of. For any thread."""
+        """Without those of which only rows are read that UPDATEs left values out of. For any
+        thread."""
         return [reading for reading in list(self.by_oid.values()) if not reading.is_reselect]
 
     @property
@@ -90,12 +93,14 @@ class TableTasks:
             log.info("snapshot_begins", snapshot_id=self.snapshot_id, tables=table_count)
 
     def join_snapshot(self, reading: TableTask) -> None:
-        """It is about to begin: with the others, or in a snapshot of its own where theirs has ended."""
+        """It is about to begin: with the others, or in a snapshot of its own where theirs has
+        ended."""
         self.begin_snapshot(1)
         reading.state = replace(reading.state, snapshot_id=self.snapshot_id)
 
     def set_aside(self, reading: TableTask) -> None:
-        """It cannot be read: the snapshot ends without it. A comparison is not made up for later."""
+        """It cannot be read: the snapshot ends without it. A comparison is not made up for
+        later."""
         if reading.state.purpose == "VERIFY":
             self.cancel(reading.oid)
             return
@@ -142,7 +147,8 @@ class TableTasks:
         self._finished.append(TableTask(state, void_segments=void))
 
     def leave(self, oid: int) -> None:
-        """It is not published any more: its changes do not come, and what is known of it is void."""
+        """It is not published any more: its changes do not come, and what is known of it is
+        void."""
         reading = self.by_oid.pop(oid, None)
         self.begun.pop(oid, None)
         self.known.discard(oid)
@@ -167,7 +173,8 @@ class TableTasks:
         del self.begun[reading.oid]
 
     def rows_read(self) -> int:
-        """Rows of the current snapshot's tables that were read to their ends, by earlier processes too."""
+        """Rows of the current snapshot's tables that were read to their ends, by earlier processes
+        too."""
         unwritten = {reading.oid: reading for reading in self._finished if reading.table is not None}
         written = (
             state.row_count
@@ -181,7 +188,8 @@ class TableTasks:
         )
 
     def is_reselected(self, reading: TableTask) -> None:
-        """All of the rows were read that UPDATEs left values out of; what was known of the table before counts again."""
+        """All of the rows were read that UPDATEs left values out of; what was known of the table
+        before counts again."""
         assert reading.table is not None
         del self.by_oid[reading.oid], self.begun[reading.oid]
         self.known.add(reading.oid)
@@ -208,8 +216,8 @@ class TableTasks:
         self._unwritten.discard(oid)
 
     def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
-        """What goes with the Kafka transaction that is closed now. `prepared`: xids. `with_stream`: also what is noted of the
-        stream."""
+        """What goes with the Kafka transaction that is closed now. `prepared`: xids. `with_stream`:
+        also what is noted of the stream."""
         states: dict[bytes, bytes] = {}
         queued = [reading for reading in self._queued if self.by_oid.get(reading.oid) is reading]
         for reading in (*self._finished, *queued, *self.begun.values()):

@@ -1,4 +1,5 @@
-"""Tables that PostgreSQL cannot read: what is at fault, when they can be read, and how the others end without them."""
+"""Tables that PostgreSQL cannot read: what is at fault, when they can be read, and how the others
+end without them."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
 RETRIES_A_PAUSE: Final = 6
-"""A table that a person must look at is tried again after one check of the publications, then after two, four, and at last after
-so many."""
+"""A table that a person must look at is tried again after one check of the publications, then after
+two, four, and at last after so many."""
 PROBE_TIMEOUT_MS: Final = 10_000
 """Looking for what is at fault takes no longer for each column."""
 
@@ -69,8 +70,8 @@ class UnreadableTables:
                 self._some.clear()
 
     async def _is_readable(self, reading: TableTask) -> bool:
-        """Whether the table is not what it was when it failed, or what failed would succeed now, or fail for another reason, of
-        which the table is told then."""
+        """Whether the table is not what it was when it failed, or what failed would succeed now, or
+        fail for another reason, of which the table is told then."""
         chunk, recipe, obstacle = reading.failed, reading.failed_recipe, reading.obstacle
         if chunk is None or recipe is None or obstacle is None:
             return True
@@ -91,8 +92,8 @@ class UnreadableTables:
 
 
 async def find_fault(sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan) -> Fault | None:
-    """What PostgreSQL fails at in the rows of the chunk: each column is asked for alone. None: nothing was found, or the server
-    does not answer."""
+    """What PostgreSQL fails at in the rows of the chunk: each column is asked for alone. None:
+    nothing was found, or the server does not answer."""
     columns = recipe.surveyed.relation.columns
     types = {column.name: column.type_name for column in columns}
     names = [column.name for column in recipe.version.encoder.description.columns]
@@ -108,13 +109,15 @@ async def find_fault(sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan) ->
 
 
 async def unreachable_partitions(sql: asyncpg.Connection, recipe: ReadPlan) -> tuple[str, ...]:
-    """Foreign partitions whose server does not answer, or not with rows. Raises what the driver raises."""
+    """Foreign partitions whose server does not answer, or not with rows. Raises what the driver
+    raises."""
     names = recipe.surveyed.foreign_names
     return tuple([name for name in names if not await _succeeds(sql, f"SELECT FROM {name} LIMIT 1", "")])
 
 
 async def is_readable(sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan, sqlstate: str) -> bool:
-    """Whether PostgreSQL can send the rows of a chunk that failed with this code; also where it fails with another one."""
+    """Whether PostgreSQL can send the rows of a chunk that failed with this code; also where it
+    fails with another one."""
     query = chunk_query(chunk, recipe, recipe.columns)
     if sqlstate == DENIED:  # a privilege on columns is enough, which does not go for places of rows
         surveyed = recipe.surveyed
@@ -127,8 +130,9 @@ async def is_readable(sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan, s
 
 
 async def _succeeds(sql: asyncpg.Connection, query: str, sqlstate: str | None = None) -> bool:
-    """Whether PostgreSQL can send what the query gives; also where that takes too long to find out. `sqlstate`: of the only
-    error that counts, "" for all; None: all count that do not pass by themselves."""
+    """Whether PostgreSQL can send what the query gives; also where that takes too long to find out.
+    `sqlstate`: of the only error that counts, "" for all; None: all count that do not pass by
+    themselves."""
     try:
         async with transaction(sql, readonly=True):
             await sql.execute(f"SET LOCAL statement_timeout = {PROBE_TIMEOUT_MS}")

@@ -4,8 +4,9 @@
     GET /connectors/<name>/offsets      of Kafka Connect: {"offsets": [{"partition": {"server": ...}, "offset": {...}}]}
     a record of its offsets topic       {"key": ["<name>", {"server": ...}], "value": {...}}, or the value alone
 
-`lsn` is that of the last event that was written, `lsn_commit` the end of the last transaction that was passed: the offset of
-an event stands within its transaction, also where no other row follows. Java's forms: Java Object Serialization Specification, 6.
+`lsn` is that of the last event that was written, `lsn_commit` the end of the last transaction that
+was passed: the offset of an event stands within its transaction, also where no other row follows.
+Java's forms: Java Object Serialization Specification, 6.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DebeziumOffset:
-    """`written_xid`: the transaction whose events were written up to `lsn`; 0 where `lsn` is no event's."""
+    """`written_xid`: the transaction whose events were written up to `lsn`; 0 where `lsn` is no
+    event's."""
 
     lsn: Lsn
     commit_lsn: Lsn

@@ -1,7 +1,7 @@
 """What the gateway knows when it judges, each fact with the moment at which it was taken.
 
-A moment is a number that rises with each observation of this process: what matters is which fact is older, not the time. Loaded
-by gateway/postgres (PostgreSQL) and gateway/kafka (the position topic).
+A moment is a number that rises with each observation of this process: what matters is which fact is
+older, not the time. Loaded by gateway/postgres (PostgreSQL) and gateway/kafka (the position topic).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from schemas.lsn import Lsn
 class ServerFacts:
     """`flush_lsn` is the end of the WAL on disk, on a standby the end of what it has replayed.
 
-    `timeline` of a standby may be an earlier one than that which it follows. `in_recovery`: it is a standby, or is
-    being restored.
-    `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and `idle_slot_timeout_s` 0 mean: no limit. The last is of 18
-    and newer, `synchronized_standby_slots` of 17 and newer, `effective_wal_level` of 19 and newer.
+    `timeline` of a standby may be an earlier one than that which it follows. `in_recovery`: it is a
+    standby, or is being restored. `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and
+    `idle_slot_timeout_s` 0 mean: no limit. The last is of 18 and newer,
+    `synchronized_standby_slots` of 17 and newer, `effective_wal_level` of 19 and newer.
     """
 
     system_identifier: str
@@ -46,7 +46,8 @@ class ServerFacts:
 
     @property
     def decodes(self) -> bool:
-        """Logical decoding is on, or the first logical slot turns it on: in 19, wal_level = replica is enough on a primary."""
+        """Logical decoding is on, or the first logical slot turns it on: in 19, wal_level = replica
+        is enough on a primary."""
         if self.effective_wal_level:
             return self.effective_wal_level == "logical" or (self.wal_level == "replica" and not self.in_recovery)
         return self.wal_level == "logical"
@@ -54,8 +55,9 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version, or null. `sync_state` is that
-    of whoever reads the slot (pg_stat_replication), null also for a role that may not see it."""
+    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version,
+    or null. `sync_state` is that of whoever reads the slot (pg_stat_replication), null also for a
+    role that may not see it."""
 
     name: str
     plugin: str | None
@@ -115,8 +117,8 @@ class PublishedRelation:
 
 @dataclass(frozen=True, slots=True)
 class PublicationFacts:
-    """A publication of another oid is another publication, whatever its name. `excluded`: published relations that
-    source.excluded_tables leaves out; `relations` are without them."""
+    """A publication of another oid is another publication, whatever its name. `excluded`: published
+    relations that source.excluded_tables leaves out; `relations` are without them."""
 
     oid: int
     name: str
@@ -126,8 +128,9 @@ class PublicationFacts:
     relations: tuple[PublishedRelation, ...]
     excluded: tuple[PublishedRelation, ...] = ()
     detaching: tuple[tuple[str, str], ...] = ()
-    """Quoted names of a partitioned table and of its partition whose DETACH ... CONCURRENTLY has not ended. They are only looked
-    up where a row that is written to such a partition crashes the server: FOR ALL TABLES, with publish_via_partition_root."""
+    """Quoted names of a partitioned table and of its partition whose DETACH ... CONCURRENTLY has
+    not ended. They are only looked up where a row that is written to such a partition crashes the
+    server: FOR ALL TABLES, with publish_via_partition_root."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +145,8 @@ class SystemIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """PostgreSQL's side: one look at the server, the slot and the publications, in an order such that the server's end of the WAL
-    is not older than the slot's LSNs."""
+    """PostgreSQL's side: one look at the server, the slot and the publications, in an order such
+    that the server's end of the WAL is not older than the slot's LSNs."""
 
     server: ServerFacts
     slot: SlotFacts | None
@@ -155,7 +158,8 @@ class Facts:
 class Stored:
     """Kafka's side: what the position topic and the marker topic hold.
 
-    `marker_topic_used`: the marker topic holds a record, or has held one; control records of Kafka transactions do not count.
+    `marker_topic_used`: the marker topic holds a record, or has held one; control records of Kafka
+    transactions do not count.
     """
 
     positions: Mapping[bytes, Position]
@@ -165,7 +169,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What settings and position say; None where there is no position. `backend_pid`: our own WAL sender, once it runs."""
+    """What settings and position say; None where there is no position. `backend_pid`: our own WAL
+    sender, once it runs."""
 
     slot: str
     publications: tuple[str, ...]
@@ -178,7 +183,8 @@ class Expected:
 
 
 def published_types(publications: Mapping[str, PublicationFacts]) -> frozenset[int]:
-    """Type oids of every column that is sent: binary is asked for when each of them has a binary decoder."""
+    """Type oids of every column that is sent: binary is asked for when each of them has a binary
+    decoder."""
     return frozenset(
         column.type_oid
         for publication in publications.values()

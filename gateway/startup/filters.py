@@ -1,7 +1,9 @@
-"""Row filters that can fail: pgoutput then ends the stream at the row, and does so for ever (standstill.py).
+"""Row filters that can fail: pgoutput then ends the stream at the row, and does so for ever
+(standstill.py).
 
-PostgreSQL does not say which functions can raise an error. It knows leakproof ones, which do not; operators that order or
-compare values for an index do not either. Whatever else a filter calls is named.
+PostgreSQL does not say which functions can raise an error. It knows leakproof ones, which do not;
+operators that order or compare values for an index do not either. Whatever else a filter calls is
+named.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043})
 
 @dataclass(frozen=True, slots=True)
 class FilterCalls:
-    """OIDs of what the row filters of the publications call: functions, and types that text is cast to."""
+    """OIDs of what the row filters of the publications call: functions, and types that text is cast
+    to."""
 
     functions: frozenset[int]
     types: frozenset[int]

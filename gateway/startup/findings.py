@@ -13,7 +13,8 @@ _GRAVEST_FIRST: Final[tuple[type[WalgateError], ...]] = (DataGap, StopForOperato
 
 @dataclass(frozen=True, slots=True)
 class OperatorWarning:
-    """Worth an operator's attention; the gateway goes on, and nothing is lost. `hint`: the SQL statement or setting."""
+    """Worth an operator's attention; the gateway goes on, and nothing is lost. `hint`: the SQL
+    statement or setting."""
 
     message: str
     hint: str

@@ -54,8 +54,8 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker's answer to what we asked it to try. `operation`: Create, Write, Describe; `on`: topic, transactional id,
-    "the cluster"."""
+    """The broker's answer to what we asked it to try. `operation`: Create, Write, Describe; `on`:
+    topic, transactional id, "the cluster"."""
 
     operation: str
     on: str

@@ -1,4 +1,5 @@
-"""Checks of Kafka's listeners: which answer, with which protocol, and whether their certificate and our login are accepted."""
+"""Checks of Kafka's listeners: which answer, with which protocol, and whether their certificate and
+our login are accepted."""
 
 from __future__ import annotations
 
@@ -15,9 +16,10 @@ _OWN: Final = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, slots=True)
 class ListenerFacts:
-    """One address. `failure`: "" | "dns" | "refused" | "timeout" | "other" (`detail` says more). `tls`: it speaks TLS.
-    `tls_failure`: what is wrong with its certificate for us. `is_kafka`: it answers as a broker does. `wants_certificate`: it
-    ends the connection for want of one of ours. `mechanisms`: of its login; None: it asks for no login."""
+    """One address. `failure`: "" | "dns" | "refused" | "timeout" | "other" (`detail` says more).
+    `tls`: it speaks TLS. `tls_failure`: what is wrong with its certificate for us. `is_kafka`: it
+    answers as a broker does. `wants_certificate`: it ends the connection for want of one of ours.
+    `mechanisms`: of its login; None: it asks for no login."""
 
     address: str
     advertised: bool = False
@@ -31,7 +33,8 @@ class ListenerFacts:
 
 
 def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """What is wrong with this address; first things first: without a connection nothing more is said."""
+    """What is wrong with this address; first things first: without a connection nothing more is
+    said."""
     at = listener.address
     if listener.failure:
         yield _unreachable(listener)

@@ -1,8 +1,10 @@
-"""The periodic check while the stream runs: raises what ends the session, reports what an operator should know.
+"""The periodic check while the stream runs: raises what ends the session, reports what an operator
+should know.
 
-It never says that changes were lost: its facts are not ordered against the position. What looks like it ends the session, and the
-next start judges with proof. What is to be repaired at the server (a missing publication, say) is reported: the stream goes on,
-and the server says when it left changes out.
+It never says that changes were lost: its facts are not ordered against the position. What looks
+like it ends the session, and the next start judges with proof. What is to be repaired at the server
+(a missing publication, say) is reported: the stream goes on, and the server says when it left
+changes out.
 """
 
 from __future__ import annotations
@@ -28,8 +30,9 @@ _CHECKS = (
 
 
 def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
-    """Right behind START_REPLICATION, before anything is confirmed: from here on nobody else can move the slot, but between the
-    last look of the start and here somebody could. The server then sends from where the slot is, without a word."""
+    """Right behind START_REPLICATION, before anything is confirmed: from here on nobody else can
+    move the slot, but between the last look of the start and here somebody could. The server then
+    sends from where the slot is, without a word."""
     if slot is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > resume_lsn:
         raise Retry(
             f"slot {slot.name} was advanced to {slot.confirmed_flush_lsn} during startup, beyond the resume LSN {resume_lsn}"

@@ -1,5 +1,5 @@
-"""What an operator decides about a slot's position: the steps of `walgate skip`, `readmit`, `accept-gap` and `adopt`. Pure, as
-start.py.
+"""What an operator decides about a slot's position: the steps of `walgate skip`, `readmit`,
+`accept-gap` and `adopt`. Pure, as start.py.
 
     skip, readmit      look -> prepare Kafka -> look at the positions, judge -> fence -> read the positions -> look, judge
                        -> record. What is refused before the fence does not disturb a gateway that runs
@@ -10,11 +10,12 @@ start.py.
 
 A gateway that has released WAL (budget.py) takes the steps of accept-gap itself.
 
-Of a database that was renamed, each records its position under the new name first: it is found again when a command that dropped
-the slot is interrupted.
+Of a database that was renamed, each records its position under the new name first: it is found
+again when a command that dropped the slot is interrupted.
 
-The fence ends a gateway that runs: it starts again, from what is recorded here. Nothing is recorded by a command that was fenced
-in its turn, so that a position is only ever replaced by one that was derived from it.
+The fence ends a gateway that runs: it starts again, from what is recorded here. Nothing is recorded
+by a command that was fenced in its turn, so that a position is only ever replaced by one that was
+derived from it.
 """
 
 from __future__ import annotations
@@ -62,12 +63,14 @@ FreshPosition = Callable[[Facts], Position]
 
 
 def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
-    """The next start leaves out the transaction that commits (or was prepared) at `commit_lsn`. Returns the new position."""
+    """The next start leaves out the transaction that commits (or was prepared) at `commit_lsn`.
+    Returns the new position."""
     return (yield from _changed(fresh_position, lambda position, facts: _skipping(position, facts, commit_lsn)))
 
 
 def readmit(fresh_position: FreshPosition, table: str) -> Steps:
-    """`table`: schema.table. Its changes are written again, from the next transaction on. Returns the new position."""
+    """`table`: schema.table. Its changes are written again, from the next transaction on. Returns
+    the new position."""
     return (yield from _changed(fresh_position, lambda position, _: _readmitting(position, table)))
 
 
@@ -98,9 +101,10 @@ def _readmitting(position: Position, table: str) -> Record:
 def accept_gap(
     fresh_position: FreshPosition, expected: Expected, *, until_now: bool = False, released: str | None = None
 ) -> Steps:
-    """After a loss: a position from which the stream goes on, and a marker GAP. Without `until_now` only where the catalog
-    proves the loss; with it, whatever the slot still holds is given up. `released`: why the gateway itself moved the slot on
-    (budget.py); any other loss is left for the start to judge. Returns the new position."""
+    """After a loss: a position from which the stream goes on, and a marker GAP. Without `until_now`
+    only where the catalog proves the loss; with it, whatever the slot still holds is given up.
+    `released`: why the gateway itself moved the slot on (budget.py); any other loss is left for the
+    start to judge. Returns the new position."""
     facts: Facts = yield LoadFacts()
     check_use = check_holder if released is not None else _check_stopped
     _raise((*check_use(facts, expected), *check_publications(facts, expected)))
@@ -188,7 +192,8 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
 
 
 def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -> Steps:
-    """After pg_upgrade kept the slot: the position of the old system identifier becomes that of the new one. Returns it."""
+    """After pg_upgrade kept the slot: the position of the old system identifier becomes that of the
+    new one. Returns it."""
     facts: Facts = yield LoadFacts()
     _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
@@ -235,8 +240,9 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
 def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offset: DebeziumOffset) -> Steps:
     """A connector was stopped: its slot and its place become ours. Returns the position.
 
-    Events are written in the order of commits, and `offset.lsn` is an event's, or an end. So what it did not write commits behind
-    `offset.lsn`, but for the rest of the transaction in which it stopped: that is read again, without the rows up to there.
+    Events are written in the order of commits, and `offset.lsn` is an event's, or an end. So what
+    it did not write commits behind `offset.lsn`, but for the rest of the transaction in which it
+    stopped: that is read again, without the rows up to there.
     """
     facts: Facts = yield LoadFacts()
     _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))

@@ -1,7 +1,7 @@
 """Checks of the publications: they exist, publish something, and what has changed in them.
 
-What a publication leaves out is lost to the slot, but the catalog of now does not tell whether it has left out anything: the
-server does, when it decodes (see notice.py).
+What a publication leaves out is lost to the slot, but the catalog of now does not tell whether it
+has left out anything: the server does, when it decodes (see notice.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:
-    """Of `walgate check` alone: it may well be meant. A table in two publications is sent what either of them publishes."""
+    """Of `walgate check` alone: it may well be meant. A table in two publications is sent what
+    either of them publishes."""
     published: dict[int, frozenset[str]] = {}
     for publication in facts.publications.values():
         for relation in publication.relations:
@@ -63,7 +64,8 @@ def check_actions(facts: Facts) -> Iterator[Finding]:
 
 
 def _identities(facts: Facts) -> Iterator[Finding]:
-    """Without an identity the *application's* UPDATE and DELETE fail, as long as the table is published."""
+    """Without an identity the *application's* UPDATE and DELETE fail, as long as the table is
+    published."""
     without = sorted(
         {
             f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
@@ -96,7 +98,8 @@ def _without_keys(facts: Facts) -> Iterator[Finding]:
 
 
 def _column_lists(facts: Facts) -> Iterator[Finding]:
-    """ "cannot use different column lists for table ... in different publications" ends the stream at its first row."""
+    """ "cannot use different column lists for table ... in different publications" ends the stream
+    at its first row."""
     seen: dict[int, tuple[str, PublishedRelation]] = {}
     for publication in facts.publications.values():
         for relation in publication.relations:
@@ -124,7 +127,8 @@ def _generated_columns(first: str, second: str, relation: PublishedRelation) -> 
 
 
 def _detaching(facts: Facts) -> Iterator[Finding]:
-    """pgoutput crashes (a null pointer in get_rel_sync_entry), on 14 to 18, and with it every session of the server."""
+    """pgoutput crashes (a null pointer in get_rel_sync_entry), on 14 to 18, and with it every
+    session of the server."""
     for publication in facts.publications.values():
         for root, partition in publication.detaching:
             yield OperatorWarning(
@@ -161,7 +165,8 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
 def _without_key(
     facts: Facts, publication: PublicationFacts, relation: PublishedRelation, missing: Sequence[str]
 ) -> OperatorWarning:
-    """18 refuses UPDATE and DELETE of such a table; before, they come without what tells the row."""
+    """18 refuses UPDATE and DELETE of such a table; before, they come without what tells the
+    row."""
     table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
     said = (
         f"publication {publication.name} does not send generated columns of the table's replica identity: "
@@ -200,8 +205,8 @@ def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
 
 
 def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
-    """What is no longer sent, or is sent in another way, since `before`: one line for what happened to several tables or
-    in several publications, as to the partitions of a table."""
+    """What is no longer sent, or is sent in another way, since `before`: one line for what happened
+    to several tables or in several publications, as to the partitions of a table."""
     told: dict[str, list[str]] = {}
     for name, old in before.publications.items():
         new = now.publications.get(name)
@@ -230,7 +235,8 @@ def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
 
 
 def removed_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
-    """Tables that are no longer published, or no longer exist, by name. A publication that is missing is told by itself."""
+    """Tables that are no longer published, or no longer exist, by name. A publication that is
+    missing is told by itself."""
     if before.publications.keys() - now.publications.keys():
         return []
     known, current = _by_oid(before), _by_oid(now)

@@ -1,4 +1,5 @@
-"""Checks of the login and of the way to the server: what the role may do, what stands between, whose managed server it is."""
+"""Checks of the login and of the way to the server: what the role may do, what stands between,
+whose managed server it is."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ from gateway.startup.server_checks import STANDBYS_FIRST
 from schemas.topic_names import counted
 
 CONNECTIONS: Final = 9
-"""The gateway's: the stream, two for the catalog, one for the status, one while the slot is created, four for a snapshot."""
+"""The gateway's: the stream, two for the catalog, one for the status, one while the slot is
+created, four for a snapshot."""
 SESSIONS: Final = CONNECTIONS - 1
 """Without the WAL sender, which max_connections does not count since PostgreSQL 12."""
 _CLOCK_S: Final = 60.0
@@ -40,11 +42,11 @@ _SET: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class RoleFacts:
-    """`provider`: a key of PROVIDERS, or "". `is_pooled`: the process that answers is not the one that took the login.
-    `server_ahead_s`: the server's clock against ours. `unreadable`: published tables that the role may not SELECT;
-    `read_at_once`: those of which it may SELECT the published columns, and not ctid;
-    `closed_schemas`: schemas of published tables, on which it lacks USAGE; `filtered`: published tables whose row-level security
-    applies to it."""
+    """`provider`: a key of PROVIDERS, or "". `is_pooled`: the process that answers is not the one
+    that took the login. `server_ahead_s`: the server's clock against ours. `unreadable`: published
+    tables that the role may not SELECT; `read_at_once`: those of which it may SELECT the published
+    columns, and not ctid; `closed_schemas`: schemas of published tables, on which it lacks USAGE;
+    `filtered`: published tables whose row-level security applies to it."""
 
     name: str
     is_superuser: bool = False

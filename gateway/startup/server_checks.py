@@ -11,10 +11,12 @@ from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.timeline_checks import NotPrimary, check_timeline
 
 OLDEST_VERSION_NUM: Final = 140003
-"""Before it, the server did not send a key column that was stored out of line and left unchanged."""
+"""Before it, the server did not send a key column that was stored out of line and left
+unchanged."""
 NEWEST_VERSION: Final = 18
 _ADDS_TABLES_SAFELY: Final = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
-"""From these on, invalidations reach transactions that are open while ALTER PUBLICATION commits (release notes of May 2025)."""
+"""From these on, invalidations reach transactions that are open while ALTER PUBLICATION commits
+(release notes of May 2025)."""
 
 
 _DECODES_AGAIN: Final = "14.19, 15.14, 16.10, 17.6"

@@ -1,12 +1,14 @@
-"""What the server says within the stream: warnings, and errors that report a loss. Decided by where its source raises them,
-never by a translated text.
+"""What the server says within the stream: warnings, and errors that report a loss. Decided by where
+its source raises them, never by a translated text.
 
 A walsender warns in three situations (PostgreSQL 14 to 18):
 
-* `LoadPublications` in pgoutput.c, 18 and newer: a publication did not exist at the point of the log that is being decoded, and
-  its changes are left out. Older servers end the stream with 42704 there.
-* `StandbySlotsHaveCaughtup` in slot.c, 17 and newer: a failover slot waits for a standby of `synchronized_standby_slots` that is
-  down (55000), or whose slot is gone (22023). The server sends nothing until it is back, and loses nothing.
+* `LoadPublications` in pgoutput.c, 18 and newer: a publication did not exist at the point of the
+  log that is being decoded, and its changes are left out. Older servers end the stream with 42704
+  there.
+* `StandbySlotsHaveCaughtup` in slot.c, 17 and newer: a failover slot waits for a standby of
+  `synchronized_standby_slots` that is down (55000), or whose slot is gone (22023). The server sends
+  nothing until it is back, and loses nothing.
 * `quickdie` in postgres.c: the server is being shut down at once (57P01, 57P02, 57P03).
 """
 
@@ -60,8 +62,9 @@ def kind_of(notice: Notice) -> NoticeKind:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A publication is missing at the point of the log that the server decodes. `message`: in its words. `ends_stream`: an error,
-    not a warning (before 18): decoding does not get past this point."""
+    """A publication is missing at the point of the log that the server decodes. `message`: in its
+    words. `ends_stream`: an error, not a warning (before 18): decoding does not get past this
+    point."""
 
     message: str
     ends_stream: bool
@@ -69,7 +72,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class WalRemoved:
-    """The server could not open WAL that it needs. `times`: so often in a row, at the same `resume_lsn`."""
+    """The server could not open WAL that it needs. `times`: so often in a row, at the same
+    `resume_lsn`."""
 
     message: str
     resume_lsn: int = 0
@@ -84,8 +88,9 @@ _CERTAIN_TIMES: Final = 3
 def judge_reported(
     reported: Reported, *, resume_lsn: int, may_be_older: bool, missing: tuple[str, ...], slot: str
 ) -> WalgateError | None:
-    """None: harmless, or not certain yet. `may_be_older`: the slot may have been created before the publications (it was
-    adopted), and nothing was delivered from it yet. `missing`: publications that do not exist now."""
+    """None: harmless, or not certain yet. `may_be_older`: the slot may have been created before the
+    publications (it was adopted), and nothing was delivered from it yet. `missing`: publications
+    that do not exist now."""
     if isinstance(reported, LeftOut):
         return _judge_left_out(reported, may_be_older, missing, slot)
     if isinstance(reported, (DecodingFailed, ServerCrashed)):

@@ -1,7 +1,8 @@
 """What happens next after an error of PostgreSQL, by SQLSTATE (PostgreSQL manual, appendix A).
 
-A code of five letters goes before its class of two. Every class of the manual is here, and a code of no known class waits:
-only a statement of the gateway that is wrong in itself is a defect. Three places judge the same code differently:
+A code of five letters goes before its class of two. Every class of the manual is here, and a code
+of no known class waits: only a statement of the gateway that is wrong in itself is a defect. Three
+places judge the same code differently:
 
     a statement of the gateway    as the table says
     a login                       a function of the database (a login event trigger) may raise any code: it is waited for
@@ -132,7 +133,8 @@ TABLE: Final[dict[str, tuple[type[WalgateError], str]]] = {
     "42": (InternalError, UNKNOWN),
 }  # fmt: skip
 OTHER: Final[tuple[type[WalgateError], str]] = (RetrySlowly, _LOG_OF_SERVER)
-"""For the classes of the manual that are not in the table, and for codes that a function of the database makes up."""
+"""For the classes of the manual that are not in the table, and for codes that a function of the
+database makes up."""
 
 _PASSES_IN_STREAM: Final = frozenset({"08", "28", "3D", "40", "53", "55", "57", "58", "72", "F0"})
 """What the server lacks now, and not what it read in the WAL."""
@@ -157,5 +159,6 @@ def next_step_at_login(sqlstate: str, *, is_raised_by_function: bool = False) ->
 
 
 def is_of_place(sqlstate: str) -> bool:
-    """Whether an error within the stream speaks about the place in the WAL that is being decoded."""
+    """Whether an error within the stream speaks about the place in the WAL that is being
+    decoded."""
     return sqlstate[:2] not in _PASSES_IN_STREAM and sqlstate not in _PASS_IN_STREAM

@@ -1,15 +1,18 @@
-"""A place in the WAL that fails again and again: the resume LSN does not move, and the error is the same.
+"""A place in the WAL that fails again and again: the resume LSN does not move, and the error is the
+same.
 
-pgoutput judges each change with the catalog *as of the change*: row filters, column lists, partitions. So the catalog of now
-looks right, and no repair of it gets the stream past the place. Some of these errors pass by themselves all the same (a server is
-upgraded, a replacement takes over), and an error that comes once proves nothing:
+pgoutput judges each change with the catalog *as of the change*: row filters, column lists,
+partitions. So the catalog of now looks right, and no repair of it gets the stream past the place.
+Some of these errors pass by themselves all the same (a server is upgraded, a replacement takes
+over), and an error that comes once proves nothing:
 
     each time      the error, how often it came at this resume LSN, and since when: in the log, the status, the metrics
     a few times    the gateway waits longer from time to time; after a crash of the server, minutes, since each crash ends every
                    session of every database
     then           exit code 78, with the LSN, PostgreSQL's words and the ways on
 
-A session that received the WAL up to where it ended when the session began has got past the place: counting begins anew.
+A session that received the WAL up to where it ended when the session began has got past the place:
+counting begins anew.
 """
 
 from __future__ import annotations
@@ -53,8 +56,9 @@ _OTHERWISE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DecodingFailed:
-    """The server reported an error about a change that it was to send. `message`: its words, without values of rows;
-    `change_lsn` 0: not known; `is_of_publications`: pgoutput itself refuses what the publications ask for."""
+    """The server reported an error about a change that it was to send. `message`: its words,
+    without values of rows; `change_lsn` 0: not known; `is_of_publications`: pgoutput itself refuses
+    what the publications ask for."""
 
     message: str
     sqlstate: str
@@ -76,7 +80,8 @@ class DecodingFailed:
 
 @dataclass(frozen=True, slots=True)
 class ServerCrashed:
-    """The server's process that reads the WAL ended without a word, and the server went through crash recovery."""
+    """The server's process that reads the WAL ended without a word, and the server went through
+    crash recovery."""
 
     message: str
     resume_lsn: int = 0
@@ -97,8 +102,8 @@ Standstill = DecodingFailed | ServerCrashed
 
 
 def counted_again(before: object, now: Standstill, resume_lsn: int, moment: str, *, has_passed: bool) -> Standstill:
-    """`now` with its count. `before`: what was reported before it; `moment`: the time, as the log writes it; `has_passed`: the
-    session received all WAL that was there when it began."""
+    """`now` with its count. `before`: what was reported before it; `moment`: the time, as the log
+    writes it; `has_passed`: the session received all WAL that was there when it began."""
     is_same = isinstance(before, type(now)) and (before.cause, before.resume_lsn) == (now.cause, resume_lsn)
     if not is_same or has_passed or not isinstance(before, (DecodingFailed, ServerCrashed)):
         return replace(now, resume_lsn=resume_lsn, times=1, since=moment)
@@ -106,7 +111,8 @@ def counted_again(before: object, now: Standstill, resume_lsn: int, moment: str,
 
 
 def wait_s(standstill: Standstill) -> float:
-    """Before the next attempt; before the one that only says that there will be none, it is short."""
+    """Before the next attempt; before the one that only says that there will be none, it is
+    short."""
     if standstill.times >= standstill.certain_times:
         return _SOON_S
     if isinstance(standstill, ServerCrashed):

@@ -1,13 +1,15 @@
-"""The steps of a start, in the order that makes its judgements true. Pure: the caller carries each step out and sends the answer.
+"""The steps of a start, in the order that makes its judgements true. Pure: the caller carries each
+step out and sends the answer.
 
     look -> prepare Kafka -> look -> fence -> look -> read positions -> look, judge
          -> first start: intent -> slot;  prefix and slot as they were: nothing
          -> replication connection: the same server?  -> new epoch
 
-Whatever may take long (topics, registry) comes before the fence, so that a stand-by never fences a gateway only to wait. Behind
-the fence the slot is looked at before the position is read, and the end of the WAL after it. Each write that follows fails if
-another gateway has taken over meanwhile. The intent (state INTENT, epoch 0) is durable before the slot is created, so a slot
-that is found beside an intent is ours, and a crash between any two steps repairs itself.
+Whatever may take long (topics, registry) comes before the fence, so that a stand-by never fences a
+gateway only to wait. Behind the fence the slot is looked at before the position is read, and the
+end of the WAL after it. Each write that follows fails if another gateway has taken over meanwhile.
+The intent (state INTENT, epoch 0) is durable before the slot is created, so a slot that is found
+beside an intent is ours, and a crash between any two steps repairs itself.
 """
 
 from __future__ import annotations
@@ -50,23 +52,27 @@ class PrepareKafka:
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Take the producer's transactional id: earlier gateways of the slot can commit nothing from here on -> None."""
+    """Take the producer's transactional id: earlier gateways of the slot can commit nothing from
+    here on -> None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPositions:
-    """The use of the marker topic first, then the position topic to its end -> Stored. The schemas of markers and positions are
-    registered then: a registry that does not know what our position was written with is another one."""
+    """The use of the marker topic first, then the position topic to its end -> Stored. The schemas
+    of markers and positions are registered then: a registry that does not know what our position
+    was written with is another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookAtPositions:
-    """Of a repair, as ReadPositions but not behind the fence: what it shows may have changed since -> Stored."""
+    """Of a repair, as ReadPositions but not behind the fence: what it shows may have changed since
+    -> Stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProveFence:
-    """Commit a Kafka transaction that changes nothing -> None. Raises Retry where another gateway has taken over."""
+    """Commit a Kafka transaction that changes nothing -> None. Raises Retry where another gateway
+    has taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +101,8 @@ class TimelineHistory:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Make the position durable together with its EPOCH marker -> None. `forgets`: key of a position that ends with it."""
+    """Make the position durable together with its EPOCH marker -> None. `forgets`: key of a
+    position that ends with it."""
 
     position: Position
     forgets: bytes | None = None
@@ -103,7 +110,8 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Of a repair: make the position durable together with markers -> None. `forgets`: key of a position that ends with it."""
+    """Of a repair: make the position durable together with markers -> None. `forgets`: key of a
+    position that ends with it."""
 
     position: Position
     markers: tuple[Marker, ...] = ()
@@ -124,7 +132,8 @@ class DropSlot:
 
 @dataclass(frozen=True, slots=True)
 class FenceFormer:
-    """Of a repair: take the transactional id that the slot had in a server of another system identifier -> None."""
+    """Of a repair: take the transactional id that the slot had in a server of another system
+    identifier -> None."""
 
     system_identifier: str
 
@@ -170,8 +179,8 @@ def start(
 ) -> Steps:
     """Returns the position of the new epoch; START_REPLICATION is next. Raises WalgateError.
 
-    `fresh_position`: the position of a slot that was never read. `reported`: what the server said in the session before, and
-    `quarantine` what it put into quarantine.
+    `fresh_position`: the position of a slot that was never read. `reported`: what the server said
+    in the session before, and `quarantine` what it put into quarantine.
     """
     facts: Facts = yield _LOOK
     yield from _judge((*check_holder(facts, expected), *_before_position(facts, expected, reported)))
@@ -222,8 +231,8 @@ def _with(known: Iterable[Quarantined], more: Iterable[Quarantined], resume_lsn:
 
 
 def _before_position(facts: Facts, expected: Expected, reported: Reported | None = None) -> Iterable[Finding]:
-    """What can be said without a position. That changes were lost cannot: see rule 3 of the theory. Nor is a publication waited
-    for that has been missed already."""
+    """What can be said without a position. That changes were lost cannot: see rule 3 of the theory.
+    Nor is a publication waited for that has been missed already."""
     for check in (check_server, check_sender_capacity, check_slot, check_retention, check_synchronous):
         yield from (finding for finding in check(facts, expected) if not isinstance(finding, DataGap))
     if not isinstance(reported, LeftOut):
@@ -239,7 +248,8 @@ def _judge(findings: Iterable[Finding]) -> Judging:
 
 
 def _judge_behind_fence(findings: Iterable[Finding]) -> Judging:
-    """A verdict that needs an operator is given only by a gateway that still owns the transactional id."""
+    """A verdict that needs an operator is given only by a gateway that still owns the transactional
+    id."""
     report = report_of(findings)
     if any(isinstance(error, StopForOperator) for error in report.errors):
         yield ProveFence()
@@ -285,7 +295,8 @@ def _first_start(
     adopt_slot: bool,
     reported: Reported | None,
 ) -> Steps:
-    """The position goes on from a new slot, from one beside our own intent, or from one that is adopted."""
+    """The position goes on from a new slot, from one beside our own intent, or from one that is
+    adopted."""
     known = stored.positions.get(fresh.key)
     of_server = _reported(facts, fresh, expected, reported, adopt_slot=adopt_slot)
     yield from _judge_behind_fence((*check_slot(facts, expected), *of_server))
@@ -301,13 +312,15 @@ def _first_start(
 
 
 def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
-    """A DSN may name several hosts, and a server may be promoted: who really sends? Returns its timeline."""
+    """A DSN may name several hosts, and a server may be promoted: who really sends? Returns its
+    timeline."""
     identity: SystemIdentity = yield Identify()
     server = facts.server
     is_other = identity.system_identifier != server.system_identifier
     if is_other or identity.timeline != server.timeline:
         raise Retry("the replication connection and the regular connection reached different servers")
-    # A position of epoch 0 stands for nothing that was sent: its timeline is what the server's facts said just now.
+    # A position of epoch 0 stands for nothing that was sent: its timeline is what the server's
+    # facts said just now.
     if position.epoch > 0 and identity.timeline != position.timeline:
         yield from _judge(check_timeline(identity.timeline, position.timeline))
         history: str = yield TimelineHistory(identity.timeline)
@@ -317,8 +330,8 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
 
 
 def check_without_position(facts: Facts, expected: Expected) -> Report:
-    """What can be said of PostgreSQL alone: for `walgate check`, which looks and changes nothing. Whoever uses the slot is
-    probably the gateway itself."""
+    """What can be said of PostgreSQL alone: for `walgate check`, which looks and changes nothing.
+    Whoever uses the slot is probably the gateway itself."""
     holders = (
         OperatorWarning(
             f"{held.message}: if that is the gateway, a second one would wait as a standby gateway",

@@ -1,8 +1,9 @@
-"""The gateway as a synchronous standby: `synchronous_standby_names = '*'` takes every reader of the WAL for a standby, also one
-that confirms only what Kafka has.
+"""The gateway as a synchronous standby: `synchronous_standby_names = '*'` takes every reader of the
+WAL for a standby, also one that confirms only what Kafka has.
 
-Each COMMIT of every database then waits for Kafka. The server tells the state of a reader only to roles with
-pg_read_all_stats; the others know the setting (PostgreSQL manual, 19.6.2, and src/backend/replication/syncrep_gram.y).
+Each COMMIT of every database then waits for Kafka. The server tells the state of a reader only to
+roles with pg_read_all_stats; the others know the setting (PostgreSQL manual, 19.6.2, and
+src/backend/replication/syncrep_gram.y).
 """
 
 from __future__ import annotations

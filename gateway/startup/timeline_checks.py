@@ -1,7 +1,9 @@
-"""Timelines: is this server behind a failover, and after a promotion, does the new primary have all that was delivered?
+"""Timelines: is this server behind a failover, and after a promotion, does the new primary have all
+that was delivered?
 
-A timeline's history file has a line for each timeline before it: number, LSN where it was left, reason (PostgreSQL manual,
-26.3.6 Timelines; `readTimeLineHistory` in timeline.c). What was read beyond that LSN is in Kafka, and in no database.
+A timeline's history file has a line for each timeline before it: number, LSN where it was left,
+reason (PostgreSQL manual, 26.3.6 Timelines; `readTimeLineHistory` in timeline.c). What was read
+beyond that LSN is in Kafka, and in no database.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ class LeftBehind(NotPrimary):
 
 
 def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
-    """`timeline`: the server's; of a standby only the replication connection knows it. The old primary may only be the first host
-    that answered."""
+    """`timeline`: the server's; of a standby only the replication connection knows it. The old
+    primary may only be the first host that answered."""
     if expected is not None and timeline < expected:
         yield LeftBehind(
             f"the server is on timeline {timeline}, but the resume LSN is on {expected}: this server is an old primary",

@@ -1,12 +1,14 @@
-"""When a slot is moved on although what it holds was not delivered: `source.on_wal_budget = advance`. Pure.
+"""When a slot is moved on although what it holds was not delivered: `source.on_wal_budget =
+advance`. Pure.
 
     within the budget, or another reads the slot     nothing
     what was not confirmed holds the WAL             move the slot to the end of the WAL; Kafka need not answer
     another holds it (an open transaction, say)      nothing: a loss would free nothing
     moved already, and nothing was freed             move it to the same place again: PostgreSQL finds a later restart_lsn
 
-What was released is told to Kafka when it answers again, by the steps of `accept_gap` (repair.py). Only a slot whose position
-this process has read is moved: that of another program with the same name stays as it is.
+What was released is told to Kafka when it answers again, by the steps of `accept_gap` (repair.py).
+Only a slot whose position this process has read is moved: that of another program with the same
+name stays as it is.
 """
 
 from __future__ import annotations
@@ -20,8 +22,9 @@ from schemas.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class ReleasedWal:
-    """The slot was moved from `first_lsn` to `end_lsn`, or is to be. `has_freed`: it has been within the budget since.
-    `told_lsn`: so far the server was seen to have moved it, and the log tells of it."""
+    """The slot was moved from `first_lsn` to `end_lsn`, or is to be. `has_freed`: it has been
+    within the budget since. `told_lsn`: so far the server was seen to have moved it, and the log
+    tells of it."""
 
     first_lsn: Lsn
     end_lsn: Lsn
@@ -40,7 +43,8 @@ def retained_bytes(facts: Facts) -> int:
 
 
 def seen(released: ReleasedWal, facts: Facts) -> ReleasedWal | None:
-    """What is known of a move whose answer may not have come: another session may still make it. None: it was not made."""
+    """What is known of a move whose answer may not have come: another session may still make it.
+    None: it was not made."""
     slot = facts.slot
     if slot is None or slot.confirmed_flush_lsn is None:
         return released
@@ -54,8 +58,8 @@ def seen(released: ReleasedWal, facts: Facts) -> ReleasedWal | None:
 
 
 def release_to(facts: Facts, known: Position | None, released: ReleasedWal | None, budget_bytes: int) -> Lsn | None:
-    """Where the slot is to be moved on to; None: it stays. `known`: the position of the last session, `released`: what Kafka was
-    not told yet."""
+    """Where the slot is to be moved on to; None: it stays. `known`: the position of the last
+    session, `released`: what Kafka was not told yet."""
     slot, server = facts.slot, facts.server
     if slot is None or slot.confirmed_flush_lsn is None or known is None or server.in_recovery:
         return None

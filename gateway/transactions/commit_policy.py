@@ -1,7 +1,9 @@
-"""When a Kafka transaction ends, when reading waits, and when an idle position moves: decided here, from plain facts.
+"""When a Kafka transaction ends, when reading waits, and when an idle position moves: decided here,
+from plain facts.
 
-A Kafka transaction holds whole PostgreSQL transactions. While one is committed the next one is filled, so it can be closed
-only where a PostgreSQL transaction ends and Kafka is free. What is left to decide is whether it should be closed there:
+A Kafka transaction holds whole PostgreSQL transactions. While one is committed the next one is
+filled, so it can be closed only where a PostgreSQL transaction ends and Kafka is free. What is left
+to decide is whether it should be closed there:
 
     within a read    only when it is large: whoever waits for it waits for the rest of the read anyway
     after a read     always where the stream pauses, so that a small transaction is not delayed. Where the stream has more, not
@@ -9,11 +11,11 @@ only where a PostgreSQL transaction ends and Kafka is free. What is left to deci
     stopping         always
     one by one       always: what follows cannot be delivered, and nothing before it may share its fate
 
-A Kafka transaction costs gateway and brokers a few ms of CPU time, however little it holds. Kafka counts as free no sooner than
-`commit_interval_s` after the last one was begun.
+A Kafka transaction costs gateway and brokers a few ms of CPU time, however little it holds. Kafka
+counts as free no sooner than `commit_interval_s` after the last one was begun.
 
-The replication loop (gateway/runtime/pump.py) and the delivery (gateway/kafka/delivery.py) ask; neither decides by itself. All
-times are seconds, and come from the caller.
+The replication loop (gateway/runtime/pump.py) and the delivery (gateway/kafka/delivery.py) ask;
+neither decides by itself. All times are seconds, and come from the caller.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class CommitPolicy:
-    """The limits. `memory_bytes` and `commit_interval_s` are those of kafka's settings; the others are as measured
-    (docs/performance.md)."""
+    """The limits. `memory_bytes` and `commit_interval_s` are those of kafka's settings; the others
+    are as measured (docs/performance.md)."""
 
     memory_bytes: int
     commit_interval_s: float = 0.0
@@ -56,11 +58,13 @@ class CommitPolicy:
     batch_worth_bytes: int = 8 << 10
     """While the stream has more, open batches are to hold so much on average."""
     flush_bytes: int = 4 << 20
-    """After so many bytes batches leave also when they are not full: a transaction over a thousand tables has as many."""
+    """After so many bytes batches leave also when they are not full: a transaction over a thousand
+tables has as many."""
     hold_s: float = 2.0
     """Small batches are held back no longer than this."""
     max_owed_markers: int = 20_000
-    """Reading waits while a stalled broker lets more markers than this pile up: small transactions are mostly markers."""
+    """Reading waits while a stalled broker lets more markers than this pile up: small transactions
+are mostly markers."""
     idle_interval_s: float = 10.0
     idle_bytes: int = 16 << 20
     """An idle slot's position is made durable this often, or after so much WAL of others."""
@@ -100,11 +104,13 @@ class CommitPolicy:
         return owed_markers > self.max_owed_markers and not kafka_is_free
 
     def rest_s(self, age_s: float) -> float:
-        """So long Kafka is left alone behind a Kafka transaction that was begun so long ago, and is durable now."""
+        """So long Kafka is left alone behind a Kafka transaction that was begun so long ago, and is
+        durable now."""
         return max(0.0, self.commit_interval_s - age_s)
 
     def advances(self, passed_bytes: int, age_s: float, *, reply_requested: bool) -> bool:
-        """Whether the position follows the server over `passed_bytes` of WAL that hold nothing for us."""
+        """Whether the position follows the server over `passed_bytes` of WAL that hold nothing for
+        us."""
         if passed_bytes <= 0:
             return False
         return reply_requested or age_s >= self.idle_interval_s or passed_bytes >= self.idle_bytes

@@ -1,4 +1,5 @@
-"""Where in the stream an error was met: the one place that says it, as apply_error_callback in PostgreSQL's worker.c does."""
+"""Where in the stream an error was met: the one place that says it, as apply_error_callback in
+PostgreSQL's worker.c does."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ _INNERMOST_FRAMES: Final = 4
 
 
 def add_context(error: Exception, machine: TransactionMachine, payload: bytes, change_lsn: int) -> None:
-    """Add to the message of `error` what `payload` is (INSERT of public.orders), its transaction and its LSN; and to `error`
-    its relation, for a row or a Relation message.
+    """Add to the message of `error` what `payload` is (INSERT of public.orders), its transaction
+    and its LSN; and to `error` its relation, for a row or a Relation message.
 
     Raises Defect for an error that is no WalgateError; MemoryError stays what it is.
     """
@@ -52,7 +53,8 @@ def defect_of(error: Exception, context: str) -> InternalError:
 
 
 def _value(machine: TransactionMachine, payload: bytes) -> str:
-    """The value of a row that cannot be encoded, if that was the error: its column and its byte of the message."""
+    """The value of a row that cannot be encoded, if that was the error: its column and its byte of
+    the message."""
     relation_oid = _relation_oid(machine, payload)
     if relation_oid is None or payload[0] == RELATION or (version := machine.in_force(relation_oid)) is None:
         return ""

@@ -3,8 +3,9 @@
 Theory
 ======
 
-A transaction comes in one of four shapes, of which the server chooses; the same transaction may come in another shape
-after a restart (PostgreSQL manual 55.5, "Streaming Replication Protocol of Logical Decoding"):
+A transaction comes in one of four shapes, of which the server chooses; the same transaction may
+come in another shape after a restart (PostgreSQL manual 55.5, "Streaming Replication Protocol of
+Logical Decoding"):
 
     ordinary            B  rows  C
     prepared            b  rows  P                      ...  K (commit prepared) or r (rollback prepared), much later
@@ -21,33 +22,40 @@ So there are three places where a transaction can be:
     None --B, b--> current --C--> None          None --S--> current, streams --E--> streams
     current --P--> prepared                     streams --c, A--> None          streams --p--> prepared --K, r--> None
 
-Who sees what: rows go to their topic at once, also of a transaction that is not known to commit; their `commit_lsn` is
-then null. What makes them count is the marker that ends the transaction, and its manifest. Markers are only *owed* here:
-they are written when every row before them is acknowledged, which is the business of `gateway/kafka`.
+Who sees what: rows go to their topic at once, also of a transaction that is not known to commit;
+their `commit_lsn` is then null. What makes them count is the marker that ends the transaction, and
+its manifest. Markers are only *owed* here: they are written when every row before them is
+acknowledged, which is the business of `gateway/kafka`.
 
 What couples the states:
 
-* A transaction without events leaves no trace: the marker of its begin is owed from its first event on (`silent`).
-* `resume_lsn` moves at each end (C, c, P, p, K, r: the *end* LSN) and at a message outside transactions. It never depends
-  on open streams: PostgreSQL sends those again from their first change as long as they have not ended.
-* `resume_lsn` never goes back, though the end of a transaction that was prepared before the slot knew two-phase does: such
-  a one is sent whole at its COMMIT PREPARED.
-* Everything of an in-progress attempt is void after a restart, so nothing here is kept over restarts but `prepared`.
-* In a stream a logical message carries the xid of the whole transaction, its rows that of their subtransaction. When a
-  subtransaction is rolled back, nobody can tell which messages went with it: RolledBackMessages.
+* A transaction without events leaves no trace: the marker of its begin is owed from its first event
+  on (`silent`).
+* `resume_lsn` moves at each end (C, c, P, p, K, r: the *end* LSN) and at a message outside
+  transactions. It never depends on open streams: PostgreSQL sends those again from their first
+  change as long as they have not ended.
+* `resume_lsn` never goes back, though the end of a transaction that was prepared before the slot
+  knew two-phase does: such a one is sent whole at its COMMIT PREPARED.
+* Everything of an in-progress attempt is void after a restart, so nothing here is kept over
+  restarts but `prepared`.
+* In a stream a logical message carries the xid of the whole transaction, its rows that of their
+  subtransaction. When a subtransaction is rolled back, nobody can tell which messages went with it:
+  RolledBackMessages.
 * The relation cache has an overlay for each open stream, dropped or merged when the stream ends.
-* A relation that source.excluded_tables names is a version of its own kind in the relation cache, so that a rollback and a rename
-  count for it too. Its changes are counted, and are in `excluded` only where the relation has a topic.
-* A relation in quarantine gets no record: its changes are counted in `excluded` of their transaction's manifest. The
-  transaction at `skip_lsn` is left out as a whole; its last marker is SKIP, and what was refused in it is refused again by
-  the next change that needs it.
-* commit LSNs rise strictly from one committed transaction to the next. If they do not, something is fundamentally wrong
-  (another server, a slot that went back) and going on would double rows.
+* A relation that source.excluded_tables names is a version of its own kind in the relation cache,
+  so that a rollback and a rename count for it too. Its changes are counted, and are in `excluded`
+  only where the relation has a topic.
+* A relation in quarantine gets no record: its changes are counted in `excluded` of their
+  transaction's manifest. The transaction at `skip_lsn` is left out as a whole; its last marker is
+  SKIP, and what was refused in it is refused again by the next change that needs it.
+* commit LSNs rise strictly from one committed transaction to the next. If they do not, something is
+  fundamentally wrong (another server, a slot that went back) and going on would double rows.
 
 The file is longer than others because every transition is in it, and nothing else.
 
-What is still ugly: a rollback of a prepared transaction that we never saw is legal (it was prepared before the slot
-existed) and ignored, while a *commit* of one is an error; PostgreSQL sends the rows first in that case.
+What is still ugly: a rollback of a prepared transaction that we never saw is legal (it was prepared
+before the slot existed) and ignored, while a *commit* of one is an error; PostgreSQL sends the rows
+first in that case.
 """
 
 from __future__ import annotations
@@ -99,7 +107,8 @@ from schemas.lsn import Lsn
 from schemas.varint import encode_long
 
 _UNSIGNED: Final = 0xFFFFFFFF
-"""Oids and xids are unsigned, what librt reads is not. Its reading takes 0.02 us, that of struct 0.06."""
+"""Oids and xids are unsigned, what librt reads is not. Its reading takes 0.02 us, that of struct
+0.06."""
 
 _SKIPPED: Final = "skipped by the operator: walgate skip"
 
@@ -118,8 +127,9 @@ class RolledBackMessages(Retry):
 class TransactionMachine:
     """Feed it `receive` and `change` in stream order; take what is owed with `take_markers`.
 
-    `resume_lsn` is where replication may start again once everything up to now is durable; `at_boundary` says whether a
-    Kafka transaction may end here. Raises OutOfOrder, DataGap, and what the encoders raise.
+    `resume_lsn` is where replication may start again once everything up to now is durable;
+    `at_boundary` says whether a Kafka transaction may end here. Raises OutOfOrder, DataGap, and
+    what the encoders raise.
     """
 
     records_exclusions: ClassVar[bool] = True
@@ -159,7 +169,8 @@ class TransactionMachine:
         self.heartbeat_time = 0
         self.watch: ChangeObserver | None = None
         self.arrived: object | None = None
-        """What is to be handed over where the current transaction commits: a chunk of a snapshot, or the bounds of one."""
+        """What is to be handed over where the current transaction commits: a chunk of a snapshot,
+or the bounds of one."""
         self._messages = messages
         self._current: Transaction | None = None
         self._current_is_prepare: BeginPrepare | None = None
@@ -188,8 +199,9 @@ class TransactionMachine:
     def at_boundary(self) -> bool:
         """No transaction that must stay in one Kafka transaction is open.
 
-        A stream segment may be cut: its rows are of no worth before the marker of the end, in whatever Kafka transaction
-        they came. Segments are as large as the server's logical_decoding_work_mem, and rows shall be readable before COMMIT.
+        A stream segment may be cut: its rows are of no worth before the marker of the end, in
+        whatever Kafka transaction they came. Segments are as large as the server's
+        logical_decoding_work_mem, and rows shall be readable before COMMIT.
         """
         return self._current is None or self.in_stream
 
@@ -210,7 +222,8 @@ class TransactionMachine:
 
     @property
     def current_commit_lsn(self) -> Lsn | None:
-        """Commit LSN of what comes now, for a prepared transaction its prepare LSN; None where it is not known yet."""
+        """Commit LSN of what comes now, for a prepared transaction its prepare LSN; None where it
+        is not known yet."""
         if self._current_is_prepare is not None:
             return Lsn(self._current_is_prepare.prepare_lsn)
         if self._current is None or self._current.commit_lsn is None:
@@ -235,8 +248,8 @@ class TransactionMachine:
         return markers
 
     def take_undelivered(self) -> tuple[int, int]:
-        """Commit time (Unix, microseconds; 0: none) of the first transaction with events, or a heartbeat, that has committed
-        since the last call, and how many have."""
+        """Commit time (Unix, microseconds; 0: none) of the first transaction with events, or a
+        heartbeat, that has committed since the last call, and how many have."""
         undelivered = self.undelivered_since, self.undelivered_count
         self.undelivered_since = self.undelivered_count = 0
         return undelivered
@@ -252,15 +265,16 @@ class TransactionMachine:
         """xid and event count of the transactions in progress of which rows were sent."""
         return [(xid, transaction.ordinal) for xid, transaction in list(self._streams.items())]
 
-    # -- messages ---------------------------------------------------------------------------------------------------
+    # -- messages
+    # ---------------------------------------------------------------------------------------------------
 
     def receive(self, message: object, change_lsn: int) -> None:
         """Any message but rows and Relation. `change_lsn` is the start of its XLogData."""
         self._handlers[type(message)](message, change_lsn)
 
     def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion | ExcludedTable) -> None:
-        """A Relation message whose schema is registered, or of a relation that is left out; `subxid` is its xid field, present
-        inside a stream."""
+        """A Relation message whose schema is registered, or of a relation that is left out;
+        `subxid` is its xid field, present inside a stream."""
         self._active.clear()
         self._refused.pop(relation_oid, None)
         if self.in_stream:
@@ -270,13 +284,14 @@ class TransactionMachine:
             self.relations.announce(relation_oid, version)
 
     def refuse(self, relation_oid: int, error: WalgateError) -> None:
-        """A Relation message that cannot be announced, in a transaction that is left out, or need not be: `error` at its next
-        change."""
+        """A Relation message that cannot be announced, in a transaction that is left out, or need
+        not be: `error` at its next change."""
         self._active.clear()
         self._refused[relation_oid] = error
 
     def in_force(self, relation_oid: int) -> RelationVersion | None:
-        """What the next change of the relation would be encoded with; None if it was never announced, or is left out."""
+        """What the next change of the relation would be encoded with; None if it was never
+        announced, or is left out."""
         found = self._announced(relation_oid)
         return found if isinstance(found, RelationVersion) else None
 
@@ -284,7 +299,8 @@ class TransactionMachine:
         xid = self._current.xid if self._current is not None and self.in_stream else None
         return self.relations.find(relation_oid, xid)
 
-    # -- snapshots ------------------------------------------------------------------------------------------------------
+    # -- snapshots
+    # ------------------------------------------------------------------------------------------------------
 
     def set_observer(self, watch: ChangeObserver | None) -> None:
         """Also after what it has to say of relations has changed."""
@@ -292,7 +308,8 @@ class TransactionMachine:
         self._active.clear()
 
     def read(self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
-        """Rows that were read (RowEncoder.copied), as changes of the transaction that commits now."""
+        """Rows that were read (RowEncoder.copied), as changes of the transaction that commits
+        now."""
         transaction = self._demand_transaction("rows of a snapshot")
         self._note_event(transaction, version.schema_id)
         context, manifest, ordinal = transaction.context, transaction.manifest, transaction.ordinal
@@ -308,7 +325,8 @@ class TransactionMachine:
         """A marker that no message asks for."""
         self._markers.append(marker)
 
-    # -- rows: the hot path -------------------------------------------------------------------------------------------
+    # -- rows: the hot path
+    # -------------------------------------------------------------------------------------------
 
     def change(self, data: bytes, position: int, end: int, change_lsn: int) -> None:
         """One Insert, Update or Delete message at data[position:end]."""
@@ -420,21 +438,24 @@ class TransactionMachine:
         self._markers.append(marker)
 
     def _enter(self, transaction: Transaction, subxid: int) -> None:
-        """The rows that follow belong to `subxid`; the top-level transaction's own rows are written with -1."""
+        """The rows that follow belong to `subxid`; the top-level transaction's own rows are written
+        with -1."""
         transaction.context_subxid = subxid
         transaction.context = TransactionContext(
             transaction.xid, -1 if subxid == transaction.xid else subxid, self.epoch, transaction.commit_lsn,
             transaction.commit_time, transaction.origin, self.in_stream,
         )  # fmt: skip
 
-    # -- ordinary transactions ------------------------------------------------------------------------------------------
+    # -- ordinary transactions
+    # ------------------------------------------------------------------------------------------
 
     def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
         context = TransactionContext(xid, -1, self.epoch, commit_lsn, commit_time, None, in_stream)
         return Transaction(xid, Manifest(self.epoch), context, commit_lsn, commit_time)
 
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
-        """A Begin message; most transactions are small, so that it goes without an object of its own, as `commit` does."""
+        """A Begin message; most transactions are small, so that it goes without an object of its
+        own, as `commit` does."""
         if self._current is not None:
             self._demand_no_transaction("Begin")
         self._current = self._open(xid, commit_lsn, readable_time(commit_time))
@@ -464,7 +485,8 @@ class TransactionMachine:
     def _finish(
         self, transaction: Transaction, kind: str, marker_lsn: int, end_lsn: int, time: int, gid: str | None = None
     ) -> None:
-        """The transaction is complete: owe its last marker, and let replication start again behind it."""
+        """The transaction is complete: owe its last marker, and let replication start again behind
+        it."""
         manifest = transaction.manifest
         manifest.event_count = transaction.ordinal
         self.event_count += transaction.ordinal
@@ -508,7 +530,8 @@ class TransactionMachine:
         self._enter(transaction, transaction.context_subxid if self.in_stream else transaction.xid)
 
     def _type(self, message: Type, change_lsn: int) -> None:
-        """Only the names of types; what a type is made of comes from the catalog when a Relation uses it."""
+        """Only the names of types; what a type is made of comes from the catalog when a Relation
+        uses it."""
 
     def _truncate(self, message: Truncate, change_lsn: int) -> None:
         transaction = self._demand_transaction("Truncate")
@@ -555,7 +578,8 @@ class TransactionMachine:
             transaction.ordinal += 1
 
     def _transaction_of(self, message: Message | MessageHead) -> Transaction | None:
-        """Where a logical message belongs; None: to none, and then replication need not start again before it."""
+        """Where a logical message belongs; None: to none, and then replication need not start again
+        before it."""
         if not message.transactional:
             self._demand_no_transaction("a message outside transactions")
             self._resume_behind(message.message_lsn)
@@ -566,7 +590,8 @@ class TransactionMachine:
         return transaction
 
     def _leave_out(self, message: Message | MessageHead, transaction: Transaction | None, message_bytes: int) -> None:
-        """Too large for Kafka. Any user can write one, so it does not stop the rest; it is marked in the manifest."""
+        """Too large for Kafka. Any user can write one, so it does not stop the rest; it is marked
+        in the manifest."""
         topic, prefix = self._messages, message.prefix[:_NAMED_PREFIX]
         xid = 0
         if transaction is not None:
@@ -576,11 +601,12 @@ class TransactionMachine:
             transaction.manifest.exclude_message(topic.topic, prefix)
         topic.leave_out(ExcludedMessage(xid, message.message_lsn, prefix, message_bytes))
 
-    # -- what is too large to be held -----------------------------------------------------------------------------------
+    # -- what is too large to be held
+    # -----------------------------------------------------------------------------------
 
     def drained(self, data: bytes, position: int, end: int, message_bytes: int) -> None:
-        """The first bytes of a message that is too large for Kafka by far; `message_bytes`: of the whole. A logical message is
-        left out. Raises what the outlet says of a row."""
+        """The first bytes of a message that is too large for Kafka by far; `message_bytes`: of the
+        whole. A logical message is left out. Raises what the outlet says of a row."""
         if data[position] in ROW_MESSAGES:
             oid_at = position + (5 if self.in_stream else 1)
             relation_oid: int = read_i32_be(data, oid_at)
@@ -600,7 +626,8 @@ class TransactionMachine:
             version = self._active.get(relation_oid) or self._activate(relation_oid)
             raise version.outlet.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)
 
-    # -- in-progress streams --------------------------------------------------------------------------------------------
+    # -- in-progress streams
+    # --------------------------------------------------------------------------------------------
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:
         self._demand_no_transaction("Stream Start")
@@ -651,8 +678,9 @@ class TransactionMachine:
         self._demand_no_transaction("Stream Abort")
         transaction = self._streams.get(message.xid)
         if transaction is None and message.subxid != message.xid:
-            # PostgreSQL 18 drops a transaction that it sees rolled back before it was ever streamed, yet announces the end
-            # of its subtransaction (tests/golden, stream_abort_alone). No row of it was sent.
+            # PostgreSQL 18 drops a transaction that it sees rolled back before it was ever
+            # streamed, yet announces the end of its subtransaction (tests/golden,
+            # stream_abort_alone). No row of it was sent.
             return
         if transaction is None:
             raise self._out_of_order(f"Stream Abort of {message.xid}", "after its Stream Start")
@@ -689,7 +717,8 @@ class TransactionMachine:
                 )
             )
 
-    # -- two-phase ------------------------------------------------------------------------------------------------------
+    # -- two-phase
+    # ------------------------------------------------------------------------------------------------------
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         self._demand_no_transaction("Begin Prepare")
@@ -756,7 +785,8 @@ class TransactionMachine:
                 self.marked_lsn, self.marked_time = marker_lsn, time
         self._resume_behind(end_lsn)
 
-    # -- order ----------------------------------------------------------------------------------------------------------
+    # -- order
+    # ----------------------------------------------------------------------------------------------------------
 
     def _demand_transaction(self, name: str) -> Transaction:
         if self._current is None:

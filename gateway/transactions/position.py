@@ -1,6 +1,8 @@
-"""The durable position of a slot, and its record: one in every Kafka transaction, read back at each start.
+"""The durable position of a slot, and its record: one in every Kafka transaction, read back at each
+start.
 
-The key is `<system identifier>/<database>/<slot>` as UTF-8 text. Pure; the topic is read in gateway/kafka/position_topic.py.
+The key is `<system identifier>/<database>/<slot>` as UTF-8 text. Pure; the topic is read in
+gateway/kafka/position_topic.py.
 """
 
 from __future__ import annotations
@@ -47,8 +49,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`state` is INTENT before the slot is made, then ACTIVE; `resume_lsn` is where replication starts again. `skip_lsn`:
-    commit LSN of the transaction that is to be left out; 0: none. `gap`: the newest."""
+    """`state` is INTENT before the slot is made, then ACTIVE; `resume_lsn` is where replication
+    starts again. `skip_lsn`: commit LSN of the transaction that is to be left out; 0: none. `gap`:
+    the newest."""
 
     system_identifier: str
     timeline: int
@@ -66,8 +69,8 @@ class Position:
     quarantined: tuple[Quarantined, ...] = ()
     gap: Gap | None = None
     written_xid: int = 0
-    """In it a Debezium connector stopped: `written_lsn` is the LSN of the last event that it wrote. Kept for good: no other
-    transaction of that xid has rows before it."""
+    """In it a Debezium connector stopped: `written_lsn` is the LSN of the last event that it wrote.
+    Kept for good: no other transaction of that xid has rows before it."""
     written_lsn: Lsn = _START
     schema_id: int = field(default=0, compare=False)
     """With which it was read."""
@@ -77,12 +80,14 @@ class Position:
         return position_key(self.system_identifier, self.database, self.slot)
 
     def is_of_slot(self, key: bytes) -> bool:
-        """`key` is of the same slot, perhaps under a former name of its database (ALTER DATABASE RENAME)."""
+        """`key` is of the same slot, perhaps under a former name of its database (ALTER DATABASE
+        RENAME)."""
         return key.startswith(f"{self.system_identifier}/".encode()) and key.endswith(f"/{self.slot}".encode())
 
 
 def position_key(system_identifier: str, database: str, slot: str) -> bytes:
-    """The key of a slot's records in the position topic, and the start of those in the snapshot topic."""
+    """The key of a slot's records in the position topic, and the start of those in the snapshot
+    topic."""
     return f"{system_identifier}/{database}/{slot}".encode()
 
 
@@ -102,8 +107,8 @@ def position_schema_id(key: bytes, value: bytes) -> int:
 
 
 def decode_position(key: bytes, value: bytes, writer: Schema) -> Position:
-    """`writer` is the schema that the record names. Raises StopForOperator when the record cannot be read: guessing a position
-    would lose or double rows."""
+    """`writer` is the schema that the record names. Raises StopForOperator when the record cannot
+    be read: guessing a position would lose or double rows."""
     schema_id = position_schema_id(key, value)
     try:
         source = io.BytesIO(value[FRAME_BYTES:])

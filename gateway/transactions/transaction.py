@@ -14,7 +14,8 @@ from gateway.names import HEARTBEAT_PREFIX
 
 
 class RecordSink(Protocol):
-    """Where the records of one topic go. A record counts towards the manifest that it is appended with."""
+    """Where the records of one topic go. A record counts towards the manifest that it is appended
+    with."""
 
     def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None: ...
 
@@ -22,7 +23,8 @@ class RecordSink(Protocol):
         """The same record without a key to every partition of the topic."""
 
     def too_large(self, what: str, size: int) -> StopForOperator:
-        """The error for a row that is larger than the topic takes; `what` it does, that has so many bytes."""
+        """The error for a row that is larger than the topic takes; `what` it does, that has so many
+        bytes."""
         ...
 
 
@@ -33,7 +35,8 @@ class RelationChangeTracker(Protocol):
     hold_key: Callable[[bytes | None], None]
     """Once a row, and once more for the old key of one that was changed."""
     left_out_count: int
-    """The encoder's, when `left_out` was last called: when it is another, the row was an UPDATE that left columns
+    """The encoder's, when `left_out` was last called: when it is another, the row was an UPDATE
+that left columns
 out."""
 
     def enter(self, transaction: Transaction) -> None:
@@ -71,8 +74,8 @@ class RelationVersion:
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A relation whose changes are counted and not written. `since_lsn`: commit LSN of the first transaction without
-    them."""
+    """A relation whose changes are counted and not written. `since_lsn`: commit LSN of the first
+    transaction without them."""
 
     relation_oid: int
     namespace: str
@@ -90,7 +93,8 @@ class Quarantined:
 class ExcludedTable:
     """A relation that source.excluded_tables names: its changes are counted and not written.
 
-    `is_marked`: it has a topic, so that readers may have copies of its rows. Manifests then name it.
+    `is_marked`: it has a topic, so that readers may have copies of its rows. Manifests then name
+    it.
     """
 
     relation_oid: int
@@ -112,16 +116,18 @@ class MessageSink(Protocol):
 CHUNK_PREFIX: Final = "walgate.chunk"
 COMMAND_PREFIX: Final = "walgate.snapshot"
 OWN_PREFIXES: Final = frozenset({CHUNK_PREFIX, COMMAND_PREFIX})
-"""Of logical messages by which gateways and their operators speak to gateways: they are not published."""
+"""Of logical messages by which gateways and their operators speak to gateways: they are not
+published."""
 
 MessageEncoder = Callable[[TransactionContext, int, int, bool, int, str, bytes], bytes]
-"""(context, change_lsn, ordinal, transactional, message_lsn, prefix, content) -> framed LogicalMessage."""
+"""(context, change_lsn, ordinal, transactional, message_lsn, prefix, content) -> framed
+LogicalMessage."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExcludedMessage:
-    """A logical decoding message that is larger than its topic takes. `xid` 0: it is of no transaction. `prefix` may
-    be cut."""
+    """A logical decoding message that is larger than its topic takes. `xid` 0: it is of no
+    transaction. `prefix` may be cut."""
 
     xid: int
     message_lsn: int
@@ -131,8 +137,8 @@ class ExcludedMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessageTopic:
-    """The topic of logical decoding messages, and which of them it gets: those of `prefixes`, of every prefix where
-    it is empty. `leave_out` hears of each one that is too large."""
+    """The topic of logical decoding messages, and which of them it gets: those of `prefixes`, of
+    every prefix where it is empty. `leave_out` hears of each one that is too large."""
 
     topic: str
     schema_id: int
@@ -141,7 +147,8 @@ class MessageTopic:
     leave_out: Callable[[ExcludedMessage], None]
     prefixes: frozenset[str] = frozenset()
     heartbeats_only: bool = False
-    """source.messages is off: they are asked for because of the heartbeats, and of what snapshots say to gateways."""
+    """source.messages is off: they are asked for because of the heartbeats, and of what snapshots
+say to gateways."""
 
     def takes(self, prefix: str) -> bool:
         """Heartbeats only where they are asked for by name."""
@@ -157,7 +164,8 @@ def is_published(prefix: str, prefixes: Collection[str]) -> bool:
 
 @dataclass(slots=True)
 class Transaction:
-    """One transaction that is being received; for an in-progress one `commit_lsn` and `commit_time` are None."""
+    """One transaction that is being received; for an in-progress one `commit_lsn` and `commit_time`
+    are None."""
 
     xid: int
     manifest: Manifest
@@ -178,8 +186,8 @@ class Transaction:
 
 
 class ChangeObserver(Protocol):
-    """Who is told what changes while tables are under snapshot (gateway/snapshot/change_tracking.py). All xids are
-    those of the wire."""
+    """Who is told what changes while tables are under snapshot
+    (gateway/snapshot/change_tracking.py). All xids are those of the wire."""
 
     @property
     def is_tracking(self) -> bool:
@@ -187,12 +195,13 @@ class ChangeObserver(Protocol):
         ...
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
-        """What to encode the relation's changes with: where it is under snapshot, with `changes` that are to be
-        told."""
+        """What to encode the relation's changes with: where it is under snapshot, with `changes`
+        that are to be told."""
         ...
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
-        """A message with one of OWN_PREFIXES. Not None: to be handed over where the transaction commits."""
+        """A message with one of OWN_PREFIXES. Not None: to be handed over where the transaction
+        commits."""
         ...
 
     def committed(self, xid: int) -> None:
@@ -210,8 +219,8 @@ class ChangeObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared transaction whose rows are (or are about to be) durable, waiting for its end without limit of
-    time."""
+    """A prepared transaction whose rows are (or are about to be) durable, waiting for its end
+    without limit of time."""
 
     gid: str
     xid: int

@@ -1,7 +1,8 @@
 """Arrays: one-dimensional ones with lower bound 1 are Avro arrays, the others special.
 
-Text (`arrayfuncs.c`, array_out): `{1,NULL,"a b"}`, with `[2:3]=` in front where a lower bound is not 1. Binary (array_send):
-dimensions, has-nulls flag, element oid; size and lower bound of each dimension; elements with their lengths, -1 for NULL.
+Text (`arrayfuncs.c`, array_out): `{1,NULL,"a b"}`, with `[2:3]=` in front where a lower bound is
+not 1. Binary (array_send): dimensions, has-nulls flag, element oid; size and lower bound of each
+dimension; elements with their lengths, -1 for NULL.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def array_from_text(encode_element: Encode, delimiter: str) -> Encode:
-    """Elements are encoded behind branch 1 of their own union with null, which is what `encode_element` gives."""
+    """Elements are encoded behind branch 1 of their own union with null, which is what
+    `encode_element` gives."""
     mark = re.escape(delimiter.encode())
     element = re.compile(rb'(?:"((?:[^"\\]|\\.)*)"|([^"{}\\' + mark + rb"]+))(" + mark + rb"|\}\Z)", re.DOTALL)
 

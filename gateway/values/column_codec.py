@@ -1,4 +1,5 @@
-"""Which encoder a column gets, chosen once for a version of a relation. The Avro type is `schemas.avro_types`'s decision."""
+"""Which encoder a column gets, chosen once for a version of a relation. The Avro type is
+`schemas.avro_types`'s decision."""
 
 from __future__ import annotations
 
@@ -25,9 +26,11 @@ from schemas.relation import TypeFacts
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A column's encoders. None for binary: the type's binary form is not known, its text must be asked for.
+    """A column's encoders. None for binary: the type's binary form is not known, its text must be
+    asked for.
 
-    The readers do the same as the encoders, from the column's place in the tuple. `render` is for `special`.
+        The readers do the same as the encoders, from the column's place in the tuple. `render` is for
+        `special`.
     """
 
     from_text: Encode
@@ -96,13 +99,14 @@ def codec(column: ColumnType) -> Codec:
 
 
 def has_binary_decoder(facts: TypeFacts) -> bool:
-    """Whether columns of the type can be asked for in binary. A type without a send function comes as text anyway."""
+    """Whether columns of the type can be asked for in binary. A type without a send function comes
+    as text anyway."""
     return not column_type(facts, -1).facts.sends_binary or is_copied_in_binary(facts)
 
 
 def is_copied_in_binary(facts: TypeFacts) -> bool:
-    """Whether COPY can be asked for columns of the type in binary: unlike the stream, it fails where a type has no send
-    function."""
+    """Whether COPY can be asked for columns of the type in binary: unlike the stream, it fails
+    where a type has no send function."""
     return renderer(column_type(facts, -1).facts) is not None
 
 

@@ -1,15 +1,17 @@
 """How a column is read: from its place in the tuple to its Avro bytes, in one call.
 
-A reader takes the data, the place of the column's kind byte and the list to append to; it gives the place of the next column.
-To the list it appends the same number of parts for every value and for NULL, one for most types: the row's join puts them
-together for 0.02 us a part, a concatenation here takes 0.05.
+A reader takes the data, the place of the column's kind byte and the list to append to; it gives the
+place of the next column. To the list it appends the same number of parts for every value and for
+NULL, one for most types: the row's join puts them together for 0.02 us a part, a concatenation here
+takes 0.05.
 
-TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured over 7 everyday columns,
-binary: a reader per type takes 1.9 us; slicing the value first and calling an encoder with it 2.2 us. Numbers are read by
-librt (mypyc's library): 0.02 us each where struct takes 0.06, and a few instructions when this module is compiled.
+TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured
+over 7 everyday columns, binary: a reader per type takes 1.9 us; slicing the value first and calling
+an encoder with it 2.2 us. Numbers are read by librt (mypyc's library): 0.02 us each where struct
+takes 0.06, and a few instructions when this module is compiled.
 
-What is neither NULL nor of the reader's kind raises Unusual; the row is then encoded again, with care. Nothing is checked
-against the end of the data here: the row must land exactly on its end.
+What is neither NULL nor of the reader's kind raises Unusual; the row is then encoded again, with
+care. Nothing is checked against the end of the data here: the row must land exactly on its end.
 """
 
 from __future__ import annotations
@@ -76,9 +78,11 @@ def read_with(encode: Encode, kind: int) -> Reader:
 
 @cache
 def read_bytes(kind: int, is_text: bool) -> Reader:
-    """Values that are Avro already but for the length, two parts: text, if it is UTF-8, and binary bytea.
+    """Values that are Avro already but for the length, two parts: text, if it is UTF-8, and binary
+    bytea.
 
-    To look for bytes above 127 takes 0.02 us, to decode a text that has some 0.1; a UnicodeDecodeError is as good as Special.
+        To look for bytes above 127 takes 0.02 us, to decode a text that has some 0.1; a
+        UnicodeDecodeError is as good as Special.
     """
 
     def read(data: bytes, position: int, parts: Parts) -> int:

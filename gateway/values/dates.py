@@ -1,7 +1,8 @@
 """date, time, timestamp, timestamptz, timetz: microseconds or days of the Unix epoch, UTC.
 
-Binary: int32 days, int64 microseconds since 2000-01-01 (`date.c`, `timestamp.c`); the extremes are -infinity and infinity.
-Years 1 to 9999 are Avro values: what stock readers (Python's datetime among them) can hold. The rest is special.
+Binary: int32 days, int64 microseconds since 2000-01-01 (`date.c`, `timestamp.c`); the extremes are
+-infinity and infinity. Years 1 to 9999 are Avro values: what stock readers (Python's datetime among
+them) can hold. The rest is special.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _FIRST_MICROS: Final = _FIRST_DAY * _DAY_MICROS
 _LAST_MICROS: Final = (_LAST_DAY + 1) * _DAY_MICROS - 1
 _FOUR_CHUNKS_LOW: Final = CHUNK
 _FOUR_CHUNKS_HIGH: Final = CHUNK * CHUNK
-"""What follows the lowest two chunks of a timestamp is between these from 1970-01-26 to the year 3111."""
+"""What follows the lowest two chunks of a timestamp is between these from 1970-01-26 to the year
+3111."""
 _PG_EPOCH_REST: Final = _PG_EPOCH_MICROS >> HALF_BITS
 """Behind its lowest HALF_BITS, which are 0."""
 
@@ -58,7 +60,8 @@ _SECONDS: Final = {b"%02d" % second: second * 1_000_000 for second in range(60)}
 
 
 def _days_of_text(text: bytes) -> int:
-    """Days since 1970-01-01. Special: whatever is not yyyy-mm-dd (infinity, BC, five digits of year)."""
+    """Days since 1970-01-01. Special: whatever is not yyyy-mm-dd (infinity, BC, five digits of
+    year)."""
     match = _DATE.fullmatch(text)
     if match is None:
         raise UnrepresentableValue
@@ -132,7 +135,8 @@ def _timestamptz_with_offset(value: bytes) -> bytes:
 
 
 def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
-    """timestamptz in UTC where it lies, three parts; whatever is not `yyyy-mm-dd hh:mm:ss[.ffffff]+00` goes the general way."""
+    """timestamptz in UTC where it lies, three parts; whatever is not `yyyy-mm-dd
+    hh:mm:ss[.ffffff]+00` goes the general way."""
     if data[position] == KIND_TEXT:
         length: int = read_i32_be(data, position + 1)
         start = position + 5
@@ -253,8 +257,10 @@ def _offset(east: int) -> bytes:
 
 
 def _calendar(days: int) -> tuple[bytes, bool]:
-    """Days since 2000-01-01 -> ISO date in the proleptic Gregorian calendar, and whether it is BC (`datetime.c`, j2date)."""
-    # Days since 0000-03-01 by eras of 400 years (H. Hinnant, "chrono-Compatible Low-Level Date Algorithms").
+    """Days since 2000-01-01 -> ISO date in the proleptic Gregorian calendar, and whether it is BC
+    (`datetime.c`, j2date)."""
+    # Days since 0000-03-01 by eras of 400 years (H. Hinnant, "chrono-Compatible Low-Level Date
+    # Algorithms").
     era, day_of_era = divmod(days + 730_425, 146_097)
     year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
@@ -274,7 +280,8 @@ _INFINITE: Final = {
 
 
 def render_interval(value: bytes) -> bytes:
-    """EncodeInterval in `datetime.c`: each part has its own sign; seconds and their fraction share one."""
+    """EncodeInterval in `datetime.c`: each part has its own sign; seconds and their fraction share
+    one."""
     micros, days, months = _INTERVAL.unpack(value)
     if (micros, days, months) in _INFINITE:
         return _INFINITE[micros, days, months]

@@ -1,4 +1,5 @@
-"""float4 and float8: Avro's float and double, little-endian; NaN and the infinities are legal there."""
+"""float4 and float8: Avro's float and double, little-endian; NaN and the infinities are legal
+there."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ def float8_from_binary(value: bytes) -> bytes:
 
 
 def float4_from_text(value: bytes) -> bytes:
-    """The text is the shortest that gives this float4 again, so going through a double is exact but in a tie, which is tried."""
+    """The text is the shortest that gives this float4 again, so going through a double is exact but
+    in a tie, which is tried."""
     number = float(value)
     packed = struct.pack("<f", number)
     if number == number and not math.isinf(number):
@@ -34,7 +36,8 @@ def float4_from_text(value: bytes) -> bytes:
 
 
 def _untie(value: bytes, number: float, packed: bytes) -> bytes:
-    """A double half-way between two float4 has lost on which side the text was; ask the text itself."""
+    """A double half-way between two float4 has lost on which side the text was; ask the text
+    itself."""
     low = struct.unpack("<f", packed)[0]
     if low == number:
         return packed
@@ -54,7 +57,8 @@ def float4_from_binary(value: bytes) -> bytes:
 
 
 def render_float8(value: bytes) -> bytes:
-    """`float8out`: the shortest digits that read back as the same value; an exponent from 1e+15 on and below 1e-4."""
+    """`float8out`: the shortest digits that read back as the same value; an exponent from 1e+15 on
+    and below 1e-4."""
     number: float = _FLOAT8.unpack(value)[0]
     unlike_numbers = _NOT_FINITE.get(repr(number))
     if unlike_numbers is not None:
@@ -62,7 +66,8 @@ def render_float8(value: bytes) -> bytes:
     shortest = repr(number)
     digits, exponent = _split(shortest)
     if (len(digits) > 15 or exponent > 15) and _is_half_way(shortest, number):
-        # The server's algorithm (Ryu in d2s.c) does not take a decimal on the very edge of the interval, as 1e23 is.
+        # The server's algorithm (Ryu in d2s.c) does not take a decimal on the very edge of the
+        # interval, as 1e23 is.
         digits, exponent = _digits_inside(number, len(digits) + 1)
     return _layout(number, digits, exponent, 15)
 

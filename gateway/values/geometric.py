@@ -1,4 +1,5 @@
-"""Points and what is made of them: text from binary (`geo_ops.c`). Every number is a float8, written as `float8out` does."""
+"""Points and what is made of them: text from binary (`geo_ops.c`). Every number is a float8,
+written as `float8out` does."""
 
 from __future__ import annotations
 

@@ -101,7 +101,8 @@ def uint8_from_binary(value: bytes) -> bytes:
     return encode_some_long(number)
 
 
-# Readers of the everyday types: `encode_some_long` is written out because a call costs as much as the work.
+# Readers of the everyday types: `encode_some_long` is written out because a call costs as much as
+# the work.
 
 
 def read_bool(data: bytes, position: int, parts: Parts) -> int:
@@ -209,7 +210,8 @@ def read_integers_side_by_side(one: Reader, code: str, count: int) -> Reader:
     return read
 
 
-# -- without a union: columns that are NOT NULL, in Debezium's dialect -----------------------------------------------------
+# -- without a union: columns that are NOT NULL, in Debezium's dialect
+# -----------------------------------------------------
 
 
 def read_required_int4(data: bytes, position: int, parts: Parts) -> int:

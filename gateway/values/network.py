@@ -1,4 +1,5 @@
-"""inet, cidr, macaddr, macaddr8: text from their binary form (`network.c`, `inet_net_ntop.c`, `mac.c`).
+"""inet, cidr, macaddr, macaddr8: text from their binary form (`network.c`, `inet_net_ntop.c`,
+`mac.c`).
 
 inet and cidr are sent as family, prefix length, is-cidr, address length, address.
 """
@@ -24,7 +25,8 @@ def render_inet(value: bytes) -> bytes:
 
 
 def _ipv6(address: bytes) -> str:
-    """inet_net_ntop_ipv6: the longest run of two or more zero words is `::`; IPv4 within IPv6 keeps its dots."""
+    """inet_net_ntop_ipv6: the longest run of two or more zero words is `::`; IPv4 within IPv6 keeps
+    its dots."""
     words = [int.from_bytes(address[at : at + 2]) for at in range(0, 16, 2)]
     start, length = _longest_zeros(words)
     dotted = start == 0 and (length == 6 or (length == 7 and words[7] != 1) or (length == 5 and words[5] == 0xFFFF))

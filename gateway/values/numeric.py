@@ -1,6 +1,7 @@
 """numeric: as a decimal of the column's scale, and as text.
 
-Binary form (`numeric.c`, numeric_send): digit count, weight, sign, dscale as int16, then digits in base 10,000.
+Binary form (`numeric.c`, numeric_send): digit count, weight, sign, dscale as int16, then digits in
+base 10,000.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ _PACK_THREE_BYTES: Final = struct.Struct("!BI").pack
 
 
 def decimal_from_text(precision: int, scale: int) -> Encode:
-    """Of numeric(precision, scale), whose text always has exactly `scale` digits after the point. Special: NaN, infinity."""
+    """Of numeric(precision, scale), whose text always has exactly `scale` digits after the point.
+    Special: NaN, infinity."""
     limit = 10**precision
     point = -scale - 1
 
@@ -58,7 +60,8 @@ def decimal_from_text(precision: int, scale: int) -> Encode:
 
 
 def decimal_from_binary(precision: int, scale: int) -> Encode:
-    """The same from binary. Special also where a digit would be lost, which the type's own scale rules out."""
+    """The same from binary. Special also where a digit would be lost, which the type's own scale
+    rules out."""
     limit = 10**precision
 
     def encode(value: bytes) -> bytes:
@@ -83,7 +86,8 @@ def decimal_from_binary(precision: int, scale: int) -> Encode:
 
 
 def read_decimal(precision: int, scale: int) -> Reader:
-    """Fast for values of up to three base-10,000 digits, 8 to 12 decimal ones: the header tells what to do with them."""
+    """Fast for values of up to three base-10,000 digits, 8 to 12 decimal ones: the header tells
+    what to do with them."""
     encode = decimal_from_binary(precision, scale)
     limit = 10**precision
     layouts = _layouts(precision, scale)
@@ -127,7 +131,8 @@ def read_decimal(precision: int, scale: int) -> Reader:
 
 
 def _layouts(precision: int, scale: int) -> dict[int, tuple[int, bool, int, int]]:
-    """Header -> how many digits, whether negative, and what the digits' number is multiplied with and divided by."""
+    """Header -> how many digits, whether negative, and what the digits' number is multiplied with
+    and divided by."""
     layouts = {scale: (0, False, 1, 1)}  # zero has no digits
     for sign in (0, _NEGATIVE):
         for count in (1, 2, 3):

@@ -1,7 +1,8 @@
-"""Binary form -> the server's own text, for each type whose text can be written exactly from its binary form.
+"""Binary form -> the server's own text, for each type whose text can be written exactly from its
+binary form.
 
-A type that is not here has no binary decoder: what an extension brings that is not named below, and the server's own statistics
-(pg_mcv_list and its kind).
+A type that is not here has no binary decoder: what an extension brings that is not named below, and
+the server's own statistics (pg_mcv_list and its kind).
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""The readers of a whole row: where the parts of a column are, and neighbours of one type read in one call.
+"""The readers of a whole row: where the parts of a column are, and neighbours of one type read in
+one call.
 
-A run does what its type's reader does with the values that nearly all columns have, and leaves the others to that reader.
-Measured in runs of 8 and 12, plain Python: an integer takes 0.05 to 0.10 us instead of 0.10 to 0.15, a text 0.13 instead of
-0.16. A NULL among 10 integers costs the run 0.15 us more than it had taken column by column.
+A run does what its type's reader does with the values that nearly all columns have, and leaves the
+others to that reader. Measured in runs of 8 and 12, plain Python: an integer takes 0.05 to 0.10 us
+instead of 0.10 to 0.15, a text 0.13 instead of 0.16. A NULL among 10 integers costs the run 0.15 us
+more than it had taken column by column.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ _SHORTEST_RUN: Final = 4
 
 
 class RowReaders:
-    """`columns`: a reader for each. `runs`: fewer, that append the same. `nulls`: what each column's appends for NULL, as many
-    parts as for any value."""
+    """`columns`: a reader for each. `runs`: fewer, that append the same. `nulls`: what each
+    column's appends for NULL, as many parts as for any value."""
 
     def __init__(self, columns: Iterable[Reader], like: RowReaders | None = None) -> None:
         """`like`: readers that append as many parts, where some of these take no NULL."""

@@ -1,4 +1,5 @@
-"""Types whose values are text already, and bytea, uuid, "char", json and what is sent as a version byte and text."""
+"""Types whose values are text already, and bytea, uuid, "char", json and what is sent as a version
+byte and text."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def uuid_from_binary(value: bytes) -> bytes:
 
 
 def render_char(value: bytes) -> bytes:
-    """The one-byte type "char" (`char.c`, charout): a zero byte is empty text, bytes above 127 are octal since 16."""
+    """The one-byte type "char" (`char.c`, charout): a zero byte is empty text, bytes above 127 are
+    octal since 16."""
     byte = value[0] if value else 0
     if byte > 127:
         return b"\\%03o" % byte

@@ -1,7 +1,8 @@
 """tsvector and tsquery: text from their binary form.
 
-tsvector (`tsvector.c`): count, then for each lexeme a C string, a count of positions, the positions. tsquery (`tsquery.c`):
-count, then the nodes in prefix order, an operator's right operand before its left one.
+tsvector (`tsvector.c`): count, then for each lexeme a C string, a count of positions, the
+positions. tsquery (`tsquery.c`): count, then the nodes in prefix order, an operator's right operand
+before its left one.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def render_tsvector(value: bytes) -> bytes:
 
 
 def render_tsquery(value: bytes) -> bytes:
-    """`'a' & ( 'b':*A | !'c' )`, as `infix` of `tsquery.c` writes it. Nodes are put together from the last to the first, so that
-    no depth is too deep."""
+    """`'a' & ( 'b':*A | !'c' )`, as `infix` of `tsquery.c` writes it. Nodes are put together from
+    the last to the first, so that no depth is too deep."""
     nodes, place = [], 4
     for _ in range(_COUNT(value)[0]):
         node, place = _node(value, place)
@@ -81,7 +82,8 @@ def _node(value: bytes, place: int) -> tuple[tuple[int, bytes], int]:
 
 
 def _within(operand: tuple[int, bytes], parent: int, *, is_right_of_phrase: bool) -> bytes:
-    """In parentheses where it binds less than the operator above it; a phrase depends on its order."""
+    """In parentheses where it binds less than the operator above it; a phrase depends on its
+    order."""
     operator, text = operand
     if operator and (_PRIORITY[operator] < _PRIORITY[parent] or (operator == _PHRASE and is_right_of_phrase)):
         return b"( %b )" % text

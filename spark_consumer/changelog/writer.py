@@ -3,11 +3,13 @@
     <path>/tables/<schema>/<table>    Delta: one table
                                       Parquet: one folder a batch, `batch=<commit LSN of its last transaction>`
 
-What is there is not appended again, whatever became of the checkpoint: a table takes what is behind its last commit LSN.
+What is there is not appended again, whatever became of the checkpoint: a table takes what is behind
+its last commit LSN.
 
-The columns are those of `format("walgate")` with `table`; a relation without replica identity has no `old_key`, one without
-columns no `before` and `after` either. A table that gets a column has it from then on (mergeSchema), and one whose type is
-widened has it wider (type widening of Delta; the folders of Parquet keep what they have).
+The columns are those of `format("walgate")` with `table`; a relation without replica identity has
+no `old_key`, one without columns no `before` and `after` either. A table that gets a column has it
+from then on (mergeSchema), and one whose type is widened has it wider (type widening of Delta; the
+folders of Parquet keep what they have).
 """
 
 from __future__ import annotations
@@ -107,8 +109,8 @@ class Changelog:
 
 
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
-    """The highest commit LSN of a finished folder; -1: none. Raises MirrorError when there is a folder whose writing was ended by
-    a crash, unless the batch up to `commit_lsn` overwrites it."""
+    """The highest commit LSN of a finished folder; -1: none. Raises MirrorError when there is a
+    folder whose writing was ended by a crash, unless the batch up to `commit_lsn` overwrites it."""
     found, files = hadoop_path(spark, f"{location}/batch=*")
     last = -1
     for status in files.globStatus(found) or ():

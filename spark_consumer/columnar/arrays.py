@@ -1,7 +1,7 @@
 """Arrow arrays from numpy and bytes by their buffers.
 
-`pa.array` and `pa.scalar` would do, but import pandas at their first call: over a second of CPU time in every Python worker and
-planner that Spark starts, and 40 MB that none of them needs.
+`pa.array` and `pa.scalar` would do, but import pandas at their first call: over a second of CPU
+time in every Python worker and planner that Spark starts, and 40 MB that none of them needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import pyarrow as pa
 
 
 def numbers(values: npt.NDArray[Any], arrow_type: pa.DataType | None = None) -> pa.Array:
-    """`arrow_type`: one of the same width, for what numpy has no type for; numpy's own where it is None."""
+    """`arrow_type`: one of the same width, for what numpy has no type for; numpy's own where it is
+    None."""
     buffer = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(arrow_type or pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
 

@@ -1,4 +1,5 @@
-"""Which records of a read belong to its transactions, and the proof that none is missing: all records of a fetch at once.
+"""Which records of a read belong to its transactions, and the proof that none is missing: all
+records of a fetch at once.
 
 The rule is that of reader/counting.py, which has it for one record.
 """
@@ -31,7 +32,8 @@ def longs(values: Numbers) -> Longs:
 
 
 class RangeCounter:
-    """Counts the records of one read, chunk by chunk in the order of their offsets; `finish` compares with the manifests."""
+    """Counts the records of one read, chunk by chunk in the order of their offsets; `finish`
+    compares with the manifests."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -52,7 +54,8 @@ class RangeCounter:
         places[places == len(self._unique)] = 0
         rows = np.flatnonzero((self._unique[places] == keys) & (heads.xid >> 32 == 0))
         places, at = places[rows], offsets[rows]
-        # The last range of the transaction that begins at or before the record; ranges of one transaction are disjoint.
+        # The last range of the transaction that begins at or before the record; ranges of one
+        # transaction are disjoint.
         starts = places * self._span + (at - self._read.first_offset)
         ranges = np.searchsorted(self._starts, starts, side="right") - 1
         inside = (ranges >= 0) & (self._keys[ranges] == keys[rows]) & (at <= self._last_offsets[ranges])
@@ -70,8 +73,9 @@ class RangeCounter:
 
 
 def fold(heads: Heads, matched: Matched, read: Read) -> Matched:
-    """One change for each event: TRUNCATE is a record in every partition of its topic, and a change of key is an UPDATE under the
-    new key and a DELETE under the old one. The TRUNCATE of one partition and the UPDATE (it has old_key) stay."""
+    """One change for each event: TRUNCATE is a record in every partition of its topic, and a change
+    of key is an UPDATE under the new key and a DELETE under the old one. The TRUNCATE of one
+    partition and the UPDATE (it has old_key) stay."""
     operation = heads.operation[matched.rows]
     drop = operation == TRUNCATE
     if drop.any():

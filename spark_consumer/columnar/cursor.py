@@ -1,4 +1,5 @@
-"""One position per record in a shared buffer of bytes, and the three moves that Avro needs: varint, fixed, length-prefixed."""
+"""One position per record in a shared buffer of bytes, and the three moves that Avro needs: varint,
+fixed, length-prefixed."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ _PADDING = np.zeros(16, np.uint8)
 
 
 class Cursor:
-    """Positions of all records in `buffer`. `ends` (one a record) bounds every length, so no claim of the data can make
-    us allocate more than the record's own size."""
+    """Positions of all records in `buffer`. `ends` (one a record) bounds every length, so no claim
+    of the data can make us allocate more than the record's own size."""
 
     __slots__ = ("buffer", "ends", "positions")
 
@@ -31,7 +32,8 @@ class Cursor:
 
     @classmethod
     def over(cls, values: pa.Array, skip: int) -> Cursor:
-        """A cursor at byte `skip` of each value of a pa.binary() array (32-bit offsets, no nulls)."""
+        """A cursor at byte `skip` of each value of a pa.binary() array (32-bit offsets, no
+        nulls)."""
         offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1].astype(
             np.int64
         )

@@ -1,7 +1,9 @@
-"""The first fields of every change event, read without its schema: enough to choose rows before the rest is decoded.
+"""The first fields of every change event, read without its schema: enough to choose rows before the
+rest is decoded.
 
-The envelope (record `Change` of every relation, and `LogicalMessage`) begins with op, xid, subxid, epoch, change_lsn, ordinal:
-plain varints in this order. Behind them come commit_lsn, commit_time, origin and, in a change, key_change.
+The envelope (record `Change` of every relation, and `LogicalMessage`) begins with op, xid, subxid,
+epoch, change_lsn, ordinal: plain varints in this order. Behind them come commit_lsn, commit_time,
+origin and, in a change, key_change.
 """
 
 from __future__ import annotations
@@ -47,7 +49,8 @@ class Heads:
 
 
 def decode_heads(values: pa.Array, *, skip: int) -> Heads:
-    """Heads of framed records (pa.binary()); their Avro begins at byte `skip`. Raises MalformedRecord with its `record`."""
+    """Heads of framed records (pa.binary()); their Avro begins at byte `skip`. Raises
+    MalformedRecord with its `record`."""
     try:
         return _decode_heads(values, skip)
     except MalformedRecord as problem:
@@ -67,7 +70,8 @@ def _decode_heads(values: pa.Array, skip: int) -> Heads:
 
 
 def schema_ids(values: pa.Array) -> Longs:
-    """The schema id in the header of each record (Confluent's wire format). Raises MalformedRecord."""
+    """The schema id in the header of each record (Confluent's wire format). Raises
+    MalformedRecord."""
     cursor = Cursor.over(values, 5)  # each has 5 bytes at least
     framing = cursor.buffer[(cursor.positions - 5)[:, None] + np.arange(5)]
     if framing[:, 0].any():

@@ -12,7 +12,8 @@ from spark_consumer.errors import MalformedRecord
 
 
 def optional_decoder(inner: Decoder, value_branch: int) -> Decoder:
-    """A union of null and one type; `value_branch` is the place (0 or 1) of the type in the union."""
+    """A union of null and one type; `value_branch` is the place (0 or 1) of the type in the
+    union."""
 
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
         branch = cursor.varint(rows)
@@ -72,7 +73,8 @@ def map_decoder(values: Decoder) -> Decoder:
 def _decode_blocks(
     cursor: Cursor, rows: Rows, count: int, parts: tuple[Decoder, ...]
 ) -> tuple[pa.Array, list[pa.Array]]:
-    """Arrays and maps: blocks of items until a block of none. Turn k of the inner loop reads item k of all records."""
+    """Arrays and maps: blocks of items until a block of none. Turn k of the inner loop reads item k
+    of all records."""
     records = np.arange(count) if rows is None else rows
     total = np.zeros(count, np.int32)
     pieces: list[list[pa.Array]] = [[] for _ in parts]

@@ -35,7 +35,8 @@ _INTEGERS: dict[tuple[str, str | None], pa.DataType] = {
 
 
 def integer_decoder(name: str, logical: str | None) -> Decoder:
-    """int and long with their dates and times. An unknown logical type is read as its base type, as Avro demands."""
+    """int and long with their dates and times. An unknown logical type is read as its base type, as
+    Avro demands."""
     if (name, logical) == ("long", "time-micros"):
         return Decoder(pa.string(), _decode_time)
     arrow_type = _INTEGERS.get((name, logical)) or _INTEGERS[name, None]
@@ -56,7 +57,8 @@ _DAY_US = 86_400_000_000
 
 
 def _decode_time(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
-    """time-micros as PostgreSQL's text ('04:05:06.5', '24:00:00'): Spark 4.2 and Delta have no time of day that holds 24:00."""
+    """time-micros as PostgreSQL's text ('04:05:06.5', '24:00:00'): Spark 4.2 and Delta have no time
+    of day that holds 24:00."""
     micros = cursor.varint(rows)
     if count and (int(micros.min()) < 0 or int(micros.max()) > _DAY_US):
         raise MalformedRecord("a time of day is not between 00:00 and 24:00")

@@ -34,7 +34,8 @@ class RecordDecoder:
         self.fields = dict(_record_fields(schema, {}, ""))
 
     def decode(self, values: pa.Array, *, skip: int) -> dict[str, pa.Array]:
-        """All fields of all `values` (pa.binary()), whose Avro begins at byte `skip`. Raises MalformedRecord with `record`."""
+        """All fields of all `values` (pa.binary()), whose Avro begins at byte `skip`. Raises
+        MalformedRecord with `record`."""
         try:
             return self._decode(values, skip)
         except MalformedRecord as problem:

@@ -1,6 +1,8 @@
-"""The jobs of this package from the command line: `python -m spark_consumer mirror|merge|consume|dump`.
+"""The jobs of this package from the command line: `python -m spark_consumer
+mirror|merge|consume|dump`.
 
-`walgate mirror` starts the same program. With --progress json every batch is one line of JSON on standard output, for programs.
+`walgate mirror` starts the same program. With --progress json every batch is one line of JSON on
+standard output, for programs.
 """
 
 from __future__ import annotations
@@ -318,7 +320,8 @@ def versions(
     sql: Annotated[str, typer.Option(help="Print views of all tables of one version: duckdb or trino.")] = "",
     at: Annotated[str, typer.Option(help="With --sql: the last version up to this commit LSN.")] = "latest",
 ) -> None:
-    """List the versions of a local mirror: commit LSN, time of the commit, time of the merge, number of tables."""
+    """List the versions of a local mirror: commit LSN, time of the commit, time of the merge,
+    number of tables."""
     from spark_consumer.mirror.delta.version_list import listed_versions, view_statements
 
     try:

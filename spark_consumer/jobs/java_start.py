@@ -1,4 +1,5 @@
-"""Standard error of the Java that Spark starts: without the lines that each start writes, and with the cause if it fails."""
+"""Standard error of the Java that Spark starts: without the lines that each start writes, and with
+the cause if it fails."""
 
 from __future__ import annotations
 

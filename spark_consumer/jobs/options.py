@@ -1,4 +1,5 @@
-"""Options that several jobs have: as Typer takes them, and what they mean for Spark and for the data source."""
+"""Options that several jobs have: as Typer takes them, and what they mean for Spark and for the
+data source."""
 
 from __future__ import annotations
 
@@ -236,7 +237,8 @@ def source_options(
     more: list[str],
     of_file: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Options of the data source from those of a command, and of its settings file. Raises OptionError."""
+    """Options of the data source from those of a command, and of its settings file. Raises
+    OptionError."""
     options = {
         "kafka.bootstrap.servers": servers,
         "registry.url": registry,

@@ -55,7 +55,8 @@ def say(progress: str, facts: Mapping[str, Any], line: str) -> None:
 
 
 class Run:
-    """`until_lsn`: stop when everything up to it is written; None: run until told to stop. `progress`: lines or json."""
+    """`until_lsn`: stop when everything up to it is written; None: run until told to stop.
+    `progress`: lines or json."""
 
     def __init__(self, options: Options, until_lsn: int | None, progress: str) -> None:
         self.options = options
@@ -73,7 +74,8 @@ class Run:
         self._looked_up_to = -1  # in the marker topic: what waited there was looked for at once
         self._position: int | None = None  # in the marker topic: behind the last batch
         self._has_failed = False  # the last query did, and no batch has ended since
-        # Position in the marker topic: between the last batch and it no marker is that of a transaction.
+        # Position in the marker topic: between the last batch and it no marker is that of a
+        # transaction.
         self._nothing_up_to = 0
         self._newest_position = 0  # as the last look at the topic has found it
         # Transactions of other tables do not move a query's offset at once: they are no lag.
@@ -100,7 +102,8 @@ class Run:
             self.status.set("commit_time_seconds", commit_time.timestamp())
 
     def begins_at(self, position: int) -> None:
-        """Where the first batch begins in the marker topic: from now on it is known how much waits."""
+        """Where the first batch begins in the marker topic: from now on it is known how much
+        waits."""
         self._position = position
         self._measure(position)
 
@@ -152,8 +155,9 @@ class Run:
                 self.stopping.wait(0.5)
 
     def keep_up(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
-        """Runs the query that `start` starts, and another one where Spark could not start a Python process in time, or where
-        Kafka or the registry was away for too long (`outages`): it goes on at its checkpoint. Raises what else ends a query.
+        """Runs the query that `start` starts, and another one where Spark could not start a Python
+        process in time, or where Kafka or the registry was away for too long (`outages`): it goes
+        on at its checkpoint. Raises what else ends a query.
 
         `until_position`: of queries that end behind one batch, as `availableNow` is on Spark 4.0
         and 4.1: they are repeated until everything before it is written.
@@ -181,14 +185,16 @@ class Run:
             self.stopping.wait(pause_s)
 
     def _is_reached(self, progress: Any, position: int) -> bool:
-        """The query has no batch left, or its last one is behind everything wanted before `position`."""
+        """The query has no batch left, or its last one is behind everything wanted before
+        `position`."""
         if progress is None or not progress.sources or progress.sources[0].startOffset == progress.sources[0].endOffset:
             return True
         end = offset_of(progress.sources[0].endOffset)
         return end is None or self.log.first_between(end["position"], position, is_wanted=self._weight) is None
 
     def watch(self, query: Any) -> None:
-        """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises the query's own error."""
+        """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises
+        the query's own error."""
         self.say({"ready": True}, "reading")
         if not self._has_failed:
             self.status.waits_for = ""
@@ -200,7 +206,8 @@ class Run:
                 return
 
     def _goes_on(self) -> None:
-        """A batch has ended, or there was nothing to do: what a query failed with before is over."""
+        """A batch has ended, or there was nothing to do: what a query failed with before is
+        over."""
         if self._has_failed:
             self._has_failed, self.status.waits_for = False, ""
 
@@ -219,7 +226,8 @@ class Run:
         self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
 
     def working(self, progress: Progress) -> None:
-        """Of a batch or merge that takes long. How many changes a batch has is known when it ends: before, by what waited."""
+        """Of a batch or merge that takes long. How many changes a batch has is known when it ends:
+        before, by what waited."""
         if progress.changes is None:
             waiting = int(self.status.values["walgate_job_lag_changes"])
             most = self.options.max_changes or waiting
@@ -231,7 +239,8 @@ class Run:
         self.say({"merges": False, "reason": told}, told)
 
     def interruptible(self, apply: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-        """`apply`, which fails with BatchInterrupted where `watch` stops the query during it, whatever its own error is."""
+        """`apply`, which fails with BatchInterrupted where `watch` stops the query during it,
+        whatever its own error is."""
 
         def batch(frame: Any, number: int) -> None:
             try:
@@ -258,7 +267,8 @@ class Run:
         self._goes_on()
         self._position = end["position"]
         newest = offset_of(progress.sources[0].latestOffset)
-        # Spark 4.0 and 4.1 do not ask the source for the end of the topic: that of the last look serves.
+        # Spark 4.0 and 4.1 do not ask the source for the end of the topic: that of the last look
+        # serves.
         newest_position = self._newest_position if newest is None else newest["position"]
         self.status.set("lag_markers", max(0, newest_position - end["position"]))
         is_behind = newest_position > max(end["position"], self._nothing_up_to)
@@ -294,7 +304,8 @@ class Run:
         status.set("lag_markers", newest_position - position)
 
     def _is_delivered_beyond(self, lsn: int, position: int | None) -> bool:
-        """The gateway has delivered everything up to `lsn`, and no transaction of it waits for us."""
+        """The gateway has delivered everything up to `lsn`, and no transaction of it waits for
+        us."""
         if time.monotonic() < self._asked + _ASK_EVERY_S:
             return False
         self._asked = time.monotonic()
@@ -346,7 +357,8 @@ def line_of(report: BatchReport) -> str:
 
 
 def resume_lsn(options: Options, schemas: SchemaCache) -> int:
-    """How far the gateway of this prefix has delivered, from its durable position; -1: no position. Raises SourceUnavailable."""
+    """How far the gateway of this prefix has delivered, from its durable position; -1: no position.
+    Raises SourceUnavailable."""
     found = -1
     low, high = options.broker.offsets(POSITION_TOPIC)
     for _, values in options.broker.read(POSITION_TOPIC, 0, low, high - 1, skip_tombstones=True):

@@ -1,4 +1,5 @@
-"""A Spark session for the jobs: of this computer, of a cluster (`master`), or the one that spark-submit describes."""
+"""A Spark session for the jobs: of this computer, of a cluster (`master`), or the one that
+spark-submit describes."""
 
 from __future__ import annotations
 
@@ -27,19 +28,22 @@ NEEDED = {
     "spark.executorEnv.PYTHONSAFEPATH": "1",  # a package `schemas` in a worker's directory is not ours
     "spark.python.authenticate.socketTimeout": "120s",  # a busy machine needs more than 15 s to start a Python
 }
-# Of mirrors and changelogs in Delta, and of who reads them: a query that only reads topics needs no jar.
+# Of mirrors and changelogs in Delta, and of who reads them: a query that only reads topics needs no
+# jar.
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
 # Batches are small and many. Shuffle and snapshot partitions: mirror/tuning.py.
 _CHEAP_BATCHES = {
-    # A merge compiles dozens of classes, a version of a Delta table as many: with Spark's 100 each would compile them all anew.
+    # A merge compiles dozens of classes, a version of a Delta table as many: with Spark's 100 each
+    # would compile them all anew.
     "spark.sql.codegen.cache.maxEntries": "1000",
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is kept for a moment, and read once or twice
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.pollingDelay": "50ms",
-    # A batch is not to wait for the tasks of a merge that came before it: the mirror names a pool of its own for batches.
+    # A batch is not to wait for the tasks of a merge that came before it: the mirror names a pool
+    # of its own for batches.
     "spark.scheduler.mode": "FAIR",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
@@ -53,17 +57,20 @@ _LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
-    # A merge of a few rows is a dozen small jobs: what follows takes a quarter of their CPU time away.
+    # A merge of a few rows is a dozen small jobs: what follows takes a quarter of their CPU time
+    # away.
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
-    # Spark's own choice starts the program `readlink` a dozen times for each batch, which takes a tenth of the time. Both write a
-    # file under another name, rename it, and refuse a name that is taken.
+    # Spark's own choice starts the program `readlink` a dozen times for each batch, which takes a
+    # tenth of the time. Both write a file under another name, rename it, and refuse a name that is
+    # taken.
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS + "FileSystemBasedCheckpointFileManager",
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _JAVA = "-XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-# In a job of a minute or two the second compiler's work never pays back, and takes the cores that Python needs. Without it Java
-# reserves 48 MB for compiled code instead of 240, which Spark's generated code fills in half an hour of many tables.
+# In a job of a minute or two the second compiler's work never pays back, and takes the cores that
+# Python needs. Without it Java reserves 48 MB for compiled code instead of 240, which Spark's
+# generated code fills in half an hour of many tables.
 _QUICK_START = "-XX:TieredStopAtLevel=1"
 _NAMING_JARS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"}
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # of the spark-submit by which PySpark starts Java
@@ -71,8 +78,9 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"  # in the environment of a program that spar
 
 
 def set_up() -> None:
-    """Gives the environment the variables (JAVA_HOME, WALGATE_SPARK_JARS) that it lacks and that the program named by
-    WALGATE_SPARK_SETUP prints as JSON. Its failure ends this process with its exit code; it has said why."""
+    """Gives the environment the variables (JAVA_HOME, WALGATE_SPARK_JARS) that it lacks and that
+    the program named by WALGATE_SPARK_SETUP prints as JSON. Its failure ends this process with its
+    exit code; it has said why."""
     if not (program := os.environ.get("WALGATE_SPARK_SETUP")):
         return
     done = subprocess.run(shlex.split(program), stdout=subprocess.PIPE, check=False)
@@ -95,9 +103,9 @@ def local_session(
 ) -> SparkSession:
     """A session in this process, with both data sources registered.
 
-    `lasting`: for a job of hours, whose rate counts more than its start. `jars`: Delta's; none where Spark has them itself, or
-    only topics are read. `delta`: whether the session knows Delta; None: where its jars can be found. `java_home`: Java 17 or 21
-    whose `java` takes Spark's flags.
+    `lasting`: for a job of hours, whose rate counts more than its start. `jars`: Delta's; none
+    where Spark has them itself, or only topics are read. `delta`: whether the session knows Delta;
+    None: where its jars can be found. `java_home`: Java 17 or 21 whose `java` takes Spark's flags.
     """
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
@@ -128,10 +136,11 @@ def job_session(
     secrets: Mapping[str, str] | None = None,
     delta: bool = True,
 ) -> SparkSession:
-    """A session with both data sources registered; the driver is this process. `settings` win over what the jobs rely on.
+    """A session with both data sources registered; the driver is this process. `settings` win over
+    what the jobs rely on.
 
-    `master` empty: spark-submit has said it, with the rest of its settings, which win too. `secrets`: settings that the list of
-    processes must not show. Raises MirrorError.
+        `master` empty: spark-submit has said it, with the rest of its settings, which win too.
+        `secrets`: settings that the list of processes must not show. Raises MirrorError.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     packages = str(Path(__file__).resolve().parents[2])
@@ -180,7 +189,8 @@ def _with_delta(given: Mapping[str, str]) -> str:
 
 @contextmanager
 def _told_by_file(secrets: Mapping[str, str]) -> Iterator[None]:
-    """Spark's Java gets settings as arguments, which every user of the computer may read; these in a file of this user's."""
+    """Spark's Java gets settings as arguments, which every user of the computer may read; these in
+    a file of this user's."""
     if not secrets:
         yield
         return
@@ -208,8 +218,8 @@ def is_new(spark: SparkSession, checkpoint: str) -> bool:
 
 
 def last_offset(spark: SparkSession, checkpoint: str) -> dict[str, int] | None:
-    """Where the last batch of this checkpoint location that has ended stands in the marker topic: offsets of the data source.
-    None: no batch has."""
+    """Where the last batch of this checkpoint location that has ended stands in the marker topic:
+    offsets of the data source. None: no batch has."""
     numbers = [int(name) for name in folder_names(spark, f"{checkpoint}/commits") if name.isdigit()]
     if not numbers:
         return None

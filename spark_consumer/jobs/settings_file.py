@@ -13,7 +13,8 @@
     "spark.hadoop.fs.s3a.endpoint" = "https://s3.example.com"
     "spark.hadoop.fs.s3a.secret.key" = { file = "/run/secrets/s3" }
 
-The command line wins over the file. A secret is what its file holds, without the line's end; it is read at the start.
+The command line wins over the file. A secret is what its file holds, without the line's end; it is
+read at the start.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from spark_consumer.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of the command, of the data source, of Spark; `secrets`: those of Spark that were in files of their own."""
+    """Of the command, of the data source, of Spark; `secrets`: those of Spark that were in files of
+    their own."""
 
     command: dict[str, Any] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)

@@ -5,7 +5,8 @@
     /metrics   Prometheus
     /status    the same as JSON, with the last error: for the gateway (http.mirrors)
 
-One request at a time, which must come within two seconds: for the probes and scrapers of an operator, not for the world.
+One request at a time, which must come within two seconds: for the probes and scrapers of an
+operator, not for the world.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ METRICS = {
 
 @dataclass
 class Status:
-    """What a job says of itself; written by its thread, read by the server's. `waits_for`: "" while its query runs.
-    `last_error`: what ended a query that was started again, and when (Unix). `is_behind`: transactions wait in Kafka.
-    `oldest_waiting`: commit time of the first of them (Unix); 0: not known. `is_measured`: it is known whether any wait."""
+    """What a job says of itself; written by its thread, read by the server's. `waits_for`: "" while
+    its query runs. `last_error`: what ended a query that was started again, and when (Unix).
+    `is_behind`: transactions wait in Kafka. `oldest_waiting`: commit time of the first of them
+    (Unix); 0: not known. `is_measured`: it is known whether any wait."""
 
     prefix: str = ""
     waits_for: str = "its first query"
@@ -89,7 +91,8 @@ class Status:
         self.last_error = message, time.time()
 
     def as_json(self) -> str:
-        """LSNs are integers, 0: nothing is there, or not known; times are Unix seconds. `lag_seconds` null: not known."""
+        """LSNs are integers, 0: nothing is there, or not known; times are Unix seconds.
+        `lag_seconds` null: not known."""
         values = dict(self.values)
         facts = {
             "prefix": self.prefix,

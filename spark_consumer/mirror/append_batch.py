@@ -1,8 +1,10 @@
-"""A mirror: batches are appended, all tables at once, and merged into their tables later, beside them.
+"""A mirror: batches are appended, all tables at once, and merged into their tables later, beside
+them.
 
-A batch is one Delta commit, however many tables it has: nothing is decoded or folded on its way. Every `merge_every_s`
-seconds a thread takes in what was appended (batch.Mirror), from `changes` instead of Kafka. versions.py reads through both.
-Also what an earlier run has left is merged by that thread: the first batch does not wait for it.
+A batch is one Delta commit, however many tables it has: nothing is decoded or folded on its way.
+Every `merge_every_s` seconds a thread takes in what was appended (batch.Mirror), from `changes`
+instead of Kafka. versions.py reads through both. Also what an earlier run has left is merged by
+that thread: the first batch does not wait for it.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ _LOOK_AGAIN_S = 1.0  # whether `walgate merge` has ended, at least
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a mirror has, merged or not: everything up to `commit_lsn`; its tables, up to `merged_lsn` (0: nothing is merged).
-    `stale`, `filling`: how many tables."""
+    """What a mirror has, merged or not: everything up to `commit_lsn`; its tables, up to
+    `merged_lsn` (0: nothing is merged). `stale`, `filling`: how many tables."""
 
     commit_lsn: int
     merged_lsn: int
@@ -59,10 +61,12 @@ class Taken:
 
 @dataclass
 class AppendingMirror:
-    """`apply` is the function for foreachBatch, `finish` comes behind the last batch. Most fields are those of Mirror.
+    """`apply` is the function for foreachBatch, `finish` comes behind the last batch. Most fields
+    are those of Mirror.
 
-    `merge_every_s`: seconds from one merge to the next, None: see Merging; 0: each batch waits until it is merged; infinite:
-    others merge, or `finish`. `retention_s`: for how long versions of the mirror can be read, at any commit LSN.
+        `merge_every_s`: seconds from one merge to the next, None: see Merging; 0: each batch waits
+        until it is merged; infinite: others merge, or `finish`. `retention_s`: for how long versions of
+        the mirror can be read, at any commit LSN.
     """
 
     path: str
@@ -112,7 +116,8 @@ class AppendingMirror:
         )
 
     def apply(self, raw: DataFrame, batch: int) -> None:
-        """`raw`: frames.RAW, whole transactions. Raises MirrorError, also for the merge that ran last."""
+        """`raw`: frames.RAW, whole transactions. Raises MirrorError, also for the merge that ran
+        last."""
         self.check()
         began = time.monotonic()
         if self._session is None:
@@ -183,7 +188,8 @@ class AppendingMirror:
         return max(self._appended, self._merger.merged_lsn)
 
     def _new_rows(self, raw: DataFrame) -> DataFrame:
-        """A new checkpoint begins early: what is in the mirror is left out, but not of a table that is not."""
+        """A new checkpoint begins early: what is in the mirror is left out, but not of a table that
+        is not."""
         is_sign = f.col("op").isin(list(KINDS))
         known = f.col("table").isin(list(self._known)) | is_sign
         raw = raw.where(f.col("table").isNotNull() | is_sign)
@@ -210,8 +216,9 @@ class AppendingMirror:
             self._want_merge(total["changes"], ends_snapshot=bool(total["ends"]))
 
     def _want_merge(self, changes_now: int, *, ends_snapshot: bool) -> None:
-        """A backlog is merged behind its last batch: one large merge costs less than several, and batches need the cores. The end
-        of a snapshot is told by a merge alone, and a mirror is soon known by its first version."""
+        """A backlog is merged behind its last batch: one large merge costs less than several, and
+        batches need the cores. The end of a snapshot is told by a merge alone, and a mirror is soon
+        known by its first version."""
         was_large, self._was_large = self._was_large, changes_now >= BACKLOG_CHANGES
         self._has_backlog |= self._was_large
         if ends_snapshot or self._waiting >= MANY_CHANGES:
@@ -247,8 +254,9 @@ class AppendingMirror:
         )
 
     def _merge_beside(self) -> None:
-        """Beside batches, which need cores too: half of them is for merges, a table at a time for each, unless a backlog has just
-        been taken in. Executors may have come since the last merge."""
+        """Beside batches, which need cores too: half of them is for merges, a table at a time for
+        each, unless a backlog has just been taken in. Executors may have come since the last
+        merge."""
         assert self._session is not None
         if self._has_backlog or self.merge_every_s == 0:
             self._merge(TABLES_AT_ONCE)
@@ -270,7 +278,8 @@ class AppendingMirror:
         self._merger.keep_up(self._session, self._batch, compacts=True)
 
     def _merges_again(self, spark: SparkSession, tables_at_once: int) -> bool:
-        """Whether `walgate merge`, which has taken over the merges, has ended: what waits is merged then."""
+        """Whether `walgate merge`, which has taken over the merges, has ended: what waits is merged
+        then."""
         while self._is_given_back(spark):
             merger = self._new_merger(self._merger.schemas)
             merger.tables_at_once = tables_at_once
@@ -295,7 +304,8 @@ class AppendingMirror:
         self._merging.end()
 
     def finish(self, spark: SparkSession, *, merge: bool) -> None:
-        """Waits for the merge that runs; `merge`: and takes in all that was appended. Raises MirrorError."""
+        """Waits for the merge that runs; `merge`: and takes in all that was appended. Raises
+        MirrorError."""
         self._merging.end()
         self.check()
         if not merge or (self._session is None and not exists(spark, changes_path(self.path))):
@@ -307,8 +317,8 @@ class AppendingMirror:
 
 
 def contents(rows: DataFrame) -> list[dict[str, Any]]:
-    """Of each table (None: of none) its changes and first commit LSN, and at last of all: counts, bytes of values, first and
-    last commit LSN, last time, schema ids, ends of snapshots."""
+    """Of each table (None: of none) its changes and first commit LSN, and at last of all: counts,
+    bytes of values, first and last commit LSN, last time, schema ids, ends of snapshots."""
     is_sign = f.col("op").isin(list(KINDS))
     found = (
         rows.groupBy("table", "schema_id", "commit_lsn")
@@ -346,9 +356,11 @@ def merge_once(
     catalog: Catalog | None = None,
     working: Told = told_nothing,
 ) -> int | None:
-    """Merges what waits, as the mirror was told to, and removes what the retention (None: that of the mirror) ends.
+    """Merges what waits, as the mirror was told to, and removes what the retention (None: that of
+    the mirror) ends.
 
-    The commit LSN that the tables have reached; None: nothing was ever appended. Raises MirrorError.
+        The commit LSN that the tables have reached; None: nothing was ever appended. Raises
+        MirrorError.
     """
     last = manifest.picture(spark, path)
     if last is None and not exists(spark, changes_path(path)):

@@ -1,7 +1,8 @@
-"""What a micro-batch holds: its tables, their schemas, where a TRUNCATE cuts. Nothing is decoded for it.
+"""What a micro-batch holds: its tables, their schemas, where a TRUNCATE cuts. Nothing is decoded
+for it.
 
-A small batch is brought into this process and looked at here, a large one by Spark. Of a large one, the changes of a table
-that are not too many are brought here when that table is written.
+A small batch is brought into this process and looked at here, a large one by Spark. Of a large one,
+the changes of a table that are not too many are brought here when that table is written.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from spark_consumer.mirror.table_states import Mark, marks_of, verified_chunks
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
-# A batch, or a table of one, with no more than this is brought into this process: a Spark job costs 50-200 ms whatever it does,
-# and one sort and one fold of Arrow's cost a third of what Spark's shuffles do. Of files each table would be read by itself.
+# A batch, or a table of one, with no more than this is brought into this process: a Spark job costs
+# 50-200 ms whatever it does, and one sort and one fold of Arrow's cost a third of what Spark's
+# shuffles do. Of files each table would be read by itself.
 SMALL_CHANGES = 1_000_000
 SMALL_BYTES = 64 << 20
 # Values of columns, null ones too: decoded, each takes some bytes.
@@ -33,8 +35,8 @@ _SMALL_CELLS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """One table. `newest`: schema id of its last record; `cut`: (commit_lsn, ordinal) of its last TRUNCATE. `first_lsn`: commit
-    LSN of its first change."""
+    """One table. `newest`: schema id of its last record; `cut`: (commit_lsn, ordinal) of its last
+    TRUNCATE. `first_lsn`: commit LSN of its first change."""
 
     table: TableName
     changes: int
@@ -67,7 +69,8 @@ class BatchContent:
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """`value_bytes`: of the changes. `first_lsn`, `last_lsn`: commit LSNs of what there is, -1 where there is nothing."""
+    """`value_bytes`: of the changes. `first_lsn`, `last_lsn`: commit LSNs of what there is, -1
+    where there is nothing."""
 
     changes: int
     signs: int
@@ -113,14 +116,16 @@ def without_signs(raw: DataFrame) -> DataFrame:
 
 
 def divided(changes: DataFrame, chunks: Sequence[Mark]) -> tuple[DataFrame, DataFrame]:
-    """What is in the transactions of these chunks, and the rest. By a join: a plan with hundreds of conditions is too large."""
+    """What is in the transactions of these chunks, and the rest. By a join: a plan with hundreds of
+    conditions is too large."""
     lsns = changes.sparkSession.createDataFrame([(mark.commit_lsn,) for mark in chunks], "commit_lsn long")
     within, without = (changes.join(f.broadcast(lsns), "commit_lsn", how) for how in ("left_semi", "left_anti"))
     return within.select(*changes.columns), without.select(*changes.columns)
 
 
 def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:
-    """Content of a batch (frames.RAW, not empty), and the records of each of its tables in order of (commit_lsn, ordinal)."""
+    """Content of a batch (frames.RAW, not empty), and the records of each of its tables in order of
+    (commit_lsn, ordinal)."""
     names = records["table"].combine_chunks().dictionary_encode()
     ordered = _in_order(records.append_column("number", names.indices), "number").drop_columns("number")
     counts = {found["values"]: found["counts"] for found in pc.value_counts(names.indices).to_pylist()}
@@ -213,7 +218,8 @@ def _cuts(raw: DataFrame) -> dict[str, tuple[int, int]]:
 
 
 def summarize(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """What a batch holds, and where it is small, its records by table. None: nothing. `raw` has no signs."""
+    """What a batch holds, and where it is small, its records by table. None: nothing. `raw` has no
+    signs."""
     if size.changes and size.changes <= SMALL_CHANGES and size.value_bytes <= SMALL_BYTES:
         return split_records(raw.toArrow())
     content = batch_content(raw) if size.changes else None
@@ -226,7 +232,8 @@ def own_records(raw: DataFrame, records: dict[TableName, pa.Table] | None, table
 
 
 def within_reach(spark: SparkSession, own: pa.Table | DataFrame, part: TablePart, columns: int) -> pa.Table | DataFrame:
-    """The records of one table of so many columns, in this process if they fit, decoded, and else in Spark."""
+    """The records of one table of so many columns, in this process if they fit, decoded, and else
+    in Spark."""
     if isinstance(own, DataFrame):
         return _in_order(own.toArrow()) if part.is_small(columns) else own
     return own if part.is_small(columns) else to_frame(spark, own, from_arrow_schema(own.schema))
@@ -251,7 +258,8 @@ def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The chunks of a VERIFY. `records`: those of each table, where they are few; else they are in `changes`."""
+    """The chunks of a VERIFY. `records`: those of each table, where they are few; else they are in
+    `changes`."""
 
     changes: DataFrame
     records: dict[TableName, pa.Table] | None
@@ -260,9 +268,10 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class BatchSlice:
-    """What is applied at once. `records`: those of each table, where they are few; else they are in `changes`.
+    """What is applied at once. `records`: those of each table, where they are few; else they are in
+    `changes`.
 
-    `verified`: what is compared with the tables behind all that, and written nowhere.
+        `verified`: what is compared with the tables behind all that, and written nowhere.
     """
 
     batch: int

@@ -1,8 +1,10 @@
-"""Committed changes of all tables, appended once, as they lie in Kafka: those that are not merged yet, and older ones for a time.
+"""Committed changes of all tables, appended once, as they lie in Kafka: those that are not merged
+yet, and older ones for a time.
 
-`<path>/changes` has the columns of a batch (COLUMNS, signs among them) in files sorted by table; one commit a batch, whose
-transaction version is the commit LSN up to which everything is there. `<path>/schemas` has the JSON text of their value
-schemas: neither merging nor reading asks Kafka or the registry.
+`<path>/changes` has the columns of a batch (COLUMNS, signs among them) in files sorted by table;
+one commit a batch, whose transaction version is the commit LSN up to which everything is there.
+`<path>/schemas` has the JSON text of their value schemas: neither merging nor reading asks Kafka or
+the registry.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ from spark_consumer.source.frames import RAW
 COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
 _SCHEMA = pa.schema([RAW.field(name) for name in COLUMNS])
 _SCHEMAS = pa.schema([("schema_id", pa.int32()), ("text", pa.string())])
-# A commit a second. Upkeep writes checkpoints, since batches would wait for them; Delta's own are for mirrors without merges.
+# A commit a second. Upkeep writes checkpoints, since batches would wait for them; Delta's own are
+# for mirrors without merges.
 _PROPERTIES = {
     "delta.columnMapping.mode": "none",  # its files are also read without Delta
     "delta.dataSkippingStatsColumns": "table,commit_lsn,commit_time",
@@ -97,10 +100,12 @@ def pinned(spark: SparkSession, path: str) -> DataFrame | None:
 def waiting(
     spark: SparkSession, path: str, behind_lsn: int, last_lsn: int
 ) -> tuple[DataFrame | None, BatchSize | None]:
-    """What was appended behind one commit LSN and up to another, which is not later than `appended_lsn`, and how much that is.
+    """What was appended behind one commit LSN and up to another, which is not later than
+    `appended_lsn`, and how much that is.
 
-    Read from the files of the last commits where their entries in the log are there: for a version of `changes` as a whole Delta
-    would read its log, which is three jobs. None: this mirror has none; the size is not known.
+        Read from the files of the last commits where their entries in the log are there: for a version
+        of `changes` as a whole Delta would read its log, which is three jobs. None: this mirror has
+        none; the size is not known.
     """
     location = changes_path(path)
     newest = _commits_behind(spark, location, behind_lsn) if exists(spark, location) else None
@@ -115,7 +120,8 @@ def waiting(
 
 
 def _commits_behind(spark: SparkSession, location: str, behind_lsn: int) -> list[list[dict[str, Any]]] | None:
-    """Actions of the commits that have every change behind a commit LSN, newest first. None: the table has to be asked."""
+    """Actions of the commits that have every change behind a commit LSN, newest first. None: the
+    table has to be asked."""
     if _GLOB.search(location):
         return None
     newest: list[list[dict[str, Any]]] = []
@@ -145,8 +151,8 @@ def _files(location: str, newest: list[list[dict[str, Any]]]) -> list[str]:
 
 
 def _noted_size(newest: list[list[dict[str, Any]]], behind_lsn: int, last_lsn: int) -> BatchSize | None:
-    """Of what these commits, newest first, have appended behind one commit LSN and up to another. None: it was not noted, or a
-    merge has ended amid a commit."""
+    """Of what these commits, newest first, have appended behind one commit LSN and up to another.
+    None: it was not noted, or a merge has ended amid a commit."""
     sizes = []
     for actions in newest:
         marks = [found["txn"]["version"] for found in actions if found.get("txn", {}).get("appId") == APPLICATION]
@@ -167,7 +173,8 @@ def between(rows: DataFrame, behind_lsn: int, last_lsn: int) -> DataFrame:
 
 
 def last_before(rows: DataFrame, time: datetime | None) -> int:
-    """Commit LSN of the last change that was committed not after `time` (None: of all); -1: none."""
+    """Commit LSN of the last change that was committed not after `time` (None: of all); -1:
+    none."""
     chosen = rows if time is None else rows.where(f.col("commit_time") <= f.lit(time))
     found = chosen.agg(f.max("commit_lsn")).head()
     return -1 if found is None or found[0] is None else int(found[0])
@@ -188,7 +195,8 @@ def last_time(spark: SparkSession, path: str, behind_lsn: int) -> datetime | Non
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
     """Removes what is not behind `commit_lsn`, which must be that of a version of the mirror.
 
-    That is noted first: what stays no longer begins with the mirror, which a reader must know as soon as older versions go.
+    That is noted first: what stays no longer begins with the mirror, which a reader must know as
+    soon as older versions go.
     """
     if exists(spark, changes_path(path)):
         write_once(nothing(spark), changes_path(path), "append", commit_lsn, application=_PRUNED, merge_schema=True)

@@ -1,13 +1,16 @@
-"""What becomes of a table's columns from one version of its relation to another: by attnum, which PostgreSQL gives once.
+"""What becomes of a table's columns from one version of its relation to another: by attnum, which
+PostgreSQL gives once.
 
     same attnum, other name      the column was renamed: its values stay, in rows and in `_special`
     other attnum, same name      another column: the values of the former one go
     a new attnum                 the rows that were there have its attmissingval, or null
 
-Where a schema has no attnum (an older gateway, or one that could not know it) columns are told by name.
+Where a schema has no attnum (an older gateway, or one that could not know it) columns are told by
+name.
 
-This is applied to the rows that a table has (refit.py), and to records of older versions: their writer's schema is given the
-names of the newest version (`pg.name`), and what is to be filled in (FILL).
+This is applied to the rows that a table has (refit.py), and to records of older versions: their
+writer's schema is given the names of the newest version (`pg.name`), and what is to be filled in
+(FILL).
 """
 
 from __future__ import annotations
@@ -30,15 +33,18 @@ from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import STRINGS, TEXTS, carried_over
 
 FILL = "walgate.fill"
-# In front of the name of a column that is not that of the newest version: no name of PostgreSQL has this character.
+# In front of the name of a column that is not that of the newest version: no name of PostgreSQL has
+# this character.
 FORMER = "\0"
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChange:
-    """From one version to another. `sources`: of each new column, the old one whose values it has; None: none has.
+    """From one version to another. `sources`: of each new column, the old one whose values it has;
+    None: none has.
 
-    `fills`: what old rows have in new columns. `by_name`: new or former columns of which it is not known what they are.
+        `fills`: what old rows have in new columns. `by_name`: new or former columns of which it is not
+        known what they are.
     """
 
     sources: Mapping[str, str | None]
@@ -85,7 +91,8 @@ def change_of_columns(before: TableSchema, after: TableSchema, missing: Mapping[
 
 
 def missing_values(shapes: Iterable[TableSchema]) -> dict[int, MissingValue]:
-    """By attnum: the server forgets one when it rewrites the table, so that only some versions have it."""
+    """By attnum: the server forgets one when it rewrites the table, so that only some versions have
+    it."""
     found: dict[int, MissingValue] = {}
     for shape in shapes:
         found = {**shape.missing, **found}
@@ -124,7 +131,8 @@ def texts_of(schemas: Mapping[int, tuple[Schema, TableSchema]], newest_id: int) 
 
 
 def adapted(schema: Schema, change: ColumnChange, written: TableSchema) -> str:
-    """JSON text of a writer's schema, with the names that its columns have after the change, and what is to be filled in."""
+    """JSON text of a writer's schema, with the names that its columns have after the change, and
+    what is to be filled in."""
     names = {source: name for name, source in change.sources.items() if source is not None}
     gone = {name: f"{FORMER}{name}" for name in written.columns if name not in names and name in change.sources}
     renames = {**gone, **{source: name for source, name in names.items() if source != name}}
@@ -148,7 +156,8 @@ def _rename(schema: Schema, names: Mapping[str, str]) -> None:
 
 
 def decode_records(shape: TableSchema, values: pa.Array, schema_text: str) -> list[pa.Array]:
-    """old_key, before, after, unchanged, special of records, in the columns of `shape`; `schema_text` may be `adapted`."""
+    """old_key, before, after, unchanged, special of records, in the columns of `shape`;
+    `schema_text` may be `adapted`."""
     old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text)
     unchanged, special = _of_columns(unchanged, special, set(shape.columns))
     fills = _fills(schema_text)
@@ -161,7 +170,8 @@ def decode_records(shape: TableSchema, values: pa.Array, schema_text: str) -> li
 
 
 def _of_columns(unchanged: pa.Array, special: pa.Array, columns: Set[str]) -> tuple[pa.Array, pa.Array]:
-    """Without the entries of columns that are gone: a later column of the same name has nothing of them."""
+    """Without the entries of columns that are gone: a later column of the same name has nothing of
+    them."""
 
     def is_there(name: str) -> bool:
         return name in columns or name.removeprefix(BEFORE_PREFIX) in columns
@@ -210,7 +220,8 @@ def _with_texts(special: pa.Array, texts: Mapping[str, str], before: np.ndarray,
 
 
 def fill_value(value: MissingValue, wanted: pa.DataType) -> pa.Array:
-    """An array of one. Raises ArrowInvalid where the column has another type since that cannot have the value."""
+    """An array of one. Raises ArrowInvalid where the column has another type since that cannot have
+    the value."""
     record = {"type": "record", "name": "Missing", "fields": [{"name": "value", "type": value.avro_type}]}
     found = RecordDecoder(record).decode(binaries([value.encoded]), skip=0)["value"]
     return found if found.type.equals(wanted) else carried_over(found, wanted)

@@ -1,7 +1,8 @@
 """The mirror manifest: after each merge, which version of every table belongs together.
 
-Delta commits each table by itself. A reader that takes all tables at the versions of one row here sees the source exactly as
-it was behind one commit; a reader that takes the newest version of each may see a batch half done.
+Delta commits each table by itself. A reader that takes all tables at the versions of one row here
+sees the source exactly as it was behind one commit; a reader that takes the newest version of each
+may see a batch half done.
 """
 
 from __future__ import annotations
@@ -48,10 +49,12 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
-    """`tables`: Delta version of every table that is there, by its name, behind the transaction at `commit_lsn`.
+    """`tables`: Delta version of every table that is there, by its name, behind the transaction at
+    `commit_lsn`.
 
-    `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has, where it was told so.
-    `oids`: the relation of the source that each is of. `schema_ids`: the newest value schema of each. `standing`: Standing.text.
+        `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has,
+        where it was told so. `oids`: the relation of the source that each is of. `schema_ids`: the
+        newest value schema of each. `standing`: Standing.text.
     """
 
     batch: int
@@ -82,7 +85,8 @@ def nothing(spark: SparkSession) -> DataFrame:
 
 
 def record(spark: SparkSession, path: str, picture: RecordedVersion, expected: Mapping[str, int] = NOTHING) -> None:
-    """Appends a version of the mirror, once for its commit LSN. `expected`: as for direct.append."""
+    """Appends a version of the mirror, once for its commit LSN. `expected`: as for
+    direct.append."""
     maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
     frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
@@ -93,7 +97,8 @@ def record(spark: SparkSession, path: str, picture: RecordedVersion, expected: M
 
 
 def note_options(spark: SparkSession, path: str, options: Mapping[str, object]) -> None:
-    """What the mirror was told, for `walgate merge`: a commit where it was told something else before."""
+    """What the mirror was told, for `walgate merge`: a commit where it was told something else
+    before."""
     text = json.dumps(options, sort_keys=True)
     if noted_property(spark, manifest_path(path), OPTIONS) != text:
         despite_conflicts(lambda: note_property(spark, manifest_path(path), OPTIONS, text))
@@ -107,9 +112,10 @@ def noted_options(spark: SparkSession, path: str) -> dict[str, Any]:
 
 
 def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> RecordedVersion | None:
-    """The newest version that is not behind `at`: "latest", a commit LSN (text or number) or a commit time. None: no batch yet.
+    """The newest version that is not behind `at`: "latest", a commit LSN (text or number) or a
+    commit time. None: no batch yet.
 
-    Raises MirrorError when the mirror has versions, but none as old as `at`.
+        Raises MirrorError when the mirror has versions, but none as old as `at`.
     """
     location = manifest_path(path)
     if not exists(spark, location):
@@ -145,7 +151,8 @@ def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVe
 
 
 def merged_before(spark: SparkSession, path: str, time: datetime) -> int | None:
-    """Commit LSN of the last version of the mirror that was recorded before `time`, by this computer's clock."""
+    """Commit LSN of the last version of the mirror that was recorded before `time`, by this
+    computer's clock."""
     chosen = spark.read.format("delta").load(manifest_path(path)).where(f.col("merged_at") < f.lit(time))
     found = chosen.agg(f.max("commit_lsn")).head()
     return None if found is None else found[0]

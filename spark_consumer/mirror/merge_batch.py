@@ -1,8 +1,8 @@
-"""What was appended to a mirror's `changes`, merged into its tables: whole transactions, each table one Delta commit, then one
-version of all.
+"""What was appended to a mirror's `changes`, merged into its tables: whole transactions, each table
+one Delta commit, then one version of all.
 
-Idempotent: a merge that is made again after a crash skips what it has written, table by table. See merge.py for how, and
-manifest.py for what readers see meanwhile.
+Idempotent: a merge that is made again after a crash skips what it has written, table by table. See
+merge.py for how, and manifest.py for what readers see meanwhile.
 """
 
 from __future__ import annotations
@@ -64,11 +64,12 @@ _CHECK_EVERY_S = 1.0
 class Mirror:
     """Merges what AppendingMirror, or one before it, has appended. One writer a mirror.
 
-    `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables later. `on_recreated`: what
-    to do where a table was dropped and recreated, EMPTY, STOP or KEEP_AS (a copy of the old rows is kept).
-    `deletion_vectors`: whether new tables get them. `strict`: an ALTER TABLE of which the stream does not tell what it did to the
-    rows is an error, else it is reported. `retention_s`: for how long versions of the mirror can be read. `catalog`: gives the
-    tables names. `tables_at_once`: how many tables are written at the same time.
+    `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables
+    later. `on_recreated`: what to do where a table was dropped and recreated, EMPTY, STOP or
+    KEEP_AS (a copy of the old rows is kept). `deletion_vectors`: whether new tables get them.
+    `strict`: an ALTER TABLE of which the stream does not tell what it did to the rows is an error,
+    else it is reported. `retention_s`: for how long versions of the mirror can be read. `catalog`:
+    gives the tables names. `tables_at_once`: how many tables are written at the same time.
     """
 
     path: str
@@ -102,7 +103,8 @@ class Mirror:
         )
 
     def keep_up(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
-        """Removes what is too old, where that is due; `compacts`: and compacts `changes`. What failed is only reported."""
+        """Removes what is too old, where that is due; `compacts`: and compacts `changes`. What
+        failed is only reported."""
         if self.last is not None:
             self._report_notes(self.upkeep.run_if_due(spark, compacts=compacts), batch)
 
@@ -121,7 +123,8 @@ class Mirror:
             )
 
     def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
-        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None: all). Raises MirrorError."""
+        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None:
+        all). Raises MirrorError."""
         behind_lsn = self.merged_lsn
         if last_lsn is None:
             last_lsn = changes.appended_lsn(spark, self.path)
@@ -170,9 +173,11 @@ class Mirror:
             self._take_in(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
 
     def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
-        """In slices, where the key of a table changes, or a table comes to stand otherwise than before. `size`: if known.
+        """In slices, where the key of a table changes, or a table comes to stand otherwise than
+        before. `size`: if known.
 
-        They lie in files, which are read again at less cost than a copy in memory, unless in many slices.
+                They lie in files, which are read again at less cost than a copy in memory, unless in many
+                slices.
         """
         tune(rows.sparkSession)
         self._count = ChangeCount()
@@ -196,7 +201,8 @@ class Mirror:
                 rows.unpersist()
 
     def open(self, spark: SparkSession) -> None:
-        """Takes the merges over. Raises MirrorError where the tables are not those that the mirror was made for."""
+        """Takes the merges over. Raises MirrorError where the tables are not those that the mirror
+        was made for."""
         if self.catalog is not None:
             self.catalog.check(spark)
         tune(spark, compacts=True)
@@ -226,14 +232,15 @@ class Mirror:
         table_selection.check(last, manifest.noted_options(spark, self.path), self.path, self.tables, self.exclude)
 
     def note_options(self, spark: SparkSession) -> None:
-        """Before anything is taken in: for the next run, which cannot have more tables, and for `walgate merge`, whose merges are
-        those of this mirror."""
+        """Before anything is taken in: for the next run, which cannot have more tables, and for
+        `walgate merge`, whose merges are those of this mirror."""
         options = {name: getattr(self, name) for name in ("on_recreated", "deletion_vectors", "strict", "retention_s")}
         options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
         manifest.note_options(spark, self.path, options)
 
     def _merge_slice(self, raw: DataFrame, batch: int, size: BatchSize) -> int | None:
-        """Merges all of it; or gives the commit LSN from which on it has to be merged by itself, behind what is below."""
+        """Merges all of it; or gives the commit LSN from which on it has to be merged by itself,
+        behind what is below."""
         began = time.monotonic()
         spark = raw.sparkSession
         found = read = None
@@ -312,7 +319,8 @@ class Mirror:
     def _first_change_of_key(
         self, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
     ) -> int | None:
-        """Commit LSN of the first transaction that has one. Raises MirrorError also where a table comes too late."""
+        """Commit LSN of the first transaction that has one. Raises MirrorError also where a table
+        comes too late."""
         found = []
         for part in content.parts:
             is_new = self.last is not None and str(part.table) not in self.last.tables
@@ -328,8 +336,8 @@ class Mirror:
     def _write_tables(
         self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
     ) -> None:
-        """Tables are altered before `once`, which holds for every write of the session: Delta would take such a commit for the
-        batch's own."""
+        """Tables are altered before `once`, which holds for every write of the session: Delta would
+        take such a commit for the batch's own."""
         own = {part.table: own_records(raw, records, part.table) for part in content.parts}
         for attempt in range(_ATTEMPTS):
             try:

@@ -1,4 +1,5 @@
-"""When a mirror's changes are merged: in a thread of its own, every so many seconds while something waits."""
+"""When a mirror's changes are merged: in a thread of its own, every so many seconds while something
+waits."""
 
 from __future__ import annotations
 
@@ -11,17 +12,18 @@ from spark_consumer.errors import MirrorError
 MERGE_EVERY_S = 60.0
 MERGES_SHARE = 0.2
 MERGE_AT_LEAST_EVERY_S = 300.0
-"""Where nobody has said how often, merges take no more than this share of the time, since batches need the same cores; but they
-are made at least so often."""
+"""Where nobody has said how often, merges take no more than this share of the time, since batches
+need the same cores; but they are made at least so often."""
 RETENTION_S = 24 * 3600.0
 PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Between attempts of a merge."""
 
 
 class MergeThread:
-    """`every_s`: from the start of one merge to that of the next, at least; None: MERGE_EVERY_S, or up to MERGE_AT_LEAST_EVERY_S
-    where merges would take more than MERGES_SHARE of the time. `retrying`: is told why a merge failed that will be made again,
-    and the pause before, in seconds.
+    """`every_s`: from the start of one merge to that of the next, at least; None: MERGE_EVERY_S, or
+    up to MERGE_AT_LEAST_EVERY_S where merges would take more than MERGES_SHARE of the time.
+    `retrying`: is told why a merge failed that will be made again, and the pause before, in
+    seconds.
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on
@@ -64,7 +66,8 @@ class MergeThread:
             self._changed.notify_all()
 
     def merge_now(self) -> None:
-        """Returns behind a merge that began after this call, or where no merge will begin any more. Raises what ended them."""
+        """Returns behind a merge that began after this call, or where no merge will begin any more.
+        Raises what ended them."""
         with self._changed:
             awaited = self._begun + 1
             self._wanted = self._at_once = True

@@ -1,4 +1,5 @@
-"""Micro-batches and merges that take long: every ten seconds, what share of one is done, and how fast it goes."""
+"""Micro-batches and merges that take long: every ten seconds, what share of one is done, and how
+fast it goes."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`name`: of the micro-batch or merge. `seconds`: since it began. `share`: what is done, 0 to 1; None: not known.
-    `changes`: how many it has; None: not known."""
+    """`name`: of the micro-batch or merge. `seconds`: since it began. `share`: what is done, 0 to
+    1; None: not known. `changes`: how many it has; None: not known."""
 
     name: str
     seconds: float
@@ -48,7 +49,8 @@ def told_nothing(_: Progress) -> None:
 def told_every(
     tell: Told, name: str, share: Callable[[], float | None], changes: Callable[[], int | None]
 ) -> Iterator[None]:
-    """Calls `tell` every EVERY_S seconds within. `share` and `changes` are asked by a thread of its own."""
+    """Calls `tell` every EVERY_S seconds within. `share` and `changes` are asked by a thread of its
+    own."""
     began, ended = time.monotonic(), threading.Event()
 
     def run() -> None:
@@ -65,7 +67,8 @@ def told_every(
 
 
 def task_share(spark: SparkSession) -> Callable[[], float | None]:
-    """What share of the tasks is done of the jobs that this thread has started and that have not ended."""
+    """What share of the tasks is done of the jobs that this thread has started and that have not
+    ended."""
     context = spark.sparkContext
     group = context.getLocalProperty("spark.jobGroup.id")
 

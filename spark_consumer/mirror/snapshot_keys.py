@@ -1,7 +1,9 @@
-"""The keys that had a change since a snapshot of their table began, and the rows whose keys had none.
+"""The keys that had a change since a snapshot of their table began, and the rows whose keys had
+none.
 
-Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY reports them. The keys are kept in a
-Delta table of their own, by place instead of name: `k0`, `k1`, ... are the fields of TableSchema.key_struct.
+Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY
+reports them. The keys are kept in a Delta table of their own, by place instead of name: `k0`, `k1`,
+... are the fields of TableSchema.key_struct.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ def note_keys(
     commit_lsn: int,
     application: str = APPLICATION,
 ) -> None:
-    """Appends the keys of one table's records behind `begin_lsn`, once for the batch that ends at `commit_lsn`, and for each
-    `application`."""
+    """Appends the keys of one table's records behind `begin_lsn`, once for the batch that ends at
+    `commit_lsn`, and for each `application`."""
     schema = _schema(shape)
     decode = partial(_keys, shape=shape, schemas=texts)
     if isinstance(records, DataFrame):
@@ -54,8 +56,8 @@ def note_keys(
 
 
 def remove_ended(spark: SparkSession, path: str, in_progress: Mapping[str, int]) -> None:
-    """What is left of snapshots that have ended or begun again, of which a crash leaves the keys. `in_progress`: LSN of the
-    beginning, by table."""
+    """What is left of snapshots that have ended or begun again, of which a crash leaves the keys.
+    `in_progress`: LSN of the beginning, by table."""
     kept = {seen_path(path, TableName.parse(name), begin_lsn) for name, begin_lsn in in_progress.items()}
     found = [seen_root(path)]
     for _ in range(3):  # schema, table, beginning
@@ -92,12 +94,14 @@ def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -
 
 
 def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema | None) -> None:
-    """One Delta commit, or none where nothing is to be deleted. `shape` None: no change of the table ever came."""
+    """One Delta commit, or none where nothing is to be deleted. `shape` None: no change of the
+    table ever came."""
     target = DeltaTable.forPath(spark, location)
     if shape is None or not exists(spark, seen):
         target.delete()
         return
-    # Delta refuses two source rows for one row of the target: a key that had several changes was noted as often.
+    # Delta refuses two source rows for one row of the target: a key that had several changes was
+    # noted as often.
     keys = spark.read.format("delta").load(seen).distinct()
     target.alias("t").merge(keys.alias("s"), condition(shape)).whenNotMatchedBySourceDelete().execute()
 

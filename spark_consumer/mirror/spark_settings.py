@@ -1,7 +1,9 @@
-"""Settings of a session that a mirror's writes need, where nobody has set them: Spark's defaults are for large jobs.
+"""Settings of a session that a mirror's writes need, where nobody has set them: Spark's defaults
+are for large jobs.
 
-A batch is many small jobs. With 200 shuffle and 50 snapshot partitions each of them starts hundreds of tasks: 34 s of CPU time a
-batch instead of 3.5, measured on two cores. Each write leaves a file or two, so that Delta puts small ones together in time.
+A batch is many small jobs. With 200 shuffle and 50 snapshot partitions each of them starts hundreds
+of tasks: 34 s of CPU time a batch instead of 3.5, measured on two cores. Each write leaves a file
+or two, so that Delta puts small ones together in time.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ _OURS = "spark.walgate.shuffle.partitions"  # what we have set it to
 _TASKS_AT_LEAST = _SHUFFLE_PARTITIONS, "spark.sql.files.minPartitionNum"
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 COMPACT = "spark.databricks.delta.autoCompact.enabled"
-# Bytes that opening a file counts as: with Spark's 4 MB, some hundred small files are a dozen tasks, which take all cores.
+# Bytes that opening a file counts as: with Spark's 4 MB, some hundred small files are a dozen
+# tasks, which take all cores.
 _CHEAP_TO_OPEN = MappingProxyType({"spark.sql.files.openCostInBytes": str(64 << 10)})
 _POOL = "spark.scheduler.pool"
 
@@ -48,14 +51,14 @@ def tasks(count: int) -> dict[str, str]:
 
 
 def use_pool(spark: SparkSession, name: str) -> None:
-    """The jobs of this thread share the cores with those of other pools, where the session's scheduler is fair: else the tasks of
-    a job wait for all of an earlier one."""
+    """The jobs of this thread share the cores with those of other pools, where the session's
+    scheduler is fair: else the tasks of a job wait for all of an earlier one."""
     spark.sparkContext.setLocalProperty(_POOL, name)
 
 
 def tune(spark: SparkSession, *, compacts: bool | None = None) -> None:
-    """Of this session alone; what it has set already stays. Again for each batch: the executors of a cluster, whose cores are
-    counted, come after the session, and more may come later.
+    """Of this session alone; what it has set already stays. Again for each batch: the executors of
+    a cluster, whose cores are counted, come after the session, and more may come later.
 
     `compacts`: whether a write compacts the small files of its table; None: who writes says that.
     """

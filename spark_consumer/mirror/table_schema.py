@@ -1,4 +1,5 @@
-"""What a mirrored table looks like: the source's columns by their own names, and `_special` beside them."""
+"""What a mirrored table looks like: the source's columns by their own names, and `_special` beside
+them."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ OUT = ("DELETE", "UPDATE_BEFORE")
 
 @dataclass(frozen=True)
 class MissingValue:
-    """attmissingval of a column. `encoded`: in the Avro type `avro_type`; `special`: PostgreSQL's text of what is null there."""
+    """attmissingval of a column. `encoded`: in the Avro type `avro_type`; `special`: PostgreSQL's
+    text of what is null there."""
 
     avro_type: Any
     encoded: bytes = field(repr=False)
@@ -40,9 +42,10 @@ class TableSchema:
     """One version of a relation, as the mirror sees it. It pickles into tasks.
 
     `oid`: the relation's, which a table that is recreated does not share with the one before.
-    `key`: columns of the replica identity (the primary key under FULL); empty: no identity, its Delta table is append-only.
-    `uncertain_key`: those of the key whose Avro type cannot hold every value, so that their text in `special` belongs to the key.
-    `numbers`: attnum of the columns, where it is known; `missing`: attmissingval by attnum.
+    `key`: columns of the replica identity (the primary key under FULL); empty: no identity, its
+    Delta table is append-only. `uncertain_key`: those of the key whose Avro type cannot hold every
+    value, so that their text in `special` belongs to the key. `numbers`: attnum of the columns,
+    where it is known; `missing`: attmissingval by attnum.
     """
 
     frame: TableFrame

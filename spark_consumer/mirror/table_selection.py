@@ -1,4 +1,5 @@
-"""Which tables a mirror is for: it cannot be given more of them later, and those that are no longer wanted leave its versions."""
+"""Which tables a mirror is for: it cannot be given more of them later, and those that are no longer
+wanted leave its versions."""
 
 from __future__ import annotations
 
@@ -22,10 +23,12 @@ def check(
     tables: Sequence[TableName],
     exclude: Sequence[str],
 ) -> None:
-    """Raises MirrorError where changes of these tables are not in the mirror, since it was run for others before.
+    """Raises MirrorError where changes of these tables are not in the mirror, since it was run for
+    others before.
 
-    `noted`: manifest.noted_options, which an earlier run has left before its first batch. No version need tell of that batch:
-    it may wait for a merge, or have had nothing of the tables that were wanted.
+        `noted`: manifest.noted_options, which an earlier run has left before its first batch. No
+        version need tell of that batch: it may wait for a merge, or have had nothing of the tables that
+        were wanted.
     """
     names = {str(table) for table in tables}
     for only in (noted.get("tables", []), [] if last is None else last.scope):

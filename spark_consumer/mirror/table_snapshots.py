@@ -98,8 +98,8 @@ def end_replace(
     window: Window,
     last: manifest.RecordedVersion | None,
 ) -> str | None:
-    """The rows whose keys did not come are not in the source any more. Gives what to report where it is not known which keys
-    came: then all rows stay."""
+    """The rows whose keys did not come are not in the source any more. Gives what to report where
+    it is not known which keys came: then all rows stay."""
     table = TableName.parse(name)
     location, keys = table_path(path, table), seen_path(path, table, window.begin_lsn)
     if not delta_table.exists(spark, location):

@@ -1,4 +1,5 @@
-"""What the tables of a mirror are worth: which are still being filled, compared or replaced, and which stand still and why.
+"""What the tables of a mirror are worth: which are still being filled, compared or replaced, and
+which stand still and why.
 
     FILL       the table is in no version of the mirror before its SNAPSHOT_END
     REPLACE    at SNAPSHOT_END the keys without a change since SNAPSHOT_BEGIN go
@@ -6,10 +7,12 @@
     excluded   the table stands still at its last state, until a FILL or REPLACE has ended
     gap        changes were lost: every table is stale until it was filled or replaced
 
-A pure fold of signs (reader/signs.py) in the order of their markers; it is kept as JSON in the manifest of the mirror.
+A pure fold of signs (reader/signs.py) in the order of their markers; it is kept as JSON in the
+manifest of the mirror.
 
-The gateway ends the last table and the snapshot as a whole in one transaction, so a commit LSN does not order signs. `changes`
-is stored sorted by table, and files are read in any order: `marks_of` puts signs back into the order of the marker topic.
+The gateway ends the last table and the snapshot as a whole in one transaction, so a commit LSN does
+not order signs. `changes` is stored sorted by table, and files are read in any order: `marks_of`
+puts signs back into the order of the marker topic.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ FILL, REPLACE, VERIFY = "FILL", "REPLACE", "VERIFY"
 
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
-# The order in which the gateway writes the markers of one transaction: (kind, whether it is that of a table).
+# The order in which the gateway writes the markers of one transaction: (kind, whether it is that of
+# a table).
 _WRITTEN = (
     *((GAP, False), (SKIP, False), (SNAPSHOT_BEGIN, False), (SNAPSHOT_BEGIN, True), (SNAPSHOT_CHUNK, True)),
     *((EXCLUDED, True), (SNAPSHOT_END, True), (SNAPSHOT_END, False)),
@@ -57,8 +61,8 @@ class Mark:
 
     @property
     def place(self) -> tuple[int, int, int, int, str]:
-        """Sorts marks as their markers lie in the topic. Releases that stored no offset are followed by kind: the markers of one
-        transaction come in the same order each time."""
+        """Sorts marks as their markers lie in the topic. Releases that stored no offset are
+        followed by kind: the markers of one transaction come in the same order each time."""
         offset = self.facts.get(MARKER_OFFSET, -1)
         return (
             self.commit_lsn,
@@ -70,7 +74,8 @@ class Mark:
 
 
 def marks_of(rows: Iterable[Mapping[str, Any]]) -> list[Mark]:
-    """Signs as they are stored (columns of frames.RAW), in any order -> marks in the order of their markers."""
+    """Signs as they are stored (columns of frames.RAW), in any order -> marks in the order of their
+    markers."""
     marks = [
         Mark(row["op"], row["table"], row["commit_lsn"], row["ordinal"], json.loads(row["value"]), row["commit_time"])
         for row in rows
@@ -80,9 +85,11 @@ def marks_of(rows: Iterable[Mapping[str, Any]]) -> list[Mark]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A snapshot of one table: its changes from behind `begin_lsn` on tell which keys the source has.
+    """A snapshot of one table: its changes from behind `begin_lsn` on tell which keys the source
+    has.
 
-    `key`: of the table in its first rows that came (attnums, or names where those are not known); `has_two_keys`: it changed.
+        `key`: of the table in its first rows that came (attnums, or names where those are not known);
+        `has_two_keys`: it changed.
     """
 
     snapshot_id: str
@@ -100,11 +107,13 @@ class Window:
 
 @dataclass
 class TableStates:
-    """`open`: snapshots of tables. `whole`: snapshots of all tables, id -> purpose, and `done`: tables that ended in one of them.
+    """`open`: snapshots of tables. `whole`: snapshots of all tables, id -> purpose, and `done`:
+    tables that ended in one of them.
 
-    `excludes`: patterns of tables that were left out so far. `filling`: tables that were not complete yet. `frozen`: table ->
-    reason. `gap`: why every table but `repaired` is stale, and `gap_lsn`: a snapshot that began before does not repair it.
-    `former`: oids of other relations that had a table's name before.
+        `excludes`: patterns of tables that were left out so far. `filling`: tables that were not
+        complete yet. `frozen`: table -> reason. `gap`: why every table but `repaired` is stale, and
+        `gap_lsn`: a snapshot that began before does not repair it. `former`: oids of other relations
+        that had a table's name before.
     """
 
     open: dict[str, Window] = field(default_factory=dict)
@@ -162,8 +171,8 @@ class TableStates:
             self.done.add(name)
 
     def _close(self, snapshot_id: str) -> None:
-        """Of tables whose own end did not come, since the snapshot was cancelled or they are no longer published. A FILL leaves
-        them incomplete."""
+        """Of tables whose own end did not come, since the snapshot was cancelled or they are no
+        longer published. A FILL leaves them incomplete."""
         self.open = {
             name: window
             for name, window in self.open.items()
@@ -171,7 +180,8 @@ class TableStates:
         }
 
     def meet(self, name: str) -> None:
-        """The first rows of a table come: behind the beginning of a FILL of all tables it is not complete."""
+        """The first rows of a table come: behind the beginning of a FILL of all tables it is not
+        complete."""
         if FILL in self.whole.values() and name not in self.done:
             self.filling.add(name)
 
@@ -210,8 +220,8 @@ class TableStates:
 def advance(
     standing: TableStates, marks: Sequence[Mark], first_lsns: Mapping[str, int] = _NOTHING
 ) -> tuple[TableStates, dict[str, Window]]:
-    """What is so behind these marks, and the snapshots of tables that ended among them. `first_lsns`: of tables that are new,
-    the commit LSN of their first rows."""
+    """What is so behind these marks, and the snapshots of tables that ended among them.
+    `first_lsns`: of tables that are new, the commit LSN of their first rows."""
     made, ended = standing.copy(), {}
     new = sorted(first_lsns.items(), key=itemgetter(1), reverse=True)
     for mark in marks:
@@ -226,7 +236,8 @@ def advance(
 
 
 def unfinished(standing: TableStates, marks: Sequence[Mark]) -> dict[str, Window]:
-    """Snapshots of tables that are over without an end of their own, since the snapshot as a whole ended among these marks."""
+    """Snapshots of tables that are over without an end of their own, since the snapshot as a whole
+    ended among these marks."""
     made, over = standing.copy(), dict[str, Window]()
     for mark in marks:
         if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
@@ -245,8 +256,8 @@ def verified_chunks(marks: Iterable[Mark]) -> list[Mark]:
 def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None:
     """Commit LSN from which on only a merge knows the tables.
 
-    There a snapshot ends that replaces rows, whose keys are not kept with the changes, or a copy of a table that stood still,
-    whose rows meanwhile are in no version.
+    There a snapshot ends that replaces rows, whose keys are not kept with the changes, or a copy of
+    a table that stood still, whose rows meanwhile are in no version.
     """
     made = standing.copy()
     for mark in marks:
@@ -258,10 +269,12 @@ def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None
 
 
 def first_cut(standing: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
-    """Where a batch with these marks, whose commit LSNs are these, has to be cut: what is below is applied by itself first.
+    """Where a batch with these marks, whose commit LSNs are these, has to be cut: what is below is
+    applied by itself first.
 
-    Before a table is excluded, since its last state before is kept; and where a snapshot of a table begins of which one has ended
-    in this batch. A VERIFY has cuts of its own: see verify.first_later_change.
+        Before a table is excluded, since its last state before is kept; and where a snapshot of a table
+        begins of which one has ended in this batch. A VERIFY has cuts of its own: see
+        verify.first_later_change.
     """
     frozen, ended, cuts = set(standing.frozen), set[str | None](), []
     for mark in marks:

@@ -1,9 +1,12 @@
-"""The tables of a mirror behind its last merge: what they were there, and over it the changes since.
+"""The tables of a mirror behind its last merge: what they were there, and over it the changes
+since.
 
-They are folded by what a merge folds them with (states.py, log.py, identity.py), and what a merge would write comes out as a
-frame. What only a merge can do ends the overlay before it: see standing.first_unreadable.
+They are folded by what a merge folds them with (states.py, log.py, identity.py), and what a merge
+would write comes out as a frame. What only a merge can do ends the overlay before it: see
+standing.first_unreadable.
 
-Of a backlog that nobody has merged, each table that is asked for is read by itself, and folded by Spark's workers.
+Of a backlog that nobody has merged, each table that is asked for is read by itself, and folded by
+Spark's workers.
 """
 
 from __future__ import annotations
@@ -61,14 +64,16 @@ if TYPE_CHECKING:
 
 
 READ_HERE = 50_000
-"""A process that reads decodes and folds no more changes by itself: whoever asks for one table of many, or is a notebook on a
-cluster, waits for its one core. A merge does it with more, since it needs all of them at once."""
+"""A process that reads decodes and folds no more changes by itself: whoever asks for one table of
+many, or is a notebook on a cluster, waits for its one core. A merge does it with more, since it
+needs all of them at once."""
 
 
 def lay_over(
     spark: SparkSession, path: str, base: RecordedVersion, waiting: DataFrame
 ) -> tuple[RecordedVersion, dict[str, Callable[[], DataFrame]]]:
-    """The version behind `waiting` (changes.COLUMNS, all behind `base`), and how to get each table that they change."""
+    """The version behind `waiting` (changes.COLUMNS, all behind `base`), and how to get each table
+    that they change."""
     size = batch_size(waiting)
     marks = marks_in(waiting) if size.signs else []
     standing = TableStates.of(base.standing)
@@ -121,9 +126,10 @@ def _told(waiting: DataFrame, standing: TableStates, marks: list[Mark]) -> DataF
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A table as it was merged last. `rows` None: there was none. `oid`, `key`: of its relation; `others`: other tables' oids.
+    """A table as it was merged last. `rows` None: there was none. `oid`, `key`: of its relation;
+    `others`: other tables' oids.
 
-    `shape`: of the version of its relation whose columns the rows have, where it is known.
+        `shape`: of the version of its relation whose columns the rows have, where it is known.
     """
 
     table: TableName
@@ -155,7 +161,8 @@ def _overlaid(
     part: TablePart,
     schemas: Mapping[int, Schema],
 ) -> DataFrame:
-    """The table behind its changes, in pieces where its key changes. Raises MirrorError where a merge would."""
+    """The table behind its changes, in pieces where its key changes. Raises MirrorError where a
+    merge would."""
     shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
     if isinstance(own, pa.Table) or part.changes <= READ_HERE:
         own = within_reach(spark, own, part, len(shapes[part.newest].columns))
@@ -257,7 +264,8 @@ def _in_columns(
 
 
 def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
-    """With exactly these columns, as target.align would make them: a value of another type is cast if `casts`, else null."""
+    """With exactly these columns, as target.align would make them: a value of another type is cast
+    if `casts`, else null."""
     there = {field.name: field.dataType for field in frame.schema}
     wants = {field.name: field.dataType for field in wanted}
     special = special_texts(there, wants)

@@ -1,6 +1,8 @@
-"""All tables of a mirror as one transaction of the source left them, at any commit LSN of which the changes are kept.
+"""All tables of a mirror as one transaction of the source left them, at any commit LSN of which the
+changes are kept.
 
-A row of the manifest says which versions of the tables belong together; the changes after it lie over them: see overlay.py.
+A row of the manifest says which versions of the tables belong together; the changes after it lie
+over them: see overlay.py.
 """
 
 from __future__ import annotations
@@ -26,8 +28,9 @@ from spark_consumer.tables import TableName
 class MirrorVersion(Mapping[str, DataFrame]):
     """The complete tables as of one commit, by name: `read(...)["public.orders"]`.
 
-    `filling`: tables whose snapshot has not ended yet. `stale`: tables that differ from the source, and why: a table in
-    quarantine is not updated, and after a gap every table is stale until it has been loaded again.
+    `filling`: tables whose snapshot has not ended yet. `stale`: tables that differ from the source,
+    and why: a table in quarantine is not updated, and after a gap every table is stale until it has
+    been loaded again.
     """
 
     def __init__(self, source: RecordedVersion, frames: Mapping[str, Callable[[], DataFrame]]) -> None:
@@ -58,9 +61,11 @@ class MirrorVersion(Mapping[str, DataFrame]):
 
 
 def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> MirrorVersion:
-    """All tables after the last transaction that is not after `at`: "latest", a commit LSN (text or number) or a commit time.
+    """All tables after the last transaction that is not after `at`: "latest", a commit LSN (text or
+    number) or a commit time.
 
-    Where the changes up to there are not kept any more, after the last merge before it. Raises MirrorError.
+        Where the changes up to there are not kept any more, after the last merge before it. Raises
+        MirrorError.
     """
     check_form(spark, path)
     appended = changes.appended_lsn(spark, path)
@@ -93,10 +98,11 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
 
 
 def register(spark: SparkSession, path: str, at: str | int | datetime = "latest", schema: str = "") -> MirrorVersion:
-    """Makes temporary views of all tables as of one commit, for SQL: `public_orders` is public.orders.
+    """Makes temporary views of all tables as of one commit, for SQL: `public_orders` is
+    public.orders.
 
-    With `schema` only the tables of that schema, under their own names. The views of an earlier
-    call are replaced, and those of tables that are no longer there are dropped. Raises MirrorError.
+        With `schema` only the tables of that schema, under their own names. The views of an earlier
+        call are replaced, and those of tables that are no longer there are dropped. Raises MirrorError.
     """
     version = read(spark, path, at)
     names: dict[str, str] = {}
@@ -125,7 +131,8 @@ _registered: dict[tuple[SparkSession, str, str], set[str]] = {}
 def _of_scope(
     frames: dict[str, Callable[[], DataFrame]], noted: Mapping[str, Any]
 ) -> dict[str, Callable[[], DataFrame]]:
-    """Without tables that the mirror leaves out now: their changes do not come any more. `noted`: manifest.noted_options."""
+    """Without tables that the mirror leaves out now: their changes do not come any more. `noted`:
+    manifest.noted_options."""
     tables, exclude = [TableName.parse(name) for name in noted.get("tables", [])], noted.get("exclude", [])
     return table_selection.wanted(frames, tables, exclude)
 

@@ -1,10 +1,12 @@
 """One writer a mirror: whoever opened it last.
 
-Each writer takes an epoch, a Delta transaction version of the manifest: a number above that of the writer before, and from the
-clock, so that two never have the same. A writer that finds another epoch than its own stops. Delta itself refuses the second of
-two commits that were begun at once for one application id, and a commit during which the writer changes (`held`). Who appends to
-`changes` has an epoch there, and who merges one in the manifest: a job has both, unless `walgate merge` has taken the second.
-That notes at its end that its epoch is given back: the job takes the second again.
+Each writer takes an epoch, a Delta transaction version of the manifest: a number above that of the
+writer before, and from the clock, so that two never have the same. A writer that finds another
+epoch than its own stops. Delta itself refuses the second of two commits that were begun at once for
+one application id, and a commit during which the writer changes (`held`). Who appends to `changes`
+has an epoch there, and who merges one in the manifest: a job has both, unless `walgate merge` has
+taken the second. That notes at its end that its epoch is given back: the job takes the second
+again.
 """
 
 from __future__ import annotations
@@ -23,14 +25,16 @@ from spark_consumer.mirror.paths import FORM, changes_path, manifest_path, refus
 
 WRITER = "walgate-writer"
 _GIVEN_BACK = "walgate-writer-ended"
-"""Its version is the epoch of a writer that has ended and leaves the mirror to the one before it."""
+"""Its version is the epoch of a writer that has ended and leaves the mirror to the one before
+it."""
 CONFLICTS = (ConcurrentTransactionException, Superseded)
 """What a write raises where another writer has the mirror now."""
 _ATTEMPTS = 5
 
 
 def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
-    """Takes the mirror over; its epoch. `nothing`: no row, in the columns of the manifest, which is made where there is none."""
+    """Takes the mirror over; its epoch. `nothing`: no row, in the columns of the manifest, which is
+    made where there is none."""
     return _claim(spark, path, manifest_path(path), nothing)
 
 
@@ -53,7 +57,8 @@ def _claim(spark: SparkSession, path: str, location: str, nothing: DataFrame) ->
 
 
 def give_back(spark: SparkSession, path: str, epoch: int, nothing: DataFrame) -> None:
-    """Leaves the mirror to the writer before; nothing where another one has it by now. `nothing`: as for `claim`."""
+    """Leaves the mirror to the writer before; nothing where another one has it by now. `nothing`:
+    as for `claim`."""
     location = manifest_path(path)
     for _ in range(_ATTEMPTS):
         if transaction_version(spark, location, WRITER) != epoch:
@@ -80,7 +85,8 @@ def check(spark: SparkSession, path: str, epoch: int) -> None:
 
 
 def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int | None = None) -> None:
-    """Raises WriterSuperseded where another writer appends now, or has appended behind `appended_lsn` (-1: anything)."""
+    """Raises WriterSuperseded where another writer appends now, or has appended behind
+    `appended_lsn` (-1: anything)."""
     writer, appended = transaction_versions(spark, changes_path(path), WRITER, APPLICATION)
     if writer != epoch or appended_lsn not in (None, -1 if appended is None else appended):
         raise taken_over(path)
@@ -93,7 +99,8 @@ def check_form(spark: SparkSession, path: str) -> None:
 
 
 def note_form(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> None:
-    """From now on releases that do not know this form refuse the mirror; once. `nothing`: as for `claim`."""
+    """From now on releases that do not know this form refuse the mirror; once. `nothing`: as for
+    `claim`."""
     write_once(nothing, manifest_path(path), "append", form, application=FORM, merge_schema=True)
 
 

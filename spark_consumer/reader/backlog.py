@@ -15,8 +15,9 @@ SAMPLE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`changes`: exact up to 2 x SAMPLE markers, else an estimate. `newest_lsn`: of the last transaction; None: nothing waits.
-    `oldest_time_us`: commit time of the first one, since the Unix epoch; None: nothing waits, or its marker has none."""
+    """`changes`: exact up to 2 x SAMPLE markers, else an estimate. `newest_lsn`: of the last
+    transaction; None: nothing waits. `oldest_time_us`: commit time of the first one, since the Unix
+    epoch; None: nothing waits, or its marker has none."""
 
     changes: int
     newest_lsn: int | None
@@ -31,7 +32,8 @@ def backlog(
 ) -> Backlog:
     """Counts what waits in [position, end). Raises what MarkerLog raises.
 
-    `weight`: the changes of a transaction that are wanted; where it is 0, the transaction does not wait.
+    `weight`: the changes of a transaction that are wanted; where it is 0, the transaction does not
+    wait.
     """
     low = min(position + SAMPLE, end)
     high = max(low, end - SAMPLE)

@@ -1,8 +1,10 @@
-"""Records of stretches of topic-partitions, from consumers that are kept as long as the process lives.
+"""Records of stretches of topic-partitions, from consumers that are kept as long as the process
+lives.
 
-Spark keeps its Python workers, so a consumer (0.1-0.3 s to start) serves many tasks. Two are kept: with fetches of several
-megabytes an 11-record read took 70-270 ms, with small fetches 7-22 ms; large reads want the opposite. Stretches of many
-topic-partitions are read by one assignment: one by one each of them would cost those 7-22 ms.
+Spark keeps its Python workers, so a consumer (0.1-0.3 s to start) serves many tasks. Two are kept:
+with fetches of several megabytes an 11-record read took 70-270 ms, with small fetches 7-22 ms;
+large reads want the opposite. Stretches of many topic-partitions are read by one assignment: one by
+one each of them would cost those 7-22 ms.
 """
 
 from __future__ import annotations
@@ -88,7 +90,8 @@ _TOPIC_OPTIONS: Final = "check the options `prefix` and `kafka.bootstrap.servers
 
 
 class _Trouble:
-    """Why the connections of a consumer failed: the request itself says only that all brokers are down."""
+    """Why the connections of a consumer failed: the request itself says only that all brokers are
+    down."""
 
     def __init__(self) -> None:
         self.last: KafkaError | None = None
@@ -109,8 +112,9 @@ class _Kept(NamedTuple):
     met: set[str]  # topics whose leaders it has asked for
 
     def meet(self, topics: Iterable[str]) -> None:
-        """Asks for the leaders of topics that are new to the consumer. For those that it is only assigned, librdkafka looks once
-        a second: each of them would cost the first read up to that."""
+        """Asks for the leaders of topics that are new to the consumer. For those that it is only
+        assigned, librdkafka looks once a second: each of them would cost the first read up to
+        that."""
         new = sorted(set(topics) - self.met)
         if new:
             with suppress(KafkaException):  # the read meets the same, and tells it
@@ -123,10 +127,12 @@ _consumers: dict[tuple[tuple[tuple[str, str], ...], str], _Kept] = {}
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """How to reach Kafka. `settings` are librdkafka's, `bootstrap.servers` and security among them; it pickles into tasks.
+    """How to reach Kafka. `settings` are librdkafka's, `bootstrap.servers` and security among them;
+    it pickles into tasks.
 
-    `no_progress_s`: a read that gets no record for so long has failed. It must be longer than Kafka takes to make a committed
-    transaction visible in all its partitions, since the marker's may come first.
+        `no_progress_s`: a read that gets no record for so long has failed. It must be longer than Kafka
+        takes to make a committed transaction visible in all its partitions, since the marker's may come
+        first.
     """
 
     settings: Mapping[str, str]
@@ -144,9 +150,11 @@ class Broker:
         return found
 
     def offsets(self, topic: str, partition: int = 0, *, patience_s: float | None = None) -> tuple[int, int]:
-        """First offset kept, and the offset behind the last committed record (the last stable offset).
+        """First offset kept, and the offset behind the last committed record (the last stable
+        offset).
 
-        Asks for `patience_s` (None: `no_progress_s`) where no broker answers. Raises SourceUnavailable, SourceRefused.
+                Asks for `patience_s` (None: `no_progress_s`) where no broker answers. Raises
+                SourceUnavailable, SourceRefused.
         """
         consumer, trouble, known, _ = self._kept("small")
         deadline = time.monotonic() + (self.no_progress_s if patience_s is None else patience_s)
@@ -169,15 +177,17 @@ class Broker:
     def read(
         self, topic: str, partition: int, first_offset: int, last_offset: int, *, skip_tombstones: bool = False
     ) -> Iterator[tuple[list[int], list[bytes]]]:
-        """Chunks (offsets, values) of all committed records from `first_offset` to `last_offset`, as `read_many`."""
+        """Chunks (offsets, values) of all committed records from `first_offset` to `last_offset`,
+        as `read_many`."""
         stretch = Stretch(topic, partition, first_offset, last_offset, skip_tombstones)
         return ((offsets, values) for _, offsets, values in self.read_many([stretch]))
 
     def read_many(self, stretches: Sequence[Stretch]) -> Iterator[tuple[int, list[int], list[bytes]]]:
-        """Chunks (index of the stretch, offsets, values): of each stretch in the order of its offsets, of different
-        topic-partitions as they arrive.
+        """Chunks (index of the stretch, offsets, values): of each stretch in the order of its
+        offsets, of different topic-partitions as they arrive.
 
-        Raises RangeExpired, SourceUnavailable, SourceRefused, and TransactionIncomplete where an end is not reached.
+        Raises RangeExpired, SourceUnavailable, SourceRefused, and TransactionIncomplete where an
+        end is not reached.
         """
         for together in _rounds(stretches):
             offsets = sum(stretch.last_offset - stretch.first_offset for _, stretch in together)
@@ -243,7 +253,8 @@ class Stretch:
 
 
 def _rounds(stretches: Sequence[Stretch]) -> Iterator[list[tuple[int, Stretch]]]:
-    """Those that one assignment reads: at most one of each topic-partition, and large ones by themselves."""
+    """Those that one assignment reads: at most one of each topic-partition, and large ones by
+    themselves."""
     rounds: list[list[tuple[int, Stretch]]] = []
     taken: Counter[tuple[str, int]] = Counter()
     for index, stretch in enumerate(stretches):
@@ -260,7 +271,8 @@ def _rounds(stretches: Sequence[Stretch]) -> Iterator[list[tuple[int, Stretch]]]
 
 @dataclass(slots=True)
 class _Reading:
-    """One stretch while it is read: `position` is the next offset, `offsets` and `values` wait to be handed out."""
+    """One stretch while it is read: `position` is the next offset, `offsets` and `values` wait to
+    be handed out."""
 
     index: int
     stretch: Stretch
@@ -275,7 +287,8 @@ class _Reading:
         return self.position > self.stretch.last_offset
 
     def take(self, messages: list[Message]) -> int:
-        """By how many offsets they move the position. Raises what an event of the consumer means."""
+        """By how many offsets they move the position. Raises what an event of the consumer
+        means."""
         before = self.position
         for message in messages:
             error = message.error()
@@ -334,7 +347,8 @@ class _Reading:
 def _by_place(
     messages: list[Message], reading: dict[tuple[str, int], _Reading]
 ) -> Iterable[tuple[tuple[str, int], list[Message]]]:
-    """Messages by topic-partition. An event of no partition goes to the first; what a finished one still sends is left out."""
+    """Messages by topic-partition. An event of no partition goes to the first; what a finished one
+    still sends is left out."""
     first = next(iter(reading))
     if len(reading) == 1:
         return [(first, messages)] if messages else []
@@ -349,8 +363,9 @@ def _by_place(
 
 
 def _next_messages(consumer: Consumer, chunk_records: int, offsets_left: int) -> list[Message]:
-    """`consume` waits until it has all it was asked for. Kafka's control records make fewer messages than offsets, so near the
-    end it would wait in vain for the whole time: there one message is awaited, and what is at hand is taken with it."""
+    """`consume` waits until it has all it was asked for. Kafka's control records make fewer
+    messages than offsets, so near the end it would wait in vain for the whole time: there one
+    message is awaited, and what is at hand is taken with it."""
     if offsets_left > chunk_records:
         return consumer.consume(chunk_records, POLL_S)
     messages = consumer.consume(1, POLL_S)

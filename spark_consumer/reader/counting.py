@@ -1,8 +1,10 @@
-"""Which records of a read belong to its transaction, and the proof that none is missing: a record at a time.
+"""Which records of a read belong to its transaction, and the proof that none is missing: a record
+at a time.
 
-A range may hold records of other transactions, of void epochs and of aborted subtransactions. A record belongs to a range when
-its (xid, epoch) are the transaction's and its offset lies within. Records of aborted subtransactions are counted, then dropped.
-columnar/counting.py has the same rule for all records of a fetch at once.
+A range may hold records of other transactions, of void epochs and of aborted subtransactions. A
+record belongs to a range when its (xid, epoch) are the transaction's and its offset lies within.
+Records of aborted subtransactions are counted, then dropped. columnar/counting.py has the same rule
+for all records of a fetch at once.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import MalformedRecord, TransactionIncomplete
 from spark_consumer.reader.planning import Read, transaction_key
 
-# The fields that every change event and logical message begins with. An enum is written as an int is; what a change has as
-# key_change, a message has as `transactional`.
+# The fields that every change event and logical message begins with. An enum is written as an int
+# is; what a change has as key_change, a message has as `transactional`.
 _HEAD: Any = fastavro.parse_schema(
     {
         "type": "record",
@@ -73,7 +75,8 @@ class TransactionCounter:
         self._seen = [0] * len(read.record_counts)
 
     def takes(self, offset: int, head: Head) -> bool:
-        """Whether to give out the record: it is the transaction's, and the one of its event's records that stays."""
+        """Whether to give out the record: it is the transaction's, and the one of its event's
+        records that stays."""
         read = self._read
         place = bisect_right(read.first_offsets, offset) - 1
         if transaction_key(head.xid, head.epoch) != self._key or place < 0 or offset > read.last_offsets[place]:

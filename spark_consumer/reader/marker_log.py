@@ -1,8 +1,9 @@
-"""The committed transactions between two positions of the transaction topic, kept in memory while a query looks at them: with
-the notices among them (manifest.NOTICES).
+"""The committed transactions between two positions of the transaction topic, kept in memory while a
+query looks at them: with the notices among them (manifest.NOTICES).
 
-A streaming query asks for the same stretch twice (how far to go, then what to read) and for the next one soon after, so what
-has been read is kept as one interval [start, end) without a hole, and forgotten from below when Spark has committed it.
+A streaming query asks for the same stretch twice (how far to go, then what to read) and for the
+next one soon after, so what has been read is kept as one interval [start, end) without a hole, and
+forgotten from below when Spark has committed it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ class MarkerLog:
         self._transactions: list[CommittedTransaction] = []
 
     def bounds(self, *, patience_s: float | None = None) -> tuple[int, int]:
-        """First marker offset kept by Kafka, and the one behind the last. `patience_s`: as of Broker.offsets."""
+        """First marker offset kept by Kafka, and the one behind the last. `patience_s`: as of
+        Broker.offsets."""
         return self._broker.offsets(self._topic, patience_s=patience_s)
 
     def between(self, start: int, end: int) -> list[CommittedTransaction]:
@@ -52,8 +54,8 @@ class MarkerLog:
         ]
 
     def forget(self, is_needless: Callable[[CommittedTransaction], bool], before: int) -> None:
-        """Forgets those before a position that nobody will ask for. The last one stays, and every one that a notice follows: an
-        offset behind them has their place and commit LSN."""
+        """Forgets those before a position that nobody will ask for. The last one stays, and every
+        one that a notice follows: an offset behind them has their place and commit LSN."""
         followers = [*self._transactions[1:], None]
         self._transactions = [
             transaction
@@ -74,8 +76,9 @@ class MarkerLog:
         return found
 
     def first_where(self, holds: Callable[[CommittedTransaction], bool]) -> int:
-        """Position of the first transaction for which `holds`, which must hold for all later ones too: the end of the topic where
-        there is none. Reads a few markers at about log2(n) places."""
+        """Position of the first transaction for which `holds`, which must hold for all later ones
+        too: the end of the topic where there is none. Reads a few markers at about log2(n)
+        places."""
         low, high = self.bounds()
         end = high
         while low < high:
@@ -91,7 +94,8 @@ class MarkerLog:
         return end
 
     def before_notices(self, position: int, after_lsn: int) -> int:
-        """Position of the first of the notices directly before `position` whose LSN is above `after_lsn`."""
+        """Position of the first of the notices directly before `position` whose LSN is above
+        `after_lsn`."""
         low, _ = self.bounds()
         place = position
         while place > low:
@@ -104,7 +108,8 @@ class MarkerLog:
         return position
 
     def newest_lsn(self, end: int) -> int:
-        """Commit LSN of the last transaction before `end`, as far as the last markers tell; 0: they have none."""
+        """Commit LSN of the last transaction before `end`, as far as the last markers tell; 0: they
+        have none."""
         last = self._transactions if end == self._end else []
         if not last:
             low, _ = self.bounds()

@@ -1,8 +1,9 @@
 """Markers of the transaction topic -> committed transactions and what they consist of.
 
-Only COMMIT, STREAM_COMMIT and COMMIT_PREPARED end a transaction with rows that count. A few kinds say what those rows are
-worth: the bounds of a snapshot, a skipped transaction, a gap. All others tell a story (open streams, prepared and rolled back
-transactions, a new incarnation of the gateway) that a reader of committed changes needs not; so do kinds that are unknown.
+Only COMMIT, STREAM_COMMIT and COMMIT_PREPARED end a transaction with rows that count. A few kinds
+say what those rows are worth: the bounds of a snapshot, a skipped transaction, a gap. All others
+tell a story (open streams, prepared and rolled back transactions, a new incarnation of the gateway)
+that a reader of committed changes needs not; so do kinds that are unknown.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ NOTICES = frozenset({"SNAPSHOT_BEGIN", "SNAPSHOT_END", "SKIP", "GAP"})
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A stretch of one topic-partition, both ends included, that holds exactly `record_count` records of the transaction, and
-    perhaps others."""
+    """A stretch of one topic-partition, both ends included, that holds exactly `record_count`
+    records of the transaction, and perhaps others."""
 
     topic: str
     partition: int
@@ -42,7 +43,8 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedRelation:
-    """A relation whose events of a transaction were not written. `relation_oid` 0: logical messages."""
+    """A relation whose events of a transaction were not written. `relation_oid` 0: logical
+    messages."""
 
     relation_oid: int
     namespace: str
@@ -53,7 +55,8 @@ class ExcludedRelation:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChunk:
-    """What makes a transaction a chunk of a snapshot, or a notice a bound of one. `relation_oid` 0: all its relations."""
+    """What makes a transaction a chunk of a snapshot, or a notice a bound of one. `relation_oid` 0:
+    all its relations."""
 
     snapshot_id: str
     relation_oid: int
@@ -67,10 +70,12 @@ class SnapshotChunk:
 
 @dataclass(frozen=True, slots=True)
 class CommittedTransaction:
-    """One transaction whose commit is in the transaction topic. Its records carry (xid, epoch): `epoch` is that of the rows,
-    older than the marker's where the transaction was prepared before the gateway started again.
+    """One transaction whose commit is in the transaction topic. Its records carry (xid, epoch):
+    `epoch` is that of the rows, older than the marker's where the transaction was prepared before
+    the gateway started again.
 
-    A notice (`kind` is one of NOTICES) has no records; its `commit_lsn` is the marker's LSN, which need not rise.
+    A notice (`kind` is one of NOTICES) has no records; its `commit_lsn` is the marker's LSN, which
+    need not rise.
     """
 
     marker_offset: int
@@ -107,7 +112,8 @@ def marker_schema() -> Any:
 
 
 def _parsed(schema: Any) -> Any:
-    """fastavro's form of a marker schema, without the logical types: microseconds stay exact integers."""
+    """fastavro's form of a marker schema, without the logical types: microseconds stay exact
+    integers."""
 
     def strip(node: Any) -> Any:
         if isinstance(node, dict):
@@ -118,10 +124,11 @@ def _parsed(schema: Any) -> Any:
 
 
 class MarkerDecoder:
-    """Marker record -> CommittedTransaction, or None for the kinds that neither end a transaction nor are notices.
+    """Marker record -> CommittedTransaction, or None for the kinds that neither end a transaction
+    nor are notices.
 
-    `writer_schemas`: schema id -> schema, asked once for each id; it may raise SourceUnavailable. `topic`: of the markers, for
-    errors.
+        `writer_schemas`: schema id -> schema, asked once for each id; it may raise SourceUnavailable.
+        `topic`: of the markers, for errors.
     """
 
     def __init__(self, writer_schemas: Mapping[int, Any], topic: str) -> None:
@@ -199,7 +206,8 @@ def _chunk(item: dict[str, Any]) -> SnapshotChunk:
 
 
 def check_ranges(transaction: CommittedTransaction) -> None:
-    """A manifest must be possible: ranges disjoint within a topic-partition, and not more records than offsets."""
+    """A manifest must be possible: ranges disjoint within a topic-partition, and not more records
+    than offsets."""
     if not 0 <= transaction.xid < 2**32 or not 0 <= transaction.epoch < 2**31:
         raise MarkerError(f"{transaction}: xid or epoch is out of range")
     last: dict[tuple[str, int], int] = {}
@@ -215,7 +223,8 @@ def check_ranges(transaction: CommittedTransaction) -> None:
 
 
 def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: int) -> None:
-    """commit_lsn rises strictly from each committing marker to the next, over restarts of the gateway too."""
+    """commit_lsn rises strictly from each committing marker to the next, over restarts of the
+    gateway too."""
     for transaction in transactions:
         if transaction.is_notice:
             continue

@@ -1,8 +1,8 @@
 """Committed transactions -> disjoint reads of topic-partitions.
 
-A read is one contiguous stretch of one topic-partition with all ranges that begin in it. A range belongs to exactly one
-read, so every record is counted and given out once; two reads may overlap in offsets where transactions interleave, and
-then fetch the same records for different owners.
+A read is one contiguous stretch of one topic-partition with all ranges that begin in it. A range
+belongs to exactly one read, so every record is counted and given out once; two reads may overlap in
+offsets where transactions interleave, and then fetch the same records for different owners.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Numbers: TypeAlias = "array[int]"  # 64 bits each: a batch may have millions of 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One contiguous stretch of a topic-partition and, by equal index, the ranges of it: parallel arrays, in order of
-    (transaction_key, first_offset)."""
+    """One contiguous stretch of a topic-partition and, by equal index, the ranges of it: parallel
+    arrays, in order of (transaction_key, first_offset)."""
 
     topic: str
     partition: int
@@ -88,9 +88,10 @@ def _by_partition(
 def first_complete(
     transactions: Iterable[CommittedTransaction], wants: Callable[[str], bool], first_kept: Callable[[str, int], int]
 ) -> int | None:
-    """Position behind the last transaction with wanted records that Kafka no longer keeps; None: it has them all.
+    """Position behind the last transaction with wanted records that Kafka no longer keeps; None: it
+    has them all.
 
-    `first_kept`: first offset of a topic-partition.
+        `first_kept`: first offset of a topic-partition.
     """
     found = None
     for transaction in transactions:

@@ -1,7 +1,8 @@
-"""Where a read begins and ends: earliest, latest, marker:<offset>, lsn:<commit LSN>, time:<ISO 8601>.
+"""Where a read begins and ends: earliest, latest, marker:<offset>, lsn:<commit LSN>, time:<ISO
+8601>.
 
-A read covers (start, end]: `lsn:X` as a start is behind the transaction that committed at X, as an end it is behind it too.
-So the end of one read is the start of the next.
+A read covers (start, end]: `lsn:X` as a start is behind the transaction that committed at X, as an
+end it is behind it too. So the end of one read is the start of the next.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.errors import OptionError, RangeExpired
 from spark_consumer.reader.marker_log import MarkerLog
 
-# PostgreSQL takes commit times a little before the commit's place in the log is fixed, so neighbours may be out of order.
+# PostgreSQL takes commit times a little before the commit's place in the log is fixed, so
+# neighbours may be out of order.
 _TIME_DISORDER_US = 10_000_000
 
 
@@ -75,10 +77,12 @@ def resolve(position: Position, log: MarkerLog) -> int:
 
 
 def check_continues(position: Position, taken_lsn: int, log: MarkerLog) -> None:
-    """Raises RangeExpired or OptionError where a mirror that has everything up to `taken_lsn` may miss what follows.
+    """Raises RangeExpired or OptionError where a mirror that has everything up to `taken_lsn` may
+    miss what follows.
 
-    Markers are removed in the order of commits: one that is left, of a transaction that the mirror has, shows that none behind it
-    was removed. A person who names an offset (marker:N) has been told what may be missing.
+        Markers are removed in the order of commits: one that is left, of a transaction that the mirror
+        has, shows that none behind it was removed. A person who names an offset (marker:N) has been
+        told what may be missing.
     """
     low, high = log.bounds()
     first = log.first_between(low, high, notices=False)

@@ -23,8 +23,8 @@ _clients: dict[tuple[tuple[str, str], ...], SchemaRegistryClient] = {}
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """How to reach the registry. `settings` are those of confluent_kafka's client (`url`, `basic.auth.user.info`,
-    `ssl.ca.location`, ...); it pickles into tasks."""
+    """How to reach the registry. `settings` are those of confluent_kafka's client (`url`,
+    `basic.auth.user.info`, `ssl.ca.location`, ...); it pickles into tasks."""
 
     settings: Mapping[str, str]
 
@@ -46,7 +46,8 @@ class Registry:
         return _record(text, f"schema {schema_id}")
 
     def latest(self, subject: str) -> tuple[int, Schema]:
-        """Id and schema of the newest version of a subject. Raises SourceUnavailable, also where there is none."""
+        """Id and schema of the newest version of a subject. Raises SourceUnavailable, also where
+        there is none."""
         try:
             # not the cached one: confluent_kafka keeps `latest` for ever unless told otherwise
             found = self._client().get_latest_version(subject)
@@ -69,7 +70,8 @@ class Registry:
         """Those that begin with `prefix`. Raises SourceUnavailable."""
         found: set[str] = set()
         try:
-            # Page by page: Apicurio returns 1,000 at most. A registry that does not know `offset` repeats the same ones.
+            # Page by page: Apicurio returns 1,000 at most. A registry that does not know `offset`
+            # repeats the same ones.
             while page := set(self._client().get_subjects(subject_prefix=prefix, offset=len(found))) - found:
                 found |= page
         except Exception as problem:
@@ -118,7 +120,8 @@ def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRef
 
 
 class SchemaCache(dict[int, Schema]):
-    """Schema id -> schema; what is not there is fetched. Ids never change their meaning, so nothing ever leaves."""
+    """Schema id -> schema; what is not there is fetched. Ids never change their meaning, so nothing
+    ever leaves."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__()

@@ -1,4 +1,5 @@
-"""What the markers say about tables, beside the changes: bounds and chunks of snapshots, tables that were left out, gaps.
+"""What the markers say about tables, beside the changes: bounds and chunks of snapshots, tables
+that were left out, gaps.
 
 A sign stands where its marker does: at a commit LSN, behind the changes of that transaction.
 """
@@ -20,8 +21,9 @@ KINDS = (SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK, EXCLUDED, SKIP, GAP)
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """`kind`: one of KINDS. `table` None: all of them. `facts`: the marker's own, and its offset, for JSON: who stores signs
-    keeps their order with them, since those of one transaction have one commit LSN."""
+    """`kind`: one of KINDS. `table` None: all of them. `facts`: the marker's own, and its offset,
+    for JSON: who stores signs keeps their order with them, since those of one transaction have one
+    commit LSN."""
 
     kind: str
     table: TableName | None
@@ -60,7 +62,8 @@ def _signs(transaction: CommittedTransaction) -> list[TableMark]:
 def _sign(
     transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
 ) -> TableMark:
-    # Delivery goes on at `end_lsn`, which may be that of the next commit: a gap ends just before it.
+    # Delivery goes on at `end_lsn`, which may be that of the next commit: a gap ends just before
+    # it.
     at = transaction.end_lsn - 1 if kind == GAP and transaction.end_lsn else transaction.commit_lsn
     return TableMark(
         kind,

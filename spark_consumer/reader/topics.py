@@ -1,4 +1,5 @@
-"""Which table a topic holds, and which topic a table has: by the name where it says so, else by `pg.relation` of the schema."""
+"""Which table a topic holds, and which topic a table has: by the name where it says so, else by
+`pg.relation` of the schema."""
 
 from __future__ import annotations
 

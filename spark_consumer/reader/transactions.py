@@ -1,4 +1,5 @@
-"""Whole transactions without Spark: an async iterator over the topics, with the same proof of completeness.
+"""Whole transactions without Spark: an async iterator over the topics, with the same proof of
+completeness.
 
     async with TransactionReader(servers, registry_url, prefix="cdc") as reader:
         async for transaction in reader:
@@ -6,9 +7,10 @@
                 ...
             remember(transaction.next_position)
 
-Memory is bounded by one fetch of each topic-partition, however large the transaction: changes are merged by ordinal while they
-are read. A transaction that does not add up raises where its iteration would end, so act on it only when the iteration is
-through: collect in a database transaction, commit behind the loop.
+Memory is bounded by one fetch of each topic-partition, however large the transaction: changes are
+merged by ordinal while they are read. A transaction that does not add up raises where its iteration
+would end, so act on it only when the iteration is through: collect in a database transaction,
+commit behind the loop.
 """
 
 from __future__ import annotations
@@ -48,8 +50,8 @@ _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change. Rows are columns by PostgreSQL's names, values as fastavro gives them; `table` None: a logical message, whose
-    prefix and content are in `after`."""
+    """One change. Rows are columns by PostgreSQL's names, values as fastavro gives them; `table`
+    None: a logical message, whose prefix and content are in `after`."""
 
     table: TableName | None
     op: str
@@ -65,7 +67,8 @@ class Change:
 
 
 class Transaction:
-    """A committed transaction; `facts` is its marker. `changes` may be iterated once, before the next transaction."""
+    """A committed transaction; `facts` is its marker. `changes` may be iterated once, before the
+    next transaction."""
 
     def __init__(self, facts: CommittedTransaction, reader: TransactionReader) -> None:
         self.facts = facts
@@ -82,15 +85,17 @@ class Transaction:
         return self.facts.marker_offset + 1
 
     def changes(self) -> AsyncIterator[Change]:
-        """In order of their ordinals. Raises TransactionIncomplete at the end when they do not add up."""
+        """In order of their ordinals. Raises TransactionIncomplete at the end when they do not add
+        up."""
         return self._reader.changes_of(self.facts)
 
 
 class TransactionReader:
-    """`position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`: of the last transaction before
-    it, so that a restart notices a topic that was recreated, and checks the order too. `kafka`: more options of aiokafka
-    (security); `registry`: of confluent_kafka's registry client. `no_progress_s`: a record of a manifest must come within this
-    time of waiting."""
+    """`position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`: of
+    the last transaction before it, so that a restart notices a topic that was recreated, and checks
+    the order too. `kafka`: more options of aiokafka (security); `registry`: of confluent_kafka's
+    registry client. `no_progress_s`: a record of a manifest must come within this time of
+    waiting."""
 
     def __init__(
         self,
@@ -205,7 +210,8 @@ class TransactionReader:
         for place, read in zip(places, reads, strict=True):
             records.seek(place, read.first_offset)
         cursors = [self._ordered(read, place) for place, read in zip(places, reads, strict=True)]
-        # A partition keeps the order of a transaction, so the smallest ordinal of all partitions is the next one.
+        # A partition keeps the order of a transaction, so the smallest ordinal of all partitions is
+        # the next one.
         waiting: list[tuple[int, int, int, bytes]] = []
         for number, cursor in enumerate(cursors):
             async for ordinal, offset, value in cursor:
@@ -219,7 +225,8 @@ class TransactionReader:
                 break
 
     async def _ordered(self, read: Read, place: TopicPartition) -> AsyncIterator[tuple[int, int, bytes]]:
-        """(ordinal, offset, record) of one topic-partition; raises when its ranges do not add up."""
+        """(ordinal, offset, record) of one topic-partition; raises when its ranges do not add
+        up."""
         counter = TransactionCounter(read)
         position = read.first_offset
         waited_s = 0.0  # here, not in what the caller does with the records

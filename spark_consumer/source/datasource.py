@@ -1,10 +1,13 @@
-"""The Python data sources `walgate` (committed changes) and `walgate-transactions` (one row a transaction).
+"""The Python data sources `walgate` (committed changes) and `walgate-transactions` (one row a
+transaction).
 
-Thin shells: what to read is planned in planning.py, read and counted in reading.py, shaped in frames.py. There is no state but
-the offset {position in the transaction topic, last commit LSN}; Kafka keeps the rows, also those of streamed transactions.
+Thin shells: what to read is planned in planning.py, read and counted in reading.py, shaped in
+frames.py. There is no state but the offset {position in the transaction topic, last commit LSN};
+Kafka keeps the rows, also those of streamed transactions.
 
-Who runs where: one Python process on the driver plans (StreamReader, BatchReader); the workers call `read`, which must use
-nothing but the partition it is given and what was there when the query began.
+Who runs where: one Python process on the driver plans (StreamReader, BatchReader); the workers call
+`read`, which must use nothing but the partition it is given and what was there when the query
+began.
 """
 
 from __future__ import annotations
@@ -57,7 +60,8 @@ FirstKept = Callable[[str, int], int]  # (topic, partition) -> offset
 
 
 def register(spark: SparkSession) -> None:
-    """Makes both formats known to a session, where Spark has not found them by itself (pyspark_walgate)."""
+    """Makes both formats known to a session, where Spark has not found them by itself
+    (pyspark_walgate)."""
     for source in (WalgateChanges, WalgateTransactions):
         try:
             spark.dataSource.register(source)
@@ -67,8 +71,8 @@ def register(spark: SparkSession) -> None:
 
 
 class _Planner:
-    """What the two kinds of reader share on the driver: the transaction topic and the schemas, opened when first used, so that
-    a reader pickles."""
+    """What the two kinds of reader share on the driver: the transaction topic and the schemas,
+    opened when first used, so that a reader pickles."""
 
     def __init__(self, options: Options, shape: Shape) -> None:
         self.options = options
@@ -93,8 +97,8 @@ class _Planner:
         return self._log
 
     def check_kept(self, transactions: list[CommittedTransaction], first_kept: FirstKept) -> None:
-        """Raises RangeExpired, with the position from which on all is there. For the first transactions of a read: retention does
-        not shorten the topics of markers and rows alike."""
+        """Raises RangeExpired, with the position from which on all is there. For the first
+        transactions of a read: retention does not shorten the topics of markers and rows alike."""
         wants = self.shape.wants
         expired = first_complete(transactions, wants, first_kept)
         if expired is not None:
@@ -138,8 +142,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_position = self._planner.log.bounds()[1]
 
     def reportLatestOffset(self) -> StreamOffset | None:
-        """Spark's `latestOffset`: the end of the transaction topic. Less the end offset of a batch it is the lag: Spark asks a
-        Python source for no metrics."""
+        """Spark's `latestOffset`: the end of the transaction topic. Less the end offset of a batch
+        it is the lag: Spark asks a Python source for no metrics."""
         end = self._planner.log.bounds()[1]
         return {"position": end, "commit_lsn": self._planner.log.newest_lsn(end)}
 
@@ -170,7 +174,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset if commit_lsn else {**offset, "began": position}
 
     def _check_topic(self, start: StreamOffset, low: int, end: int) -> None:
-        """Raises MarkerError unless the offset was counted in this topic: the marker before it tells, if it is still there."""
+        """Raises MarkerError unless the offset was counted in this topic: the marker before it
+        tells, if it is still there."""
         position, commit_lsn = start["position"], start["commit_lsn"]
         if end < position:
             raise other_topic(f"the marker topic ends at {end}", start)
@@ -181,7 +186,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         if start == end:
             return []
-        # A first batch that was killed is planned again from an initial offset of now, where `latest` is another place.
+        # A first batch that was killed is planned again from an initial offset of now, where
+        # `latest` is another place.
         position = end.get("began", start["position"])
         if end["position"] <= position:
             raise other_topic(f"this batch begins at offset {position}", end)
@@ -304,6 +310,7 @@ class WalgateTransactions(WalgateChanges):
 
 
 def table_frame(options: Options, table: TableName) -> TableFrame:
-    """Columns of the newest version of a table's schema. Raises SourceUnavailable, UnsupportedSchema."""
+    """Columns of the newest version of a table's schema. Raises SourceUnavailable,
+    UnsupportedSchema."""
     topic = topic_of_table(options.registry, options.prefix, table)
     return TableFrame.of(options.registry.latest(value_subject(topic))[1])

@@ -18,7 +18,8 @@ PLACE = ("topic", "partition", "offset")
 
 
 def typed(records: DataFrame, frame: TableFrame, texts: Mapping[int, str]) -> DataFrame:
-    """The typed frame of raw records of one table; `texts`: schema id -> JSON text of every schema they have."""
+    """The typed frame of raw records of one table; `texts`: schema id -> JSON text of every schema
+    they have."""
     columns = records.select(*head_columns(frame), "schema_id", *PLACE, "value")
     return columns.mapInArrow(partial(decode_changes, frame=frame, schemas=texts), from_arrow_schema(frame.schema))
 
@@ -43,8 +44,8 @@ def decode_changes(
 
 
 def decode_values(records: pa.RecordBatch, frame: TableFrame, schema_text: str) -> list[pa.Array]:
-    """`frame.decode` of raw records, which have the columns `value` and PLACE: an error names the record by these, or the first
-    that was written with the schema."""
+    """`frame.decode` of raw records, which have the columns `value` and PLACE: an error names the
+    record by these, or the first that was written with the schema."""
 
     def place(record: int) -> str:
         topic, partition, offset = (records.column(name)[record].as_py() for name in PLACE)

@@ -1,4 +1,5 @@
-"""Filters of a query that spare a batch read work. Spark evaluates all of them itself behind the read, too.
+"""Filters of a query that spare a batch read work. Spark evaluates all of them itself behind the
+read, too.
 
 Spark 4.1 and later hand them over where `spark.sql.python.filterPushdown.enabled` is set.
 """

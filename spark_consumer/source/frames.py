@@ -1,7 +1,7 @@
 """Columns of the frames, and chunks of records -> Arrow batches of exactly these columns.
 
-Spark takes an Arrow batch only when its schema equals the frame's to the letter: nested nullability, names of list
-elements, zones.
+Spark takes an Arrow batch only when its schema equals the frame's to the letter: nested
+nullability, names of list elements, zones.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
 
 
 def marks_batch(signs: Sequence[TableMark], topic: str) -> pa.RecordBatch:
-    """What markers say, as rows of the raw form: `op` is their kind, `value` JSON, `schema_id` null, `offset` the marker's."""
+    """What markers say, as rows of the raw form: `op` is their kind, `value` JSON, `schema_id`
+    null, `offset` the marker's."""
     rows = [
         {
             "table": None if sign.table is None else str(sign.table),
@@ -109,9 +110,10 @@ def _position_columns(chunk: Chunk) -> list[pa.Array]:
 
 @dataclass(frozen=True, slots=True)
 class TableFrame:
-    """The typed columns of one table, of one version of its schema: every record is projected to it, whatever version wrote it.
+    """The typed columns of one table, of one version of its schema: every record is projected to
+    it, whatever version wrote it.
 
-    `names`: Avro field -> column, for the fields whose name PostgreSQL's is not.
+        `names`: Avro field -> column, for the fields whose name PostgreSQL's is not.
     """
 
     schema: pa.Schema
@@ -207,9 +209,10 @@ def _rename_map(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
 
 
 def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
-    """A row of an older or newer version in the columns of `target`: missing ones null, others dropped, values as they were.
+    """A row of an older or newer version in the columns of `target`: missing ones null, others
+    dropped, values as they were.
 
-    Raises UnsupportedSchema when a value does not fit.
+        Raises UnsupportedSchema when a value does not fit.
     """
     if array.type.equals(target):
         return array
@@ -234,7 +237,8 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
 
 
-# Kinds whose values may be the same in the other kind. A float and a decimal may look the same after the way back, and are not.
+# Kinds whose values may be the same in the other kind. A float and a decimal may look the same
+# after the way back, and are not.
 _TEXT_IS_ALIKE = ("integer", "decimal", "boolean", "date")  # in Arrow and in PostgreSQL
 _CARRIED_OVER = {
     frozenset(kinds)
@@ -246,8 +250,9 @@ _CARRIED_OVER = {
 
 
 def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """The same values in another type. Raises ArrowInvalid unless each of them comes back from there as it was: Arrow's own check
-    lets fractions be rounded, large floats become infinite and times of day be cut off."""
+    """The same values in another type. Raises ArrowInvalid unless each of them comes back from
+    there as it was: Arrow's own check lets fractions be rounded, large floats become infinite and
+    times of day be cut off."""
     written = values.type
     nested = pa.types.is_list(written) and pa.types.is_list(target)
     inner = (written.value_type, target.value_type) if nested else (written, target)
@@ -268,7 +273,8 @@ def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
     nested = pa.types.is_list(target)
     inner = target.value_type if nested else target
     if pa.types.is_integer(values.type.value_type if nested else values.type) and pa.types.is_decimal(inner):
-        # Arrow goes by the types there: it takes only a decimal for which every integer is small enough.
+        # Arrow goes by the types there: it takes only a decimal for which every integer is small
+        # enough.
         wide = pa.decimal256(76, inner.scale)
         values = values.cast(pa.list_(wide) if nested else wide)
     return values.cast(target)

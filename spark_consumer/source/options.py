@@ -1,4 +1,5 @@
-"""Options of the data sources: their names, what they mean, and the check that none is unknown or contradicts another."""
+"""Options of the data sources: their names, what they mean, and the check that none is unknown or
+contradicts another."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ from spark_consumer.reader.positions import Position, parse_position
 from spark_consumer.reader.registry import Registry
 from spark_consumer.tables import TableName
 
-# Every option by the name to write; Spark compares without case. docs/spark.md explains them one by one.
+# Every option by the name to write; Spark compares without case. docs/spark.md explains them one by
+# one.
 NAMES = (
     "kafka.bootstrap.servers",
     "registry.url",

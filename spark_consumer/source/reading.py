@@ -1,4 +1,5 @@
-"""Reads, chunk by chunk: the records that belong to their transactions, counted, with double records folded."""
+"""Reads, chunk by chunk: the records that belong to their transactions, counted, with double
+records folded."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from spark_consumer.reader.planning import Read
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The chosen records of one fetch, by equal index; heads and ranges are of the chosen ones only."""
+    """The chosen records of one fetch, by equal index; heads and ranges are of the chosen ones
+    only."""
 
     read: Read
     offsets: Longs
@@ -46,8 +48,8 @@ class Chunk:
 
 
 def read_chunks(broker: Broker, reads: Sequence[Read]) -> Iterator[Chunk]:
-    """All changes of the reads. Raises TransactionIncomplete behind the last chunk when they do not add up: whoever consumes
-    this must not let any of it out before."""
+    """All changes of the reads. Raises TransactionIncomplete behind the last chunk when they do not
+    add up: whoever consumes this must not let any of it out before."""
     counters = [RangeCounter(read) for read in reads]
     stretches = [Stretch(read.topic, read.partition, read.first_offset, read.last_offset) for read in reads]
     for index, offsets, values in broker.read_many(stretches):

@@ -1,6 +1,8 @@
-"""From changes to rows: flat columns, versions of a row, the last state of each key. Functions of DataFrames, for `transform`.
+"""From changes to rows: flat columns, versions of a row, the last state of each key. Functions of
+DataFrames, for `transform`.
 
-They take the typed frame of one table (`format("walgate")` with `table`, or `decode`) and its key columns.
+They take the typed frame of one table (`format("walgate")` with `table`, or `decode`) and its key
+columns.
 """
 
 from __future__ import annotations
@@ -35,9 +37,11 @@ class KnownSchemas(dict[int, str]):
 
 
 def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
-    """The typed frame of one table out of the raw one of all tables. `options`: those that `raw` was read with.
+    """The typed frame of one table out of the raw one of all tables. `options`: those that `raw`
+    was read with.
 
-    Knows the schemas that the registry has for the table now; a record that was written by a later one raises.
+        Knows the schemas that the registry has for the table now; a record that was written by a later
+        one raises.
     """
     parsed = parse_options(options, streaming=None)
     name = TableName.parse(table)
@@ -50,8 +54,9 @@ def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
 
 
 def flat(changes: DataFrame) -> DataFrame:
-    """_op, _commit_lsn, _commit_time, _ordinal, then the columns of the row: the new one, for a DELETE the old one (what its
-    replica identity sent). Columns that were not sent are null here; `_unchanged` names them."""
+    """_op, _commit_lsn, _commit_time, _ordinal, then the columns of the row: the new one, for a
+    DELETE the old one (what its replica identity sent). Columns that were not sent are null here;
+    `_unchanged` names them."""
     after = changes.schema["after"].dataType
     columns = [_value(changes, name).alias(name) for name in after.fieldNames()]  # type: ignore[attr-defined]
     return changes.select(
@@ -78,7 +83,8 @@ def _value(changes: DataFrame, name: str) -> Column:
 
 
 def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """As `flat`, with a change of key as two rows: `_op` DELETE under the old key, UPDATE under the new one. No TRUNCATE."""
+    """As `flat`, with a change of key as two rows: `_op` DELETE under the old key, UPDATE under the
+    new one. No TRUNCATE."""
     rows = changes.where(f.col("op") != "TRUNCATE")
     kinds = changes.schema["after"].dataType
     old = [f.col("old_key")[name].cast(kinds[name].dataType) for name in key]  # type: ignore[index]
@@ -89,16 +95,17 @@ def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def feed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """For AUTO CDC and other MERGEs: as `keyed`, with `_sequence`, text that rises with every change of a row. A column that was
-    not sent is null here: REPLICA IDENTITY FULL sends all."""
+    """For AUTO CDC and other MERGEs: as `keyed`, with `_sequence`, text that rises with every
+    change of a row. A column that was not sent is null here: REPLICA IDENTITY FULL sends all."""
     sequence = f.format_string("%016X/%016X", "_commit_lsn", "_ordinal")
     return keyed(changes, key).withColumn("_sequence", sequence)
 
 
 def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The rows that the changes leave, from an empty table: key columns and the rest; deleted keys are not there.
+    """The rows that the changes leave, from an empty table: key columns and the rest; deleted keys
+    are not there.
 
-    A TRUNCATE ends everything before it. A column that no change in range has sent is null.
+        A TRUNCATE ends everything before it. A column that no change in range has sent is null.
     """
     cut = changes.where(f.col("op") == "TRUNCATE").agg(f.max(f.struct(*POSITION)).alias("cut"))
     rows = keyed(changes, key).crossJoin(f.broadcast(cut))
@@ -116,7 +123,8 @@ def _sent(name: str) -> Column:
 
 
 def versions(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Slowly changing dimension, type 2: every version of every row with `valid_from` and `valid_to` (null: it is valid now)."""
+    """Slowly changing dimension, type 2: every version of every row with `valid_from` and
+    `valid_to` (null: it is valid now)."""
     moment = f.struct("commit_lsn", "ordinal", "commit_time")
     cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("_cuts"))
     rows = keyed(changes, key).crossJoin(f.broadcast(cuts))

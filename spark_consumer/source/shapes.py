@@ -1,4 +1,5 @@
-"""What a query gets: changes or transactions, how they are cut into tasks, and how a task reads them."""
+"""What a query gets: changes or transactions, how they are cut into tasks, and how a task reads
+them."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class TransactionTask(InputPartition):
 
 
 class ChangeShape:
-    """Changes: all tables in the raw form, or the typed columns of one table. Pickled into every task."""
+    """Changes: all tables in the raw form, or the typed columns of one table. Pickled into every
+    task."""
 
     def __init__(self, options: Options, frame: TableFrame | None) -> None:
         self._options = options

@@ -1,10 +1,12 @@
 """001: PostgreSQL 18 ends the subtransaction of a transaction that it never streamed.
 
-Story: when its memory is full, 18 looks whether the largest transaction was rolled back meanwhile, which is so whenever
-the reader lags. If so it throws the transaction away unsent, but marks its subtransactions as streamed on the way; their
-rollback is then announced by a Stream Abort. There was no Stream Start, and with streaming off and protocol 1 there is no
-streaming at all. The decoder refused the message in protocol 1, the state machine refused it without its stream: the
-gateway stopped, and would have stopped there again after each start. Found by random workloads on 18.6; 15 and 14 do not.
+Story: when its memory is full, 18 looks whether the largest transaction was rolled back meanwhile,
+which is so whenever the reader lags. If so it throws the transaction away unsent, but marks its
+subtransactions as streamed on the way; their rollback is then announced by a Stream Abort. There
+was no Stream Start, and with streaming off and protocol 1 there is no streaming at all. The decoder
+refused the message in protocol 1, the state machine refused it without its stream: the gateway
+stopped, and would have stopped there again after each start. Found by random workloads on 18.6; 15
+and 14 do not.
 
 Scenario: tests/golden/postgresql-18/stream_abort_alone.*
 """

@@ -1,11 +1,13 @@
 """002: a standby that is restarted ends the gateway with the advice to drop the slot.
 
-Story: for failover slots, docs/checklist.md asks for `synchronized_standby_slots`. While the standby is down, the server warns
-within the stream, `WARNING 55000 ... does not have active_pid`, and sends nothing. The gateway took every 55000 for a publication
-that was dropped: exit code 78, "drop the slot and start anew", although nothing was lost. Where the standby's slot is gone, as
-it is on a new primary after a failover, the warning is `22023 ... does not exist`.
+Story: for failover slots, docs/checklist.md asks for `synchronized_standby_slots`. While the
+standby is down, the server warns within the stream, `WARNING 55000 ... does not have active_pid`,
+and sends nothing. The gateway took every 55000 for a publication that was dropped: exit code 78,
+"drop the slot and start anew", although nothing was lost. Where the standby's slot is gone, as it
+is on a new primary after a failover, the warning is `22023 ... does not exist`.
 
-Scenario: on 17 and 18, both warnings, a commit while the standby is down, and its delivery once the standby is back.
+Scenario: on 17 and 18, both warnings, a commit while the standby is down, and its delivery once the
+standby is back.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """003: of two gateways that start together, the slower one says that WAL was lost.
 
-Story: the documented stand-by is a second gateway with the same settings. A reads its position, then waits for a slow registry; B
-takes the slot and moves on; A compares the slot of now with the position of then: "38068112 bytes of WAL were read by somebody
-else ... drop the slot", exit code 78.
+Story: the documented stand-by is a second gateway with the same settings. A reads its position,
+then waits for a slow registry; B takes the slot and moves on; A compares the slot of now with the
+position of then: "38068112 bytes of WAL were read by somebody else ... drop the slot", exit code
+78.
 
-Scenario: A's registry answers late (a proxy holds its answers back), B starts, delivers, and stops or goes on.
+Scenario: A's registry answers late (a proxy holds its answers back), B starts, delivers, and stops
+or goes on.
 """
 
 from __future__ import annotations

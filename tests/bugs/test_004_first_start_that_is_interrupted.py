@@ -1,8 +1,9 @@
 """004: a first start that is killed within its first Kafka transaction can never be repeated.
 
-Story: the intent to create the slot is a Kafka transaction, which also names the marker topic's partition. Killed before its
-commit, the next start aborts it; the abort leaves a control record in the marker topic, whose end offset is then 1. The gateway
-took that for a use: "prefix was used before, but no position is known", at every later start, though nothing was ever delivered.
+Story: the intent to create the slot is a Kafka transaction, which also names the marker topic's
+partition. Killed before its commit, the next start aborts it; the abort leaves a control record in
+the marker topic, whose end offset is then 1. The gateway took that for a use: "prefix was used
+before, but no position is known", at every later start, though nothing was ever delivered.
 
 Scenario: the gateway is killed at each step of its first Kafka transaction, and starts again.
 """

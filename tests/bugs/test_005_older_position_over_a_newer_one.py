@@ -1,8 +1,10 @@
-"""005: with at_least_once, a gateway that was stopped for a while writes its older position over the newer one.
+"""005: with at_least_once, a gateway that was stopped for a while writes its older position over
+the newer one.
 
-Story: without Kafka transactions nothing fenced the first gateway. Stopped (SIGSTOP) until a second one has taken the slot, and
-continued, it goes on where it was and writes its position: the newest record of the slot is then older than what
-PostgreSQL was told, and the next start finds "WAL that was read by another process".
+Story: without Kafka transactions nothing fenced the first gateway. Stopped (SIGSTOP) until a second
+one has taken the slot, and continued, it goes on where it was and writes its position: the newest
+record of the slot is then older than what PostgreSQL was told, and the next start finds "WAL that
+was read by another process".
 
 Scenario: exactly that; the position topic must never go back, and the next start goes on.
 """

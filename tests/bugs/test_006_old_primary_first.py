@@ -1,7 +1,8 @@
 """006: an old primary that came back and stands first in source.dsn is asked for ever.
 
-Story: source.dsn names both servers. After the failover the old primary is started again, by mistake or by a tool, and takes
-connections. The gateway saw that it was left behind, waited, and asked the same host again at each attempt.
+Story: source.dsn names both servers. After the failover the old primary is started again, by
+mistake or by a tool, and takes connections. The gateway saw that it was left behind, waited, and
+asked the same host again at each attempt.
 
 Scenario: the gateway has read the new primary, and starts with the old one in front of it.
 """

@@ -1,11 +1,14 @@
-"""007: a slot that somebody advances within a start is read from there, and what lies between is missing without a word.
+"""007: a slot that somebody advances within a start is read from there, and what lies between is
+missing without a word.
 
-Story: the start judges the slot and the position, registers schemas, begins its epoch, and then says START_REPLICATION. The slot
-is free until then: who advances it in between (`pg_replication_slot_advance`) was not noticed, for the server takes the older
-position of the gateway, and sends from where the slot is. Found by the 200,000 schedules of tests/startup/test_simulation.py
-(seed 17790).
+Story: the start judges the slot and the position, registers schemas, begins its epoch, and then
+says START_REPLICATION. The slot is free until then: who advances it in between
+(`pg_replication_slot_advance`) was not noticed, for the server takes the older position of the
+gateway, and sends from where the slot is. Found by the 200,000 schedules of
+tests/startup/test_simulation.py (seed 17790).
 
-Scenario: a failpoint stops the gateway before START_REPLICATION, and the slot is advanced over a committed row meanwhile.
+Scenario: a failpoint stops the gateway before START_REPLICATION, and the slot is advanced over a
+committed row meanwhile.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """008: a warning that rows are not sent, for tables that hold none.
 
-Story: under PostgreSQL's regression suite, with FOR ALL TABLES, the gateway said 323 times that a table was "published without
-the rows that it holds": each time for a table that had just been created, whose rows all come. The warning was taken away, and a
-table that does hold rows was then published without a word where `snapshot.mode` does not read it.
+Story: under PostgreSQL's regression suite, with FOR ALL TABLES, the gateway said 323 times that a
+table was "published without the rows that it holds": each time for a table that had just been
+created, whose rows all come. The warning was taken away, and a table that does hold rows was then
+published without a word where `snapshot.mode` does not read it.
 
-Scenario: tables are added to the publications of a running gateway, with rows from before and without any. What commits last of
-all is delivered before the log is judged.
+Scenario: tables are added to the publications of a running gateway, with rows from before and
+without any. What commits last of all is delivered before the log is judged.
 """
 
 from __future__ import annotations

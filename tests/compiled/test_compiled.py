@@ -1,4 +1,5 @@
-"""The compiled build is the same source: the tests of its modules hold for it, byte for byte where they compare bytes."""
+"""The compiled build is the same source: the tests of its modules hold for it, byte for byte where
+they compare bytes."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = str(ROOT / "tools" / "compile_hot.py")
 SUITES = ("tests/debezium", "tests/events", "tests/kafka", "tests/postgres", "tests/values")
-"""Those that compare with fastavro, with PostgreSQL's own text and with recordings. tests/transactions puts doubles into
-fields that a compiled class checks, so it stays out."""
+"""Those that compare with fastavro, with PostgreSQL's own text and with recordings.
+tests/transactions puts doubles into fields that a compiled class checks, so it stays out."""
 
 
 def version(environment: Mapping[str, str]) -> str:

@@ -1,7 +1,8 @@
-"""What PostgreSQL answered about the workload - its messages, and its catalog: `python -m tests.debezium.answers` asks it again.
+"""What PostgreSQL answered about the workload - its messages, and its catalog: `python -m
+tests.debezium.answers` asks it again.
 
-With them the state machine and the encoders are held against Debezium's recordings without a server. A query whose text has
-changed has no answer: record again.
+With them the state machine and the encoders are held against Debezium's recordings without a
+server. A query whose text has changed has no answer: record again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Debezium's records and Walgate's, field by field; and the differences that are meant, each with its reason.
+"""Debezium's records and Walgate's, field by field; and the differences that are meant, each with
+its reason.
 
 docs/debezium.md tells the same list to users.
 """

@@ -1,6 +1,8 @@
-"""Kafka Connect for the tests: the real one, standalone, with Debezium's sink and Confluent's Avro converter.
+"""Kafka Connect for the tests: the real one, standalone, with Debezium's sink and Confluent's Avro
+converter.
 
-What it needs beside Kafka's own jars is pinned in `artifacts.lock` here; the converter comes with Debezium Server.
+What it needs beside Kafka's own jars is pinned in `artifacts.lock` here; the converter comes with
+Debezium Server.
 """
 
 from __future__ import annotations
@@ -55,8 +57,8 @@ def files(set_name: str) -> list[Path]:
 async def connect_worker(
     kafka: Kafka, registry: Registry, connectors: Mapping[str, Mapping[str, str]], plugin: Sequence[Path] = ()
 ) -> AsyncIterator[Worker]:
-    """A worker that runs these connectors (name -> settings); it answers when this enters. `plugin`: the jars of one, else
-    Debezium's sink."""
+    """A worker that runs these connectors (name -> settings); it answers when this enters.
+    `plugin`: the jars of one, else Debezium's sink."""
     guard = await Guard.open("connect")
     try:
         plugins = guard.folder / "plugins"

@@ -1,4 +1,5 @@
-"""The workload through PostgreSQL, the state machine and the encoders, without Kafka: what Walgate would write."""
+"""The workload through PostgreSQL, the state machine and the encoders, without Kafka: what Walgate
+would write."""
 
 from __future__ import annotations
 
@@ -111,7 +112,8 @@ async def encoded(
 async def framed(
     sql: asyncpg.Connection, slot: str, publication: str, options: DebeziumOptions, *, binary: bool
 ) -> tuple[Schemas, list[tuple[str, bytes | None, bytes | None]]]:
-    """The same as (topic, key, value) in Avro. As in a gateway, a field without a value becomes optional in a new session."""
+    """The same as (topic, key, value) in Avro. As in a gateway, a field without a value becomes
+    optional in a new session."""
     optional: set[tuple[int, str]] = set()
     while True:
         try:

@@ -27,7 +27,8 @@ class Flink:
         self._tables.executeSql(statement)
 
     def table(self, query: str) -> Counter[tuple[Any, ...]]:
-        """What is left of the changelog of a query that ends; a row that was retracted and never came is an error."""
+        """What is left of the changelog of a query that ends; a row that was retracted and never
+        came is an error."""
         found: Counter[tuple[Any, ...]] = Counter()
         changes = self._tables.executeSql(query).collect()
         try:

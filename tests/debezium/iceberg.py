@@ -1,6 +1,8 @@
-"""Iceberg's sink for Kafka Connect with its DebeziumTransform, into a Hadoop catalog on this computer; and what its tables hold.
+"""Iceberg's sink for Kafka Connect with its DebeziumTransform, into a Hadoop catalog on this
+computer; and what its tables hold.
 
-A table is read as the specification says: metadata, list of manifests, manifests, data files. The sink only appends.
+A table is read as the specification says: metadata, list of manifests, manifests, data files. The
+sink only appends.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ def plugin() -> list[Path]:
 
 
 def iceberg_sink(kafka: Kafka, warehouse: Path, control_topic: str, topics: list[str]) -> dict[str, str]:
-    """Each topic into the table of its name; what is new is committed each second. The control topic must be there."""
+    """Each topic into the table of its name; what is new is committed each second. The control
+    topic must be there."""
     return {
         "connector.class": "org.apache.iceberg.connect.IcebergSinkConnector",
         "topics": ",".join(topics),
@@ -68,7 +71,8 @@ def changes(warehouse: Path, table: str) -> list[dict[str, Any]]:
 
 
 def state(rows: list[dict[str, Any]], key: str) -> dict[Any, dict[str, Any]]:
-    """What is left of each key when its changes are applied in the order of their offsets; a key has one partition."""
+    """What is left of each key when its changes are applied in the order of their offsets; a key
+    has one partition."""
     left: dict[Any, dict[str, Any]] = {}
     for row in sorted(rows, key=lambda row: int(row["_cdc"]["offset"])):
         content = {name: value for name, value in row.items() if name != "_cdc"}

@@ -16,7 +16,8 @@ STOP_TIMEOUT_S = 30.0
 
 @contextmanager
 def jvm(class_path: Sequence[Path], folder: Path, options: Sequence[str] = ()) -> Iterator[JavaGateway]:
-    """`folder`: for its log and what it unpacks; `options` of Java. It ends with this process, too."""
+    """`folder`: for its log and what it unpacks; `options` of Java. It ends with this process,
+    too."""
     with (folder / "java.log").open("wb") as log:
         port, token, process = launch_gateway(
             classpath=":".join(map(str, class_path)),

@@ -1,6 +1,8 @@
-"""What Debezium Server 3.6.3 wrote for the workload, by options: `python -m tests.debezium.recorded` asks it again (minutes).
+"""What Debezium Server 3.6.3 wrote for the workload, by options: `python -m
+tests.debezium.recorded` asks it again (minutes).
 
-A recording is JSON in xz: schemas, and records with Python's own notation of their fields; long values are cut to a hash.
+A recording is JSON in xz: schemas, and records with Python's own notation of their fields; long
+values are cut to a hash.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ OPTIONS: Final[dict[str, DebeziumOptions]] = {
     "time_micros": DebeziumOptions(time_precision_mode="adaptive_time_microseconds"),
 }
 STOPS_AT: Final = {"nanos": "not_null"}
-"""Options -> the table at which Debezium stops: a time that nanoseconds cannot hold is null, which the field may not be."""
+"""Options -> the table at which Debezium stops: a time that nanoseconds cannot hold is null, which
+the field may not be."""
 _LONG = 400
 
 

@@ -84,7 +84,8 @@ class Reader:
         self._is_at_end = False
 
     async def until(self, is_last: Callable[[Record], bool], writer: Child | None = None) -> list[Record]:
-        """Reads until that record is there, and every topic to the end that it has then. Fails when `writer` has ended."""
+        """Reads until that record is there, and every topic to the end that it has then. Fails when
+        `writer` has ended."""
         return await asyncio.to_thread(self._until, is_last, writer)
 
     async def reaches(self, is_last: Callable[[Record], bool]) -> None:
@@ -109,7 +110,8 @@ class Reader:
             assert time.monotonic() < deadline, f"only {len(self.records)} records"
 
     def _read(self, place: TopicPartition) -> None:
-        """From its start to its end. The consumer's position would be that of the reading before, for a moment."""
+        """From its start to its end. The consumer's position would be that of the reading before,
+        for a moment."""
         self._consumer.assign([place])
         self._is_at_end = False
         while not self._is_at_end:

@@ -1,4 +1,5 @@
-"""Debezium Server for the tests: the real one, on this computer, with Confluent's Avro converter."""
+"""Debezium Server for the tests: the real one, on this computer, with Confluent's Avro
+converter."""
 
 from __future__ import annotations
 
@@ -44,7 +45,8 @@ async def debezium_server(
     publication: str,
     more: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[DebeziumServer]:
-    """A server that reads `slot`, which must be there, into topics that must be there; it streams when this enters."""
+    """A server that reads `slot`, which must be there, into topics that must be there; it streams
+    when this enters."""
     guard = await Guard.open("debezium")
     try:
         given = {**SETTINGS, "debezium.source.publication.name": publication, **more}

@@ -1,4 +1,5 @@
-"""Columns under a rule in Debezium's dialect: what leaves is what the rule says, in keys, rows, old rows and schemas."""
+"""Columns under a rule in Debezium's dialect: what leaves is what the rule says, in keys, rows, old
+rows and schemas."""
 
 from __future__ import annotations
 

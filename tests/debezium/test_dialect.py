@@ -1,5 +1,5 @@
-"""The dialect without a server: options, what is refused, and the two wire forms. What each field holds is Debezium's own word
-(test_recordings.py)."""
+"""The dialect without a server: options, what is refused, and the two wire forms. What each field
+holds is Debezium's own word (test_recordings.py)."""
 
 from __future__ import annotations
 
@@ -169,7 +169,8 @@ def row_of(first: int, text: bytes = b"x") -> tuple[Any, ...]:
     return (Text(b"%d" % first), Text(b"1"), Text(text), None, None, None, Text(b"y"))
 
 
-# -- rows ---------------------------------------------------------------------------------------------------------------
+# -- rows
+# ---------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("required", [(), (0,), (0, 1, 2, 3, 4, 5, 6)])
@@ -320,7 +321,8 @@ def test_tables_of_a_truncate_that_share_the_last_lsn_come_all_again() -> None:
         assert [one.value["op"] for one in dialect.read() if one.value is not None] == ["t"] * count
 
 
-# -- values -------------------------------------------------------------------------------------------------------------
+# -- values
+# -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_null_where_a_field_is_required_makes_it_optional() -> None:
@@ -459,7 +461,8 @@ def test_a_relation_without_a_key_has_records_without_one() -> None:
     ]  # fmt: skip
 
 
-# -- what is out of place -----------------------------------------------------------------------------------------------
+# -- what is out of place
+# -----------------------------------------------------------------------------------------------
 
 
 def test_rows_out_of_place_are_errors() -> None:
@@ -489,7 +492,8 @@ def test_a_row_that_is_too_large_to_be_held_names_its_topic() -> None:
         dialect.machine.drained(b"I" + OID.to_bytes(4, "big") + b"N", 0, 6, 10**9)
 
 
-# -- logical messages ---------------------------------------------------------------------------------------------------
+# -- logical messages
+# ---------------------------------------------------------------------------------------------------
 
 
 def test_messages_are_written_with_their_transaction_or_without() -> None:
@@ -520,7 +524,8 @@ def test_a_message_that_is_too_large_is_told_and_left_out() -> None:
     assert dialect.read() == []
 
 
-# -- schemas ------------------------------------------------------------------------------------------------------------
+# -- schemas
+# ------------------------------------------------------------------------------------------------------------
 
 
 def test_two_columns_that_would_be_one_field_are_refused() -> None:

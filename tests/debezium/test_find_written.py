@@ -1,4 +1,5 @@
-"""What a connector did not write is not passed: seen by PostgreSQL's own test_decoding, and by the records of its topics."""
+"""What a connector did not write is not passed: seen by PostgreSQL's own test_decoding, and by the
+records of its topics."""
 
 from __future__ import annotations
 

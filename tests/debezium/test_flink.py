@@ -1,4 +1,5 @@
-"""Flink SQL reads a topic of Debezium's dialect, unchanged (`debezium-avro-confluent`): its table is the source's."""
+"""Flink SQL reads a topic of Debezium's dialect, unchanged (`debezium-avro-confluent`): its table
+is the source's."""
 
 from __future__ import annotations
 

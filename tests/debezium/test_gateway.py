@@ -1,4 +1,5 @@
-"""A gateway in Debezium's dialect: what a reader by key makes of its topics, over kills; and what is refused."""
+"""A gateway in Debezium's dialect: what a reader by key makes of its topics, over kills; and what
+is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Iceberg's sink reads topics of Debezium's dialect through its own DebeziumTransform: its tables have the rows of the source."""
+"""Iceberg's sink reads topics of Debezium's dialect through its own DebeziumTransform: its tables
+have the rows of the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The JSON converter's form: each record is what Kafka Connect's own JsonConverter makes of it, byte for byte."""
+"""The JSON converter's form: each record is what Kafka Connect's own JsonConverter makes of it,
+byte for byte."""
 
 from __future__ import annotations
 

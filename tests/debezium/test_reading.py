@@ -1,4 +1,5 @@
-"""Debezium's dialect while tables are under snapshot, without a server: who is told what, and how rows are written."""
+"""Debezium's dialect while tables are under snapshot, without a server: who is told what, and how
+rows are written."""
 
 from __future__ import annotations
 

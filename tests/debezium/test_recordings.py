@@ -1,4 +1,5 @@
-"""Walgate's records of the workload against what Debezium Server 3.6.3 wrote for it: each field of schemas and records."""
+"""Walgate's records of the workload against what Debezium Server 3.6.3 wrote for it: each field of
+schemas and records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Values that updates left out (TOAST), read again: a reader by key has every value, and no row is of another time."""
+"""Values that updates left out (TOAST), read again: a reader by key has every value, and no row is
+of another time."""
 
 from __future__ import annotations
 
@@ -97,7 +98,8 @@ def chosen(database: Database, kafka: Kafka, registry: Registry, prefix: str) ->
 
 
 class Enough:
-    """Whether updates left values out, and rows were read again, often enough: asked of each record in turn."""
+    """Whether updates left values out, and rows were read again, often enough: asked of each record
+    in turn."""
 
     def __init__(self) -> None:
         self._left_out = self._read = 0
@@ -110,7 +112,8 @@ class Enough:
 
 
 class Missing:
-    """Whether the end was read, and no row is left without a value: asked of each record in turn."""
+    """Whether the end was read, and no row is left without a value: asked of each record in
+    turn."""
 
     def __init__(self) -> None:
         self._keys: set[tuple[str, int]] = set()
@@ -126,7 +129,8 @@ class Missing:
 
 
 def rows_of(records: list[Record]) -> dict[int, str | None]:
-    """What a reader by key has at the end: `large` of each row. A row that is read has the value that was there."""
+    """What a reader by key has at the end: `large` of each row. A row that is read has the value
+    that was there."""
     kept: dict[int, str | None] = {}
     known: dict[int, str | None] = {}
     for record in records:

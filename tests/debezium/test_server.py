@@ -1,4 +1,5 @@
-"""Debezium Server and Walgate on one database and one workload: schemas and records compared, field by field."""
+"""Debezium Server and Walgate on one database and one workload: schemas and records compared, field
+by field."""
 
 from __future__ import annotations
 

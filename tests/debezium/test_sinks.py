@@ -1,4 +1,5 @@
-"""Debezium's own consumers, unchanged, behind a gateway in its dialect: what they make of the topics is what the tables hold."""
+"""Debezium's own consumers, unchanged, behind a gateway in its dialect: what they make of the
+topics is what the tables hold."""
 
 from __future__ import annotations
 
@@ -42,9 +43,11 @@ NOT_KEPT = {
     "t_hstore": "arrives as JSON",
     "t_varbit_10": "the sink fills it up to ten bits",
 }
-"""Column of the workload -> why the sink's table cannot hold its value; the same with Debezium's connector."""
+"""Column of the workload -> why the sink's table cannot hold its value; the same with Debezium's
+connector."""
 ARRAYS = ("t_bools", "t_int4s", "t_int8s", "t_texts")
-"""Of types that the sink makes arrays of: for numeric(10,2) it asks PostgreSQL for a type of that name."""
+"""Of types that the sink makes arrays of: for numeric(10,2) it asks PostgreSQL for a type of that
+name."""
 KEPT = {
     name: values
     for name, values in workload.COLUMNS.items()
@@ -155,7 +158,8 @@ async def becomes_empty(differing: Callable[[], Awaitable[list[str]]], worker: W
 
 
 async def differences(sql: asyncpg.Connection, table: str, copy: str) -> list[str]:
-    """`table.column: values in the source | in the copy`, compared in the type of the source, each by its row's place."""
+    """`table.column: values in the source | in the copy`, compared in the type of the source, each
+    by its row's place."""
     columns = await sql.fetch(
         "select attname as name, format_type(atttypid, atttypmod) as type from pg_attribute "
         "where attrelid = $1::regclass and attnum > 0 and not attisdropped order by attnum",

@@ -1,4 +1,5 @@
-"""Rows from before the first start, in Debezium's dialect: a reader by key has the table, whatever changed meanwhile."""
+"""Rows from before the first start, in Debezium's dialect: a reader by key has the table, whatever
+changed meanwhile."""
 
 from __future__ import annotations
 

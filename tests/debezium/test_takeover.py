@@ -1,4 +1,5 @@
-"""A Debezium Server that is stopped, or killed, under load and replaced: every row once, in the same topics."""
+"""A Debezium Server that is stopped, or killed, under load and replaced: every row once, in the
+same topics."""
 
 from __future__ import annotations
 
@@ -38,7 +39,8 @@ async def test_a_connector_that_is_stopped_under_load_is_replaced_without_gap_or
     number: signal.Signals,
     partitions: int,
 ) -> None:
-    """One that is killed stored its offset long before; of its last batch, records may come again where partitions lack some."""
+    """One that is killed stored its offset long before; of its last batch, records may come again
+    where partitions lack some."""
     parts = LocalParts(postgres=postgres, kafka=kafka, registry=registry)
     sql = await database.connect()
     await sql.execute(
@@ -90,7 +92,8 @@ async def test_a_connector_that_is_stopped_under_load_is_replaced_without_gap_or
 
 
 class Load:
-    """Transactions of inserts and updates until `goes_on` is false; `count` of committed changes."""
+    """Transactions of inserts and updates until `goes_on` is false; `count` of committed
+    changes."""
 
     def __init__(self, sql: asyncpg.Connection) -> None:
         self._sql = sql

@@ -1,5 +1,5 @@
-"""time_precision_mode: schema name, Avro type and number of each column type, as Debezium's documentation has them
-("PostgreSQL connector", "Temporal types")."""
+"""time_precision_mode: schema name, Avro type and number of each column type, as Debezium's
+documentation has them ("PostgreSQL connector", "Temporal types")."""
 
 from __future__ import annotations
 
@@ -84,7 +84,8 @@ def times(digits: int) -> st.SearchStrategy[tuple[str, int]]:
 
 
 def timestamps(digits: int) -> st.SearchStrategy[tuple[str, int]]:
-    """PostgreSQL's text and microseconds of the Unix epoch, of the years that 64 bits of nanoseconds hold."""
+    """PostgreSQL's text and microseconds of the Unix epoch, of the years that 64 bits of
+    nanoseconds hold."""
     step = 10 ** (6 - digits)
     last = ((1 << 63) - 1) // MILLIS // step
     return st.integers(-last, last).map(

@@ -1,4 +1,5 @@
-"""What a connector wrote before it was replaced is not written again: events up to `written_lsn` of one transaction."""
+"""What a connector wrote before it was replaced is not written again: events up to `written_lsn` of
+one transaction."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ XID, WRITTEN_LSN = 77, 1000
 
 
 def written_by(transactions: list[tuple[int, list[Row]]]) -> list[int]:
-    """Values of the records that a machine writes which takes over in XID at WRITTEN_LSN. Transactions: xid and rows."""
+    """Values of the records that a machine writes which takes over in XID at WRITTEN_LSN.
+    Transactions: xid and rows."""
     options, schemas = DebeziumOptions(), Schemas()
     connect = connect_relation(relation(column("id", "int4", key=True)), [CatalogColumn("id", True)], ["id"], options)
     value_id = schemas.register(envelope_schema(connect, "d.public.orders"))
@@ -70,7 +72,8 @@ def test_rows_that_share_the_last_lsn_come_all_again(lsns: list[int], count: int
 
 @given(st.lists(st.integers(900, 1100)).map(sorted))
 def test_other_transactions_are_whole(lsns: list[int]) -> None:
-    """One that was open at the same time may have rows before the last event: it committed later."""
+    """One that was open at the same time may have rows before the last event: it committed
+    later."""
     rows = numbered(lsns)
     assert written_by([(XID, [(950, -1)]), (78, rows)]) == [value for _, value in rows]
     assert written_by([(76, rows), (XID, [(WRITTEN_LSN, -1)])]) == [value for _, value in rows]

@@ -1,4 +1,5 @@
-"""What a connector wrote beyond its offset, in however many partitions, is neither lost nor written twice."""
+"""What a connector wrote beyond its offset, in however many partitions, is neither lost nor written
+twice."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""One database and one workload for Debezium and Walgate: every type, every operation, every replica identity.
+"""One database and one workload for Debezium and Walgate: every type, every operation, every
+replica identity.
 
-The tables are in `TABLES` (`moneys` has no binary form); `STATEMENTS` are transactions, run one after another. What makes
-Debezium stop is not among them: NULL in an array of enums that is NOT NULL, a timetz whose offset has seconds.
+The tables are in `TABLES` (`moneys` has no binary form); `STATEMENTS` are transactions, run one
+after another. What makes Debezium stop is not among them: NULL in an array of enums that is NOT
+NULL, a timetz whose offset has seconds.
 """
 
 from __future__ import annotations

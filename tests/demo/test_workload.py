@@ -14,9 +14,11 @@ from tests.conftest import Database
 pytestmark = pytest.mark.integration
 
 SECONDS = 3.0
-# What the scenes and the import write into the tables that nobody else touches there, without the time of day.
+# What the scenes and the import write into the tables that nobody else touches there, without the
+# time of day.
 _STAGED = f"SELECT md5(string_agg(i::text, '|' ORDER BY order_id, line)) FROM items i WHERE order_id > {FIRST_ID}"
-# Columns that buyers write once: how many of their later changes there is time for differs from run to run.
+# Columns that buyers write once: how many of their later changes there is time for differs from run
+# to run.
 _FIRST_CUSTOMERS = "SELECT name, profile, avatar, tags FROM customers WHERE id = ANY ($1) ORDER BY id"
 
 

@@ -1,4 +1,5 @@
-"""Relations and rows for the encoder's tests: a value as Python knows it, in both wire forms, and what the event must say."""
+"""Relations and rows for the encoder's tests: a value as Python knows it, in both wire forms, and
+what the event must say."""
 
 from __future__ import annotations
 

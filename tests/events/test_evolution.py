@@ -1,7 +1,9 @@
-"""Relations that change in mid-stream and mid-transaction, through a real slot, in text and in binary.
+"""Relations that change in mid-stream and mid-transaction, through a real slot, in text and in
+binary.
 
-Every case has rows before, during and after. Each event is read with its own schema and with every other version of its
-topic: old events with new schemas, new events with old ones, by the reader's own resolution.
+Every case has rows before, during and after. Each event is read with its own schema and with every
+other version of its topic: old events with new schemas, new events with old ones, by the reader's
+own resolution.
 """
 
 from __future__ import annotations
@@ -30,13 +32,15 @@ pytestmark = pytest.mark.integration
 
 @dataclass(slots=True)
 class Source:
-    """A database with a slot on a publication `p`, which the case makes or else holds all tables."""
+    """A database with a slot on a publication `p`, which the case makes or else holds all
+    tables."""
 
     connection: asyncpg.Connection
     stream: Stream
 
     async def run(self, *statements: str, publication: str = "CREATE PUBLICATION p FOR ALL TABLES") -> list[Record]:
-        """The records of these statements, the same from text and from binary. The tables of `setup` come first."""
+        """The records of these statements, the same from text and from binary. The tables of
+        `setup` come first."""
         await self.connection.execute(publication)
         for statement in statements:
             await self.connection.execute(statement)
@@ -67,9 +71,11 @@ def versions(records: list[Record]) -> list[dict[str, Any]]:
 
 
 def assert_readable_across_versions(records: list[Record], *, forward: bool = True) -> None:
-    """Each event with each version of its relation: what both know is equal, what the writer did not know is null.
+    """Each event with each version of its relation: what both know is equal, what the writer did
+    not know is null.
 
-    Not `forward`: a wider type, which an older schema cannot read; a reader is told so and never given a wrong value.
+        Not `forward`: a wider type, which an older schema cannot read; a reader is told so and never
+        given a wrong value.
     """
     schemas = versions(records)
     for old, new in pairwise(schemas):
@@ -250,7 +256,8 @@ async def test_a_toasted_column_that_did_not_change_is_named(source: Source) -> 
         "ALTER TABLE t REPLICA IDENTITY FULL", f"UPDATE t SET big = ({big})", "UPDATE t SET n = 3", "DELETE FROM t",
     )  # fmt: skip
     unchanged = [record.event["unchanged"] for record in records]
-    # Under FULL the server puts the stored value into the old tuple, and since 15 into the new one too.
+    # Under FULL the server puts the stored value into the old tuple, and since 15 into the new one
+    # too.
     assert unchanged[:5] == [[], ["big"], [], ["big"], []]
     stored = records[0].event["after"]["big"]
     assert len(stored) == 12_800

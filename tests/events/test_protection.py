@@ -1,4 +1,5 @@
-"""Columns under a rule: in every operation and every form of the wire, what leaves is what the rule says, and nothing else."""
+"""Columns under a rule: in every operation and every form of the wire, what leaves is what the rule
+says, and nothing else."""
 
 from __future__ import annotations
 

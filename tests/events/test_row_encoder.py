@@ -1,4 +1,5 @@
-"""Rows in Avro: byte for byte what fastavro writes for the event that was meant, whole; and nothing from rubbish."""
+"""Rows in Avro: byte for byte what fastavro writes for the event that was meant, whole; and nothing
+from rubbish."""
 
 from __future__ import annotations
 
@@ -261,7 +262,8 @@ def test_null_unchanged_and_special_stay_three_things() -> None:
 def test_keys_are_the_same_whatever_else_the_row_holds(
     identity: tuple[int, ...], binary: bool, data: st.DataObject
 ) -> None:
-    """Fast or with care, with NULLs, UNCHANGED and special values around: a row's key is that of its identity columns."""
+    """Fast or with care, with NULLs, UNCHANGED and special values around: a row's key is that of
+    its identity columns."""
     kinds = (TEXT, INT8, NUMERIC, DATE, TEXT, TIMESTAMPTZ, INT4)
     description = relation(kinds, identity)
     values = data.draw(rows(kinds))
@@ -372,7 +374,8 @@ def test_a_value_that_is_not_of_its_type_is_named_but_not_shown() -> None:
 def test_an_error_names_the_byte_of_the_message_where_the_value_begins(
     form: type[Text | Binary], in_stream: bool, head_bytes: int
 ) -> None:
-    """Wherever the message lies in what was read: behind its head come the letter, the column count, and c0 and c1."""
+    """Wherever the message lies in what was read: behind its head come the letter, the column
+    count, and c0 and c1."""
     context = TransactionContext(771, 775, 3, None, None, None, in_stream)
     description = relation((TEXT, BOOL, INT8), (0,), ReplicaIdentity.FULL)
     good, bad = (form(b"text"), None, None), (form(b"text"), UNCHANGED, form(b"secret"))
@@ -479,7 +482,8 @@ def test_a_special_value_in_a_copied_row_stays_special() -> None:
 
 @pytest.mark.parametrize("operation", ["insert", "update"])
 def test_a_special_value_that_has_no_text_is_asked_for_in_text(operation: str) -> None:
-    """A numeric of an unknown sign: neither a decimal, nor one of the values that PostgreSQL has beside them."""
+    """A numeric of an unknown sign: neither a decimal, nor one of the values that PostgreSQL has
+    beside them."""
     kinds = (INT8, NUMERIC)
     row = (Binary(struct.pack("!q", 1)), Binary(struct.pack("!HhHHH", 1, 0, 0x1234, 0, 7)))
     for description in (relation(kinds), relation(kinds, (0, 1))):

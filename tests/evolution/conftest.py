@@ -18,7 +18,8 @@ from tests.evolution.theatre import theatre
 async def played(
     postgres: Postgres, kafka: Kafka, registry: Registry, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Delivered]:
-    """Every compatible scene in every situation, through one gateway that stops at an incompatible change."""
+    """Every compatible scene in every situation, through one gateway that stops at an incompatible
+    change."""
     log = tmp_path_factory.mktemp("evolution") / "gateway.log"
     async with theatre(f"evolution_{uuid4().hex[:8]}", postgres, kafka, registry, log) as stage:
         for statement in SETUP:
@@ -46,7 +47,8 @@ async def played(
 async def registered(
     postgres: Postgres, kafka: Kafka, registry: Registry, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[Delivered]:
-    """Every incompatible scene in every situation, through a gateway with schemas.on_incompatible=register."""
+    """Every incompatible scene in every situation, through a gateway with
+    schemas.on_incompatible=register."""
     log = tmp_path_factory.mktemp("registered") / "gateway.log"
     async with theatre(f"registered_{uuid4().hex[:8]}", postgres, kafka, registry, log) as stage:
         await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")

@@ -1,7 +1,8 @@
-"""What a gateway left in Kafka, as a stranger reads it: confluent-kafka's Consumer, the registry's schemas and fastavro.
+"""What a gateway left in Kafka, as a stranger reads it: confluent-kafka's Consumer, the registry's
+schemas and fastavro.
 
-Every event is decoded with its writer's schema; `read_as` decodes it again with another version of its subject as the
-reader's schema, by fastavro's own schema resolution.
+Every event is decoded with its writer's schema; `read_as` decodes it again with another version of
+its subject as the reader's schema, by fastavro's own schema resolution.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ _FRAME_BYTES = 5
 
 @dataclass(frozen=True)
 class Record:
-    """One record: `event` (and `key`, None where there is none) decoded with the schemas that wrote them."""
+    """One record: `event` (and `key`, None where there is none) decoded with the schemas that wrote
+    them."""
 
     topic: str
     partition: int
@@ -39,7 +41,8 @@ class Record:
 
 
 class Delivered:
-    """All records under a prefix, read to the end of every partition when `is_complete(self)` holds."""
+    """All records under a prefix, read to the end of every partition when `is_complete(self)`
+    holds."""
 
     def __init__(
         self, bootstrap_servers: str, registry_url: str, prefix: str, is_complete: Callable[[Delivered], bool]
@@ -64,7 +67,8 @@ class Delivered:
     def close(self) -> None:
         self._registry.__exit__()  # type: ignore[no-untyped-call]
 
-    # -- of a table -------------------------------------------------------------------------------------------------
+    # -- of a table
+    # -------------------------------------------------------------------------------------------------
 
     def topic(self, table: str) -> str:
         namespace, _, name = table.rpartition(".")
@@ -76,7 +80,8 @@ class Delivered:
         return [record for record in self.records if record.topic == topic]
 
     def committed(self, table: str) -> list[Record]:
-        """Events of committed transactions only, in order of commit and ordinal, as the markers tell."""
+        """Events of committed transactions only, in order of commit and ordinal, as the markers
+        tell."""
         transactions: dict[tuple[int, int], tuple[int, set[int]]] = {}
         for marker in self.markers:
             if marker["kind"] in ("COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"):
@@ -99,7 +104,8 @@ class Delivered:
         topic = transaction_topic(self._prefix)
         return [record.event for record in self.records if record.topic == topic]
 
-    # -- schemas ----------------------------------------------------------------------------------------------------
+    # -- schemas
+    # ----------------------------------------------------------------------------------------------------
 
     def versions(self, table: str) -> dict[int, dict[str, Any]]:
         """The value schemas of a table by id, as the registry has them, oldest first."""
@@ -114,7 +120,8 @@ class Delivered:
         return self._parsed[schema_id]
 
     def read_as(self, record: Record, reader: dict[str, Any]) -> dict[str, Any]:
-        """The event again, with `reader` as the reader's schema. Raises SchemaResolutionError where it cannot be."""
+        """The event again, with `reader` as the reader's schema. Raises SchemaResolutionError where
+        it cannot be."""
         return self._decode(record.payload, fastavro.parse_schema(reader))
 
     def _decode(self, payload: bytes, reader: Schema | None = None) -> dict[str, Any]:
@@ -123,7 +130,8 @@ class Delivered:
         assert source.read(1) == b""
         return dict(event)
 
-    # -- reading ----------------------------------------------------------------------------------------------------
+    # -- reading
+    # ----------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:
         consumer = Consumer(

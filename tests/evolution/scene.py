@@ -5,7 +5,8 @@
     open          the same in a transaction that is streamed while it is open
     undone        in a streamed transaction under a savepoint that is rolled back; later again, and for good
 
-Ids tell what a row is: FIRST and LATER have the old form, CHANGED and LAST the new one. UNDONE must not be delivered.
+Ids tell what a row is: FIRST and LATER have the old form, CHANGED and LAST the new one. UNDONE must
+not be delivered.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ CaughtUp = Callable[[], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Scene:
-    """SQL with `{t}` for the table and `{n}` for the expression of an id; `old` and `new` are select lists after INSERT.
+    """SQL with `{t}` for the table and `{n}` for the expression of an id; `old` and `new` are
+    select lists after INSERT.
 
-    `last` is run at the very end, with the new form in place. `renamed`: the table's new name, where that is the change.
+        `last` is run at the very end, with the new form in place. `renamed`: the table's new name,
+        where that is the change.
     """
 
     create: str

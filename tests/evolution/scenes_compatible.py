@@ -1,4 +1,5 @@
-"""Changes that leave every event readable with every version of the schema (a wider type: old events with the new one)."""
+"""Changes that leave every event readable with every version of the schema (a wider type: old
+events with the new one)."""
 
 from __future__ import annotations
 
@@ -7,7 +8,8 @@ from typing import Final
 from tests.evolution.scene import Scene
 
 BEGINS_AGAIN: Final = "enum_made"
-"""Nobody but its own transaction sees the type, so its binary form is not known: the gateway begins again, in text."""
+"""Nobody but its own transaction sees the type, so its binary form is not known: the gateway begins
+again, in text."""
 _BIG: Final = "(SELECT string_agg(md5(i::text), '') FROM generate_series(1, 100) i)"
 
 COMPATIBLE: Final = {

@@ -1,4 +1,5 @@
-"""Changes after which a reader with the new schema cannot read old events: the gateway stops, or registers when told."""
+"""Changes after which a reader with the new schema cannot read old events: the gateway stops, or
+registers when told."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Stories that are no four-fold scene: partitions, publications with lists and filters, generated columns, odd tables."""
+"""Stories that are no four-fold scene: partitions, publications with lists and filters, generated
+columns, odd tables."""
 
 from __future__ import annotations
 

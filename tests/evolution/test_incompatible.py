@@ -1,4 +1,5 @@
-"""Changes that no reader of old events could follow: where the gateway stops, what it says, and that no way on loses rows."""
+"""Changes that no reader of old events could follow: where the gateway stops, what it says, and
+that no way on loses rows."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ pytestmark = pytest.mark.integration
 
 EX_CONFIG = 78
 
-# -- schemas.on_incompatible = register: each scene in each situation ------------------------------------------------------
+# -- schemas.on_incompatible = register: each scene in each situation
+# ------------------------------------------------------
 
 Row = dict[str, Any]
 ROWS: Final[dict[str, tuple[Callable[[int], Row], Callable[[int], Row]]]] = {
@@ -52,7 +54,8 @@ def test_a_registered_change_delivers_each_row_in_its_own_form(
     assert len(changes) == (2 if scene == "made_again" and situation == UNDONE_SITUATION else 1)
 
 
-# -- schemas.on_incompatible = stop: one change, and the ways on -----------------------------------------------------------
+# -- schemas.on_incompatible = stop: one change, and the ways on
+# -----------------------------------------------------------
 
 BEFORE = "INSERT INTO t SELECT n, 'old', '1' FROM generate_series(1, 3) n"
 IN_TRANSACTION = ("BEGIN", "INSERT INTO t VALUES (4, 'old', '4')", "ALTER TABLE t ALTER c TYPE int USING c::int",
@@ -133,7 +136,8 @@ def register_by_hand(url: str, subject: str, text: str) -> None:
 
 
 async def test_a_change_that_is_rolled_back_in_the_source_needs_no_decision(stage: Theatre) -> None:
-    """The transaction was streamed while it was open: that is no reason to stop. Rolled back, it is never sent again."""
+    """The transaction was streamed while it was open: that is no reason to stop. Rolled back, it is
+    never sent again."""
     transaction = stage.sql.transaction()
     await transaction.start()
     await stage.sql.execute(IN_TRANSACTION[2])
@@ -147,7 +151,8 @@ async def test_a_change_that_is_rolled_back_in_the_source_needs_no_decision(stag
 
 
 async def test_a_form_that_was_rolled_back_does_not_bind_later_ones(stage: Theatre) -> None:
-    """Its schema is the registry's newest, and would be read wrongly by the one of the second try."""
+    """Its schema is the registry's newest, and would be read wrongly by the one of the second
+    try."""
     transaction = stage.sql.transaction()
     await transaction.start()
     await stage.sql.execute("ALTER TABLE t ADD more int")

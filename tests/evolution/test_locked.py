@@ -1,4 +1,5 @@
-"""A published table that is locked for long, as ALTER TABLE and VACUUM FULL do, and a registry that is away."""
+"""A published table that is locked for long, as ALTER TABLE and VACUUM FULL do, and a registry that
+is away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Each compatible change in each situation: what was delivered before, during and after, and who can read it."""
+"""Each compatible change in each situation: what was delivered before, during and after, and who
+can read it."""
 
 from __future__ import annotations
 
@@ -116,7 +117,8 @@ def test_the_open_situation_was_really_streamed(played: Delivered, scene: str) -
     assert any(each.event["commit_lsn"] is None for each in played.committed(f"{scene}_{OPEN}"))
 
 
-# -- what a scene shows besides its rows -----------------------------------------------------------------------------------
+# -- what a scene shows besides its rows
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)

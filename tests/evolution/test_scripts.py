@@ -1,4 +1,5 @@
-"""Partitions, publications with lists and filters, generated columns, odd names, many columns: what was delivered."""
+"""Partitions, publications with lists and filters, generated columns, odd names, many columns: what
+was delivered."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ pytestmark = pytest.mark.integration
 
 
 def told(played: Delivered, table: str) -> list[tuple[str, Any]]:
-    """(operation, new row or old key) of committed events; without the many rows of an open transaction."""
+    """(operation, new row or old key) of committed events; without the many rows of an open
+    transaction."""
     found = [(each.event["op"], each.event["after"] or each.event["old_key"]) for each in played.committed(table)]
     return [each for each in found if each[1] is None or each[1]["id"] < 1000]
 
@@ -53,7 +55,8 @@ def test_a_moved_row_is_a_delete_and_an_insert_of_one_transaction(played: Delive
 
 
 def test_partitions_through_their_root_are_one_relation(played: Delivered) -> None:
-    """In the form of the root, whatever the order of columns in the partition; a detached partition is not published."""
+    """In the form of the root, whatever the order of columns in the partition; a detached partition
+    is not published."""
     assert told(played, "roots.part") == [
         ("INSERT", {"id": 1, "v": "a"}),
         ("INSERT", {"id": 101, "v": "b"}),

@@ -1,4 +1,5 @@
-"""Types that the catalog does not show when their rows are read: dropped since, or made in a transaction still open."""
+"""Types that the catalog does not show when their rows are read: dropped since, or made in a
+transaction still open."""
 
 from __future__ import annotations
 
@@ -69,8 +70,8 @@ async def test_a_type_that_was_dropped_meanwhile_is_what_it_was(stage: Theatre) 
 async def test_an_array_of_a_type_made_in_a_transaction_still_open_is_text_until_an_operator_says_otherwise(
     stage: Theatre,
 ) -> None:
-    """Nobody else sees it yet. When everybody does, the column does not change its Avro type under its readers. Of a domain the
-    stream names the base type."""
+    """Nobody else sees it yet. When everybody does, the column does not change its Avro type under
+    its readers. Of a domain the stream names the base type."""
     transaction = stage.sql.transaction()
     await transaction.start()
     await stage.sql.execute("CREATE DOMAIN amount AS int; CREATE TYPE size AS ENUM ('s', 'l')")

@@ -1,4 +1,5 @@
-"""One gateway process over one database: scenes are played, then what was delivered is looked at."""
+"""One gateway process over one database: scenes are played, then what was delivered is looked
+at."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Theatre:
     gateway: GatewayProcess
 
     async def flush(self) -> str:
-        """Let the walsender read what the open transaction has written. Gives the position behind it."""
+        """Let the walsender read what the open transaction has written. Gives the position behind
+        it."""
         async with self._another_session() as other:  # its commit flushes everybody's WAL
             lsn: str = await other.fetchval("SELECT pg_logical_emit_message(true, 'flush', '')::text")
         return lsn
@@ -83,9 +85,10 @@ class Theatre:
 async def theatre(
     name: str, postgres: Postgres, kafka: Kafka, registry: Registry, log: Path, create: str = "", **settings: str
 ) -> AsyncIterator[Theatre]:
-    """A new database, slot and prefix of this name. The gateway is not started; its end is checked by who starts it.
+    """A new database, slot and prefix of this name. The gateway is not started; its end is checked
+    by who starts it.
 
-    `create`: options of CREATE DATABASE. `settings`: more of the gateway's.
+        `create`: options of CREATE DATABASE. `settings`: more of the gateway's.
     """
     admin = await postgres.connect()
     await admin.execute(f"CREATE DATABASE {name} {create}")

@@ -1,4 +1,5 @@
-"""Random faults for a site: each is a coroutine that breaks something, heals it, waits until it is whole, and says what it did.
+"""Random faults for a site: each is a coroutine that breaks something, heals it, waits until it is
+whole, and says what it did.
 
 Faults of one lane never overlap, those of different lanes do.
 """
@@ -33,7 +34,8 @@ async def a_while(generator: random.Random, longest_s: float) -> float:
     return seconds
 
 
-# -- brokers ------------------------------------------------------------------------------------------------------------
+# -- brokers
+# ------------------------------------------------------------------------------------------------------------
 
 
 async def _broker_killed(site: Site, generator: random.Random) -> str:
@@ -89,7 +91,8 @@ async def _brokers_restarted(site: Site, generator: random.Random) -> str:
     return "brokers: rolling restart"
 
 
-# -- PostgreSQL ---------------------------------------------------------------------------------------------------------
+# -- PostgreSQL
+# ---------------------------------------------------------------------------------------------------------
 
 
 async def _primary_killed(site: Site, generator: random.Random) -> str:
@@ -151,7 +154,8 @@ async def _primary_cut_within_a_message(site: Site, generator: random.Random) ->
 
 
 async def _promotion(site: Site, generator: random.Random) -> str:
-    """The primary is lost under load; what it had committed and not yet sent to the standby is lost with it."""
+    """The primary is lost under load; what it had committed and not yet sent to the standby is lost
+    with it."""
     await site.pair.synced(site.slot, WITNESS)
     await site.pair.for_work.refuse()
     await site.pair.primary.kill()
@@ -161,7 +165,8 @@ async def _promotion(site: Site, generator: random.Random) -> str:
     return f"primary: kill -9, and {seconds:.0f} s later the standby is promoted and gets a standby of its own"
 
 
-# -- gateways and registry ----------------------------------------------------------------------------------------------
+# -- gateways and registry
+# ----------------------------------------------------------------------------------------------
 
 
 async def _gateway_killed(site: Site, generator: random.Random) -> str:
@@ -211,7 +216,8 @@ async def _registry_out_of_reach(site: Site, generator: random.Random) -> str:
     return f"gateways and registry: partition for {seconds:.0f} s"
 
 
-# -- lanes --------------------------------------------------------------------------------------------------------------
+# -- lanes
+# --------------------------------------------------------------------------------------------------------------
 
 LANES: Mapping[str, tuple[Break, ...]] = {
     "Kafka": (
@@ -243,7 +249,8 @@ LANES: Mapping[str, tuple[Break, ...]] = {
 
 
 async def break_at_random(site: Site, seed: int, seconds: float) -> list[Fault]:
-    """Every lane at once, until the time is over; ends when all is whole again. A promotion is among the first faults."""
+    """Every lane at once, until the time is over; ends when all is whole again. A promotion is
+    among the first faults."""
     done: list[Fault] = []
     until = time.monotonic() + seconds
     async with asyncio.TaskGroup() as lanes:

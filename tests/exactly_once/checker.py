@@ -1,4 +1,5 @@
-"""Is what Kafka holds exactly what PostgreSQL committed? Pure functions over what was read and what is true.
+"""Is what Kafka holds exactly what PostgreSQL committed? Pure functions over what was read and what
+is true.
 
     check(delivered, truth)         for a read_committed reader: nothing lost, doubled, torn, ghost, out of order
     check_attempts(delivered, truth) for read_uncommitted: every attempt at an event is the same event
@@ -49,7 +50,8 @@ def check(delivered: Delivered, truth: Truth, *, prefix: str) -> list[Finding]:
 
 
 def check_attempts(delivered: Delivered, truth: Truth) -> list[Finding]:
-    """`delivered` was read with read_uncommitted: aborted Kafka transactions and abandoned attempts are in it."""
+    """`delivered` was read with read_uncommitted: aborted Kafka transactions and abandoned attempts
+    are in it."""
     commit_lsns = {logged.xid: logged.committed.commit_lsn for logged in truth.transactions if logged.committed}
     first: dict[tuple[Any, ...], dict[str, Any]] = {}
     findings = []
@@ -82,7 +84,8 @@ def _rows_by_transaction(events: Sequence[Record]) -> Rows:
     return rows
 
 
-# -- one transaction --------------------------------------------------------------------------------------------------
+# -- one transaction
+# --------------------------------------------------------------------------------------------------
 
 
 def _check_transaction(
@@ -121,7 +124,8 @@ def _judge(
 
 
 def _judge_copies(records: list[Record], partition_counts: dict[str, int]) -> Iterator[tuple[Defect, str]]:
-    """An ordinal is one record, but: TRUNCATE has one in each partition, a changed key a DELETE under the old one."""
+    """An ordinal is one record, but: TRUNCATE has one in each partition, a changed key a DELETE
+    under the old one."""
     by_ordinal: dict[int, list[Record]] = defaultdict(list)
     for record in records:
         by_ordinal[record.value["ordinal"]].append(record)
@@ -213,7 +217,8 @@ def _judge_partition_order(records: list[Record]) -> Iterator[tuple[Defect, str]
 def _judge_content(
     manifest: dict[str, Any], records: list[Record], logged: Logged, prefix: str
 ) -> Iterator[tuple[Defect, str]]:
-    """Event by event against the log: a statement's changes come together, in any order among themselves."""
+    """Event by event against the log: a statement's changes come together, in any order among
+    themselves."""
     aborted = set(manifest["aborted_subxids"])
     kept = sorted(
         {
@@ -272,11 +277,13 @@ def _value_holds(record: Record) -> bool:
     return str(value["after"]["payload"]).startswith(f"{value['after']['number']}/{value['after']['id']}/")
 
 
-# -- over all transactions ----------------------------------------------------------------------------------------------
+# -- over all transactions
+# ----------------------------------------------------------------------------------------------
 
 
 def _check_places(delivered: Delivered) -> Iterator[Finding]:
-    """Keys lie where librdkafka's `consistent` puts them; epochs never go back within a partition."""
+    """Keys lie where librdkafka's `consistent` puts them; epochs never go back within a
+    partition."""
     newest: dict[tuple[str, int], int] = {}
     for record in delivered.events:
         place = (record.topic, record.partition)

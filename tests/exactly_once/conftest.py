@@ -1,4 +1,5 @@
-"""Servers that a test may break, and proxies in front of them. Those of the session are shared with others and stay whole."""
+"""Servers that a test may break, and proxies in front of them. Those of the session are shared with
+others and stay whole."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ _EXPIRY_CHECK = "transaction.abort.timed.out.transaction.cleanup.interval.ms"
 
 @pytest_asyncio.fixture(scope="session")
 async def _proxied_kafka() -> AsyncIterator[ProxiedKafka]:
-    """Looks for expired transactions twice a second; Kafka's default is ten seconds. A broker that was killed may register
-    again when its session has ended, by default after nine seconds."""
+    """Looks for expired transactions twice a second; Kafka's default is ten seconds. A broker that
+    was killed may register again when its session has ended, by default after nine seconds."""
     settings: dict[str, str | int] = {
         _EXPIRY_CHECK: 500,
         "broker.session.timeout.ms": 4000,

@@ -1,6 +1,8 @@
-"""What is in Kafka, read with stock clients only: confluent-kafka, the Confluent registry client and fastavro.
+"""What is in Kafka, read with stock clients only: confluent-kafka, the Confluent registry client
+and fastavro.
 
-Nothing of the gateway or of `schemas` is used here: a defect that both sides share would not be seen.
+Nothing of the gateway or of `schemas` is used here: a defect that both sides share would not be
+seen.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ READ_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """`value` as fastavro decodes it: dicts, aware datetimes. `key` are the raw bytes, frame included."""
+    """`value` as fastavro decodes it: dicts, aware datetimes. `key` are the raw bytes, frame
+    included."""
 
     topic: str
     partition: int
@@ -38,7 +41,8 @@ class Record:
 
 @dataclass(slots=True)
 class Delivered:
-    """`events` are change events and logical messages, by topic, partition and offset; the rest is in offset order."""
+    """`events` are change events and logical messages, by topic, partition and offset; the rest is
+    in offset order."""
 
     markers: list[Record] = field(default_factory=list)
     events: list[Record] = field(default_factory=list)
@@ -47,7 +51,8 @@ class Delivered:
 
 
 class Decoder:
-    """Confluent framing and Avro. Raises ValueError where bytes are left over or the frame is none."""
+    """Confluent framing and Avro. Raises ValueError where bytes are left over or the frame is
+    none."""
 
     def __init__(self, registry_url: str) -> None:
         self._registry = SchemaRegistryClient(stock_registry.settings(registry_url))
@@ -101,9 +106,11 @@ def read_delivered(
     namespace: str | None = None,
     known: Delivered | None = None,
 ) -> Delivered:
-    """Everything below the prefix from the first offset to the end as it is now, and the positions of this prefix.
+    """Everything below the prefix from the first offset to the end as it is now, and the positions
+    of this prefix.
 
-    With `namespace`: of the change topics only those of this schema. What is in `known` is not decoded again.
+        With `namespace`: of the change topics only those of this schema. What is in `known` is not
+        decoded again.
     """
     counts = partition_counts(bootstrap_servers, prefix)
     if namespace is not None:
@@ -133,7 +140,8 @@ def read_delivered(
 def read_raw(
     bootstrap_servers: str, topics: Iterable[tuple[str, int]], isolation: Isolation
 ) -> Iterable[tuple[str, int, int, bytes | None, bytes]]:
-    """(topic, partition, offset, key, value) until the end of each partition. Raises TimeoutError when nothing comes."""
+    """(topic, partition, offset, key, value) until the end of each partition. Raises TimeoutError
+    when nothing comes."""
     consumer = _consumer(bootstrap_servers, isolation)
     open_partitions = {(topic, partition) for topic, count in topics for partition in range(count)}
     deadline = time.monotonic() + READ_TIMEOUT_S

@@ -1,4 +1,5 @@
-"""The longest times in which no commit became readable, each with what was broken then and what the gateways logged."""
+"""The longest times in which no commit became readable, each with what was broken then and what the
+gateways logged."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ _ADORNMENT: Final = frozenset({"timestamp", "level", "event", "logger"})
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """`begun` and `ended` in seconds of the monotonic clock: the commits on both sides became readable then."""
+    """`begun` and `ended` in seconds of the monotonic clock: the commits on both sides became
+    readable then."""
 
     begun: float
     ended: float
@@ -33,7 +35,8 @@ class Gap:
         return [fault for fault in faults if fault.begun < self.ended and fault.ended > self.begun]
 
     def whole_s(self, faults: Sequence[Fault]) -> list[float]:
-        """The times within the gap in which nothing was broken, in their order; of each its seconds."""
+        """The times within the gap in which nothing was broken, in their order; of each its
+        seconds."""
         whole, until = [], self.begun
         for fault in sorted(self.faults_of(faults), key=lambda fault: fault.begun):
             if fault.begun > until:

@@ -1,4 +1,5 @@
-"""Topics made by hand, without any fault, for the tests of the checker to break in one place each."""
+"""Topics made by hand, without any fault, for the tests of the checker to break in one place
+each."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 @dataclass(slots=True)
 class Handmade:
-    """`delivered` and `truth` grow together; each method adds one transaction of two or three rows."""
+    """`delivered` and `truth` grow together; each method adds one transaction of two or three
+    rows."""
 
     delivered: Delivered = field(
         default_factory=lambda: Delivered(partition_counts={TOPIC: PARTITIONS, f"{PREFIX}.message": 3})
@@ -134,7 +136,8 @@ class Handmade:
         return records
 
     def moving(self, xid: int, number: int) -> list[Record]:
-        """A changed key: an UPDATE under the new one and a DELETE under the old one, with one ordinal."""
+        """A changed key: an UPDATE under the new one and a DELETE under the old one, with one
+        ordinal."""
         key = number * 10
         committed = self.log(xid, number, Statement(0, "UPDATE", TABLE, (key + 1,)))
         told = {"commit_lsn": committed.commit_lsn, "commit_time": committed.commit_time}

@@ -1,11 +1,13 @@
-"""What happened in the source database: the log that the workload keeps, and PostgreSQL's own account of it.
+"""What happened in the source database: the log that the workload keeps, and PostgreSQL's own
+account of it.
 
 Two witnesses, neither of which is the gateway:
 
-* `history.transactions` and `history.statements` are written inside the transactions that they describe, also inside their
-  savepoints. So a row of the log exists exactly when what it tells of was committed, whatever became of the client.
-* A second slot, decoded by PostgreSQL itself without streaming and without two-phase, gives each committed transaction's
-  LSNs and commit time in commit order.
+* `history.transactions` and `history.statements` are written inside the transactions that they
+  describe, also inside their savepoints. So a row of the log exists exactly when what it tells of
+  was committed, whatever became of the client.
+* A second slot, decoded by PostgreSQL itself without streaming and without two-phase, gives each
+  committed transaction's LSNs and commit time in commit order.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ SCHEMA = """
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """One statement's changes, in no order among themselves. `relation` is `schema.table`; TRUNCATE and MESSAGE have no keys."""
+    """One statement's changes, in no order among themselves. `relation` is `schema.table`; TRUNCATE
+    and MESSAGE have no keys."""
 
     step: int
     operation: str
@@ -66,8 +69,9 @@ class Logged:
 
 @dataclass(slots=True)
 class Truth:
-    """Committed transactions, in commit order where there is a witness; and the LSNs of the logical messages that belong to
-    no transaction. A transaction without statements changed nothing that is published, or rolled all of it back."""
+    """Committed transactions, in commit order where there is a witness; and the LSNs of the logical
+    messages that belong to no transaction. A transaction without statements changed nothing that is
+    published, or rolled all of it back."""
 
     transactions: list[Logged] = field(default_factory=list)
     message_lsns: list[int] = field(default_factory=list)
@@ -85,16 +89,18 @@ async def create_history(connection: asyncpg.Connection) -> None:
 
 @dataclass(slots=True)
 class Witnessed:
-    """Of the witness slot: committed transactions by their commit LSN, and the LSNs of messages that belong to none."""
+    """Of the witness slot: committed transactions by their commit LSN, and the LSNs of messages
+    that belong to none."""
 
     committed: dict[int, Committed] = field(default_factory=dict)
     message_lsns: set[int] = field(default_factory=set)
 
 
 async def load_truth(connection: asyncpg.Connection, publication: str, earlier: Witnessed | None = None) -> Truth:
-    """Both witnesses together. Raises AssertionError where they disagree: then the test itself is wrong.
+    """Both witnesses together. Raises AssertionError where they disagree: then the test itself is
+    wrong.
 
-    `earlier`: what `ask_witness` has consumed.
+        `earlier`: what `ask_witness` has consumed.
     """
     told = earlier or Witnessed()
     await ask_witness(connection, publication, told)
@@ -117,9 +123,10 @@ async def load_truth(connection: asyncpg.Connection, publication: str, earlier: 
 async def ask_witness(
     connection: asyncpg.Connection, publication: str, told: Witnessed, *, consume: bool = False
 ) -> None:
-    """Adds to `told` what the witness slot has to say; peeks, so that it may be asked again, unless `consume` is set.
+    """Adds to `told` what the witness slot has to say; peeks, so that it may be asked again, unless
+    `consume` is set.
 
-    Only Begin, Commit and Message are read (PostgreSQL manual, 54.9).
+        Only Begin, Commit and Message are read (PostgreSQL manual, 54.9).
     """
     function = "pg_logical_slot_get_binary_changes" if consume else "pg_logical_slot_peek_binary_changes"
     rows = await connection.fetch(

@@ -1,9 +1,11 @@
-"""The true lag, from outside: when each transaction committed, and when a stock reader could read that it had.
+"""The true lag, from outside: when each transaction committed, and when a stock reader could read
+that it had.
 
-A transaction is durable in Kafka at some moment between `appended` (the timestamp of its last marker, before the Kafka
-transaction ends) and `seen` (a read_committed consumer has it). At a moment `t` the lag is the age of the oldest transaction that
-committed before `t` and is durable after `t`, or 0. So each answer of the gateway lies between two bounds, whatever happened
-meanwhile. All servers are on this computer: there is one clock.
+A transaction is durable in Kafka at some moment between `appended` (the timestamp of its last
+marker, before the Kafka transaction ends) and `seen` (a read_committed consumer has it). At a
+moment `t` the lag is the age of the oldest transaction that committed before `t` and is durable
+after `t`, or 0. So each answer of the gateway lies between two bounds, whatever happened meanwhile.
+All servers are on this computer: there is one clock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Gateways that are killed at once, each with its own database, slot, topics, load and checker: one alone mostly waits."""
+"""Gateways that are killed at once, each with its own database, slot, topics, load and checker: one
+alone mostly waits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The marker topic by itself: is it a legal story, and which transactions does it say are committed?
+"""The marker topic by itself: is it a legal story, and which transactions does it say are
+committed?
 
 EPOCH                                   everything open is void; prepared transactions stay
 BEGIN (rows) COMMIT                     next to each other
@@ -19,7 +20,8 @@ COMMITTING = ("COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED")
 
 @dataclass(slots=True)
 class Story:
-    """What the markers tell. `committed` in the order of the topic, `prepared` are those still open at its end."""
+    """What the markers tell. `committed` in the order of the topic, `prepared` are those still open
+    at its end."""
 
     committed: list[Record] = field(default_factory=list)
     prepared: dict[tuple[str, int], Record] = field(default_factory=dict)

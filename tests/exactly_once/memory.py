@@ -28,7 +28,8 @@ class Memory:
             await asyncio.sleep(self._interval_s)
 
     def end(self) -> str:
-        """The figures in words. Raises AssertionError when the resident set was too large, or grew."""
+        """The figures in words. Raises AssertionError when the resident set was too large, or
+        grew."""
         self._task.cancel()
         half = self._samples[len(self._samples) // 2 :]
         span_s = half[-1][0] - half[0][0]

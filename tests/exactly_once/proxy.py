@@ -1,7 +1,8 @@
-"""A TCP proxy that breaks connections on purpose, between the gateway and PostgreSQL, Kafka or the registry.
+"""A TCP proxy that breaks connections on purpose, between the gateway and PostgreSQL, Kafka or the
+registry.
 
-Without a fault every byte passes unchanged and in order. Faults hold for connections that are open and for new ones, until
-`heal`:
+Without a fault every byte passes unchanged and in order. Faults hold for connections that are open
+and for new ones, until `heal`:
 
     cut                  reset every open connection, as a crashed peer or a firewall does
     refuse               accept nothing any more
@@ -10,7 +11,8 @@ Without a fault every byte passes unchanged and in order. Faults hold for connec
     cut_after(n)         let exactly n more bytes of a direction pass, then reset: half a message
     freeze, thaw         what is under way on the connections that are open now arrives late; new ones work
 
-Kafka clients go where the broker's metadata send them: `ProxiedKafka` has a second listener that advertises the proxy.
+Kafka clients go where the broker's metadata send them: `ProxiedKafka` has a second listener that
+advertises the proxy.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER with time 0: close sends 
 
 @dataclass(slots=True)
 class _Way:
-    """One direction. `open` is cleared while it is a black hole; `left` counts bytes down to a cut."""
+    """One direction. `open` is cleared while it is a black hole; `left` counts bytes down to a
+    cut."""
 
     open: asyncio.Event = field(default_factory=asyncio.Event)
     delay_s: float = 0.0
@@ -49,7 +52,8 @@ class _Way:
 
 
 class FaultProxy:
-    """`port` is ours; `target_port` may be set later and changed: new connections go to the new one."""
+    """`port` is ours; `target_port` may be set later and changed: new connections go to the new
+    one."""
 
     def __init__(self, target_port: int, *, port: int | None = None) -> None:
         self.target_port = target_port
@@ -63,10 +67,12 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self.heal()
 
-    # -- faults -----------------------------------------------------------------------------------------------------
+    # -- faults
+    # -----------------------------------------------------------------------------------------------------
 
     def heal(self) -> None:
-        """No fault any more; what a black hole held back goes on its way. `refuse` is undone by `accept`."""
+        """No fault any more; what a black hole held back goes on its way. `refuse` is undone by
+        `accept`."""
         for way in self._ways.values():
             way.open.set()
             way.delay_s, way.rate, way.left = 0.0, None, None
@@ -82,7 +88,8 @@ class FaultProxy:
             self._ways[direction].open.clear()
 
     def freeze(self) -> None:
-        """Hold what comes on the connections that are open now, to the server, also when the client has gone."""
+        """Hold what comes on the connections that are open now, to the server, also when the client
+        has gone."""
         for gate in self._gates:
             gate.clear()
 
@@ -116,7 +123,8 @@ class FaultProxy:
     def moved_bytes(self, direction: Direction) -> int:
         return self._ways[direction].moved_bytes
 
-    # -- bytes ------------------------------------------------------------------------------------------------------
+    # -- bytes
+    # ------------------------------------------------------------------------------------------------------
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
@@ -190,7 +198,8 @@ class FaultProxy:
             if way.rate is not None:
                 await asyncio.sleep(len(part) / way.rate)
 
-    # -- life -------------------------------------------------------------------------------------------------------
+    # -- life
+    # -------------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         await self.accept()
@@ -239,9 +248,9 @@ UNRESOLVABLE = "kafka.invalid:9092"
 
 
 class ProxiedKafka(Kafka):
-    """A broker with a second listener, reached through `proxy`: clients that bootstrap there stay there. A third one asks
-    who comes, and the authorizer what he may do; whoever comes by the others may do everything. A fourth one advertises a name
-    that nobody can resolve."""
+    """A broker with a second listener, reached through `proxy`: clients that bootstrap there stay
+    there. A third one asks who comes, and the authorizer what he may do; whoever comes by the
+    others may do everything. A fourth one advertises a name that nobody can resolve."""
 
     def __init__(self, *, settings: dict[str, str | int] | None = None, heap_mb: int = 512) -> None:
         super().__init__(settings=_AUTHORIZATION | (settings or {}), heap_mb=heap_mb, jvm_options=[QUICK_START])
@@ -276,7 +285,8 @@ class ProxiedKafka(Kafka):
         path.write_text("\n".join(line + extra.get(line.partition("=")[0], "") for line in lines) + "\n")
 
     def delete_topic(self, topic: str) -> None:
-        """Returns when the broker takes nothing for it any more: the controller has answered before."""
+        """Returns when the broker takes nothing for it any more: the controller has answered
+        before."""
         admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         for future in admin.delete_topics([topic]).values():
             future.result(30)

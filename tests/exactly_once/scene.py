@@ -1,4 +1,5 @@
-"""One run: a source database, a workload, a gateway process, and the verdict of the checker at the end."""
+"""One run: a source database, a workload, a gateway process, and the verdict of the checker at the
+end."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ class Verdict:
 
 
 class Scene:
-    """`bootstrap_servers` and `registry_url` are the direct ones, for the checker; the gateway may get others."""
+    """`bootstrap_servers` and `registry_url` are the direct ones, for the checker; the gateway may
+    get others."""
 
     def __init__(
         self,
@@ -70,11 +72,13 @@ class Scene:
         self.connection: asyncpg.Connection
 
     async def streaming(self, failpoints: str = "", **settings: object) -> None:
-        """Start the gateway and wait until its stream is open: from the first time on, what commits is to be delivered."""
+        """Start the gateway and wait until its stream is open: from the first time on, what commits
+        is to be delivered."""
         await self.gateway.streaming(failpoints, **settings)
 
     async def stop(self) -> int:
-        """The gateway, and its walsender: the slot is free, and what it was told is confirmed. Returns the exit code."""
+        """The gateway, and its walsender: the slot is free, and what it was told is confirmed.
+        Returns the exit code."""
         code = await self.gateway.stop()
         await until_free(self.connection, f"slot_{self.prefix}")
         return code
@@ -109,7 +113,8 @@ class Scene:
         assert ended, "no walsender reads the slot"
 
     async def delivered(self, xid: int, *, timeout_s: float = DRAIN_TIMEOUT_S) -> float:
-        """Wait until the transaction's last marker is readable with read_committed; seconds that it took."""
+        """Wait until the transaction's last marker is readable with read_committed; seconds that it
+        took."""
         begun = time.monotonic()
         found = await asyncio.to_thread(
             wait_for_commit, self.bootstrap_servers, self.registry_url, self.prefix, xid, timeout_s
@@ -118,7 +123,8 @@ class Scene:
         return time.monotonic() - begun
 
     async def sent(self, relation: str, record_count: int, *, timeout_s: float = 60.0) -> None:
-        """Wait until so many records of a relation are in its topic, whether their transaction is committed or not."""
+        """Wait until so many records of a relation are in its topic, whether their transaction is
+        committed or not."""
         topic = f"{self.prefix}.{relation}"
         deadline = time.monotonic() + timeout_s
         while await self.end(topic) < record_count:
@@ -126,11 +132,13 @@ class Scene:
             await asyncio.sleep(0.1)
 
     async def end(self, topic: str, isolation: Isolation = "read_committed") -> int:
-        """Sum of the ends of a topic's partitions, where a reader of this isolation stops; -1 while nobody leads one of them."""
+        """Sum of the ends of a topic's partitions, where a reader of this isolation stops; -1 while
+        nobody leads one of them."""
         return await asyncio.to_thread(end_offsets, self.bootstrap_servers, topic, isolation)
 
     async def until_nothing_is_open(self, *relations: str, timeout_s: float = 30.0) -> None:
-        """Wait until no Kafka transaction keeps readers from the positions, the markers or the relations' records."""
+        """Wait until no Kafka transaction keeps readers from the positions, the markers or the
+        relations' records."""
         topics = [POSITION_TOPIC, *(f"{self.prefix}.{name}" for name in ("transaction", *relations))]
         deadline = time.monotonic() + timeout_s
         for topic in topics:
@@ -176,9 +184,11 @@ async def open_scene(
     pause_s: float = 0.3,
     **settings: object,
 ) -> AsyncIterator[Scene]:
-    """`settings` go to the gateway and may replace what is set here: `source__dsn`, `kafka__bootstrap_servers`.
+    """`settings` go to the gateway and may replace what is set here: `source__dsn`,
+    `kafka__bootstrap_servers`.
 
-    `pause_s`: between two transactions of a worker of the workload; short where nothing is to happen in between.
+        `pause_s`: between two transactions of a worker of the workload; short where nothing is to
+        happen in between.
     """
     values: dict[str, object] = {
         "source__dsn": database.dsn,

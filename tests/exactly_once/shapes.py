@@ -1,6 +1,8 @@
-"""One transaction of the workload, and the shapes that it may have. Every statement writes its own line of the log.
+"""One transaction of the workload, and the shapes that it may have. Every statement writes its own
+line of the log.
 
-A statement changes rows and logs them in one go (a data-modifying CTE), so the log cannot say more or less than happened.
+A statement changes rows and logs them in one go (a data-modifying CTE), so the log cannot say more
+or less than happened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A whole site for random faults: three brokers, a primary with a standby, two gateways, and a proxy on every way of theirs."""
+"""A whole site for random faults: three brokers, a primary with a standby, two gateways, and a
+proxy on every way of theirs."""
 
 from __future__ import annotations
 
@@ -73,7 +74,8 @@ class ProxiedBroker(ClusterBroker):
 
 
 class Pair:
-    """A primary and its standby, with failover slots. `for_gateways` and `for_work` always lead to the primary."""
+    """A primary and its standby, with failover slots. `for_gateways` and `for_work` always lead to
+    the primary."""
 
     def __init__(self) -> None:
         self.primary = Postgres(settings=_SETTINGS)
@@ -118,8 +120,8 @@ class Pair:
         await sql.close()
 
     async def synced(self, *slots: str) -> None:
-        """Wait until the standby has these slots for good. The witness is asked meanwhile: a slot is synchronized only
-        when it has come as far as the standby was when it saw it first."""
+        """Wait until the standby has these slots for good. The witness is asked meanwhile: a slot
+        is synchronized only when it has come as far as the standby was when it saw it first."""
         primary, standby = await self.sql(), await self.standby.connect()
         try:
             async with asyncio.timeout(SYNCED_TIMEOUT_S):
@@ -141,13 +143,15 @@ class Pair:
         await sql.close()
 
     async def restart(self) -> None:
-        """The primary, which has ended. What a lost client had prepared is committed before others come."""
+        """The primary, which has ended. What a lost client had prepared is committed before others
+        come."""
         await self.primary.start()
         await self._commit_prepared()
         await self.for_work.accept()
 
     async def promote(self) -> None:
-        """The primary has ended, and `for_work` is closed. The new primary gets a standby of its own."""
+        """The primary has ended, and `for_work` is closed. The new primary gets a standby of its
+        own."""
         old, self.primary = self.primary, self.standby
         sql = await self.sql()
         assert await sql.fetchval("SELECT pg_promote()")
@@ -273,7 +277,8 @@ class Site:
 
 @asynccontextmanager
 async def open_site(registry: Registry, prefix: str, folder: Path) -> AsyncIterator[Site]:
-    """Nothing is broken yet, one gateway streams, the other waits, and the standby has all that it needs to take over."""
+    """Nothing is broken yet, one gateway streams, the other waits, and the standby has all that it
+    needs to take over."""
     async with AsyncExitStack() as stack:
         brokers = await stack.enter_async_context(cluster(kind=ProxiedBroker))
         pair = await stack.enter_async_context(Pair())

@@ -1,7 +1,9 @@
-"""Random faults of everything at once, for a quarter of an hour: nothing is lost, doubled or out of order, and nothing stops.
+"""Random faults of everything at once, for a quarter of an hour: nothing is lost, doubled or out of
+order, and nothing stops.
 
-Judged from the log that the source itself keeps, by readers that share no code with the gateway (history.py, delivered.py,
-checker.py). `WALGATE_CHAOS_S` sets the duration in seconds, `WALGATE_TEST_SEED` the order of the faults.
+Judged from the log that the source itself keeps, by readers that share no code with the gateway
+(history.py, delivered.py, checker.py). `WALGATE_CHAOS_S` sets the duration in seconds,
+`WALGATE_TEST_SEED` the order of the faults.
 """
 
 from __future__ import annotations

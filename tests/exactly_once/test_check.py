@@ -1,4 +1,5 @@
-"""`walgate check` against real servers: mistakes seeded into them and into the settings are named, and nothing is changed."""
+"""`walgate check` against real servers: mistakes seeded into them and into the settings are named,
+and nothing is changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The checker against topics made by hand: silent where all is well, and one broken promise is exactly one finding."""
+"""The checker against topics made by hand: silent where all is well, and one broken promise is
+exactly one finding."""
 
 from __future__ import annotations
 
@@ -297,7 +298,8 @@ def an_older_gateway_writes_after_a_newer_one(made: Handmade) -> None:
 
 @breaks(Defect.VOID)
 def in_progress_rows_of_an_earlier_epoch_count(made: Handmade) -> None:
-    """As a gateway would write that goes on in the middle of a streamed transaction after a restart."""
+    """As a gateway would write that goes on in the middle of a streamed transaction after a
+    restart."""
     manifest(made, "STREAM_COMMIT", 502)["epoch"] = 0
     for ordinal in (0, 1):
         row(made, 502, ordinal).value["epoch"] = 0

@@ -1,6 +1,6 @@
-"""Who or what is the cause, one after the other: named by /readyz and the status, by `walgate status`, and by an alert, within
-NAMED_S; and in each situation every lag that the gateway tells is within TRUE_S of the truth (lag_truth.py). Only the live
-page is in test_page_of_outages.py."""
+"""Who or what is the cause, one after the other: named by /readyz and the status, by `walgate
+status`, and by an alert, within NAMED_S; and in each situation every lag that the gateway tells is
+within TRUE_S of the truth (lag_truth.py). Only the live page is in test_page_of_outages.py."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ OUTAGE_S = 16.0
 """Longer than it may take to name the cause."""
 LINES = 20
 FORGOTTEN_S = 900.0
-"""An alert calls a transaction forgotten when it is so old; here its age is added to what was recorded."""
+"""An alert calls a transaction forgotten when it is so old; here its age is added to what was
+recorded."""
 
 
 async def a_transaction_that_holds_the_start(watcher: Watcher) -> None:
@@ -61,7 +62,8 @@ async def a_transaction_that_holds_the_start(watcher: Watcher) -> None:
 
 
 async def the_lag_counts_from_the_first_reading(watcher: Watcher, earliest: float) -> None:
-    """Nothing was ever delivered: the gateway says that it is at least so old. `earliest`: before the first reading."""
+    """Nothing was ever delivered: the gateway says that it is at least so old. `earliest`: before
+    the first reading."""
     first = await watcher.until(lambda seen: seen["lag_seconds"] is not None, "a lag")
     begins = first["server_time"] - first["lag_seconds"]
     assert first["lag_is_at_least"] and earliest - TRUE_S < begins <= first["server_time"]
@@ -90,8 +92,8 @@ async def an_outage(watcher: Watcher, proxy: FaultProxy, server: str, title: str
 
 
 def the_log_is_quiet(log: str) -> None:
-    """A minute of an outage has at most LINES lines; no library speaks above a warning, or while its service is said to be
-    down; and nothing is a traceback."""
+    """A minute of an outage has at most LINES lines; no library speaks above a warning, or while
+    its service is said to be down; and nothing is a traceback."""
     entries = [json.loads(line) for line in log.splitlines()]  # whoever wrote it, Kafka's client too
     assert not [entry for entry in entries if "exception" in entry or "never retrieved" in entry["event"]]
     of_libraries = [entry for entry in entries if "logger" in entry]

@@ -1,7 +1,8 @@
-"""SIGKILL at every failpoint, one after the other, under a mixed load: the checker judges them all at the end. The lanes share
-the failpoints.
+"""SIGKILL at every failpoint, one after the other, under a mixed load: the checker judges them all
+at the end. The lanes share the failpoints.
 
-Some points are only reached when something happens: `PROVOKED` says what. Those of the first start have a slot of their own.
+Some points are only reached when something happens: `PROVOKED` says what. Those of the first start
+have a slot of their own.
 """
 
 from __future__ import annotations
@@ -36,14 +37,16 @@ SELDOM = (
     "preflight",
     "shutdown",
 )
-"""Points with such a word in their name are hit on the first time; the others on one of the first five."""
+"""Points with such a word in their name are hit on the first time; the others on one of the first
+five."""
 OF_SNAPSHOTS = ("chunk_", "snapshot_")
 """Hit in tests/snapshot/test_truth.py."""
 STREAMING = '"streaming"'
 
 
 async def _end_the_walsender(scene: Scene) -> None:
-    """Not where the kill was before: an attempt that finds the slot still held by the one before comes to `reconnect` too."""
+    """Not where the kill was before: an attempt that finds the slot still held by the one before
+    comes to `reconnect` too."""
     streams = scene.gateway.log().count(STREAMING)
     while scene.gateway.is_running:
         if scene.gateway.log().count(STREAMING) > streams:

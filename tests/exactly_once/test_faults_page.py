@@ -1,4 +1,5 @@
-"""docs/faults.md: every fault of the catalogue has its line, and every test that a line names exists."""
+"""docs/faults.md: every fault of the catalogue has its line, and every test that a line names
+exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The broker goes away, comes back, answers late, answers nothing, refuses: under load, judged by the checker."""
+"""The broker goes away, comes back, answers late, answers nothing, refuses: under load, judged by
+the checker."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def place(
 
 @pytest.mark.parametrize("away_s", [5, pytest.param(120, marks=pytest.mark.long)])
 async def test_a_broker_that_is_away_under_load_costs_only_time(place: Place, away_s: int) -> None:
-    """K1: the slot stays alive, nothing is confirmed, memory is bounded, and it goes on soon after."""
+    """K1: the slot stays alive, nothing is confirmed, memory is bounded, and it goes on soon
+    after."""
     async with place.scene(kafka__delivery_timeout_s=5, kafka__request_timeout_s=3) as scene:
         await scene.streaming()
         scene.workload.start()
@@ -167,7 +169,8 @@ async def test_a_broker_that_falls_silent_is_given_up_after_the_delivery_timeout
 
 
 async def test_answers_of_the_broker_that_are_lost_do_not_double_anything(place: Place) -> None:
-    """K6, G3: the broker does what it was told, but nobody hears that; also the answer to a commit."""
+    """K6, G3: the broker does what it was told, but nobody hears that; also the answer to a
+    commit."""
     async with place.scene(kafka__delivery_timeout_s=2, kafka__request_timeout_s=2) as scene:
         await scene.streaming()
         scene.workload.start()
@@ -185,7 +188,8 @@ async def test_answers_of_the_broker_that_are_lost_do_not_double_anything(place:
 
 
 async def test_requests_that_arrive_late_do_not_end_a_later_transaction(place: Place) -> None:
-    """K5: produce and EndTxn requests of a producer that was given up reach the broker when the next one is at work."""
+    """K5: produce and EndTxn requests of a producer that was given up reach the broker when the
+    next one is at work."""
     async with place.scene(kafka__delivery_timeout_s=2, kafka__request_timeout_s=2) as scene:
         await scene.streaming()
         scene.workload.start()
@@ -216,7 +220,8 @@ async def test_a_gateway_that_is_stopped_beyond_the_transaction_timeout_starts_a
 
 
 async def test_two_gateways_on_one_slot_never_deliver_both(place: Place, tmp_path: Path) -> None:
-    """G7: the second waits; when the first is stopped it takes over, and the first one is fenced when it wakes."""
+    """G7: the second waits; when the first is stopped it takes over, and the first one is fenced
+    when it wakes."""
     async with place.scene() as scene:
         await scene.streaming()
         scene.workload.start()
@@ -227,7 +232,8 @@ async def test_two_gateways_on_one_slot_never_deliver_both(place: Place, tmp_pat
             assert '"streaming"' not in second.log()
             await scene.workload.run_transactions(10)
             scene.gateway.signal(signal.SIGSTOP)
-            # The slot is freed when the walsender gives the sleeping one up; not before wal_sender_timeout, so by hand.
+            # The slot is freed when the walsender gives the sleeping one up; not before
+            # wal_sender_timeout, so by hand.
             await scene.end_the_walsender()
             await second.logged('"streaming"', timeout_s=60)
             scene.gateway.signal(signal.SIGCONT)
@@ -326,8 +332,8 @@ async def test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_
 
 
 async def test_more_partitions_move_keys_and_lose_nothing(place: Place) -> None:
-    """K11: a running gateway keeps to the partitions that it knows, the next one uses all. The rows of a key are then in two
-    partitions, in the order of (commit_lsn, ordinal)."""
+    """K11: a running gateway keeps to the partitions that it knows, the next one uses all. The rows
+    of a key are then in two partitions, in the order of (commit_lsn, ordinal)."""
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits(row_count=100)
@@ -354,7 +360,8 @@ async def test_more_partitions_move_keys_and_lose_nothing(place: Place) -> None:
 
 @pytest.mark.long
 async def test_a_broker_whose_disk_is_full_costs_only_time(place: Place) -> None:
-    """K8: its writes fail, so it ends, as Kafka does without a log folder that works; when there is room it goes on."""
+    """K8: its writes fail, so it ends, as Kafka does without a log folder that works; when there is
+    room it goes on."""
     async with place.scene(
         kafka__delivery_timeout_s=5, kafka__request_timeout_s=3, kafka__compression="none", kafka__batch_bytes=100_000
     ) as scene:

@@ -1,4 +1,5 @@
-"""`kill -9` at random moments under a mixed load, then at every failpoint: nothing lost, doubled, torn or invented."""
+"""`kill -9` at random moments under a mixed load, then at every failpoint: nothing lost, doubled,
+torn or invented."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 RECOVERY_S = 10.0
-"""Promised, and held by the best of several tries: the machine of the tests is busy now and then."""
+"""Promised, and held by the best of several tries: the machine of the tests is busy now and
+then."""
 
 
 async def _kill_at_random(scene: Scene, kills: int, generator: random.Random) -> None:
@@ -103,7 +105,8 @@ async def test_a_stop_under_load_drains_and_ends_with_zero(
 async def test_a_gateway_that_ends_leaves_no_transaction_open(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """The position topic is shared: another slot's gateway could not read it to its end before the transaction timeout."""
+    """The position topic is shared: another slot's gateway could not read it to its end before the
+    transaction timeout."""
     async with open_scene(
         database,
         kafka.bootstrap_servers,

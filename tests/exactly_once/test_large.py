@@ -1,4 +1,5 @@
-"""Large things: rows, transactions, savepoints, numbers of tables and of open transactions. Memory stays flat."""
+"""Large things: rows, transactions, savepoints, numbers of tables and of open transactions. Memory
+stays flat."""
 
 from __future__ import annotations
 
@@ -49,7 +50,8 @@ async def test_memory_is_flat_through_a_transaction_of_any_size(
 async def test_a_kill_in_the_middle_of_a_large_transaction_voids_its_rows(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """G5, T1: rows of a savepoint are sent, the gateway dies, the savepoint is rolled back, the rest commits."""
+    """G5, T1: rows of a savepoint are sent, the gateway dies, the savepoint is rolled back, the
+    rest commits."""
     async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
         await scene.streaming()
         connection = await database.connect()
@@ -73,7 +75,8 @@ async def test_a_kill_in_the_middle_of_a_large_transaction_voids_its_rows(
 async def test_a_message_of_a_savepoint_that_is_rolled_back_after_it_was_sent_is_no_ghost(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """The server names the whole transaction on a streamed message, so that its STREAM_ABORT does not tell."""
+    """The server names the whole transaction on a streamed message, so that its STREAM_ABORT does
+    not tell."""
     async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
         await scene.streaming()
         connection = await database.connect()
@@ -127,7 +130,8 @@ async def test_ten_thousand_savepoints_of_which_every_tenth_is_rolled_back(
 async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, count: int
 ) -> None:
-    """T32: a manifest names each of them, in three bytes or so. What does not fit into a record stops with the way out."""
+    """T32: a manifest names each of them, in three bytes or so. What does not fit into a record
+    stops with the way out."""
     async with open_scene(
         database,
         kafka.bootstrap_servers,
@@ -138,7 +142,8 @@ async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
         kafka__batch_bytes=max(1024, count // 2),
         kafka__topics='[{"pattern": ".*[.]transaction", "config": {"max.message.bytes": "16777216"}}]',
     ) as scene:
-        # Each change is sent at once, so also that of a subtransaction which is rolled back in the next moment.
+        # Each change is sent at once, so also that of a subtransaction which is rolled back in the
+        # next moment.
         await scene.connection.execute(
             f"ALTER DATABASE {database.name} SET debug_logical_replication_streaming = immediate"
         )
@@ -175,7 +180,8 @@ async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
 async def test_fifty_interleaved_large_transactions_are_kept_apart(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, seconds: int
 ) -> None:
-    """T3: every one is open while every other one sends; for so many seconds, but four times at least."""
+    """T3: every one is open while every other one sends; for so many seconds, but four times at
+    least."""
     async with open_scene(database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path) as scene:
         await scene.streaming()
         await scene.commits(row_count=1000)

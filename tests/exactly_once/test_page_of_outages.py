@@ -1,6 +1,8 @@
-"""The live page of a real gateway in a real browser: at rest, under load, and with one thing broken after the other.
+"""The live page of a real gateway in a real browser: at rest, under load, and with one thing broken
+after the other.
 
-The pictures of the documentation are made here: `PICTURES=docs/pictures pytest tests/exactly_once/test_page_of_outages.py`.
+The pictures of the documentation are made here: `PICTURES=docs/pictures pytest
+tests/exactly_once/test_page_of_outages.py`.
 """
 
 from __future__ import annotations

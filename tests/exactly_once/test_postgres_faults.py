@@ -1,4 +1,5 @@
-"""PostgreSQL restarts, crashes, falls silent, is another one, or somebody changed slot, publication or rights."""
+"""PostgreSQL restarts, crashes, falls silent, is another one, or somebody changed slot, publication
+or rights."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ from tests.reset_wal import reset_wal
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 RECOVERY_S = 5.0
-"""Promised, and held by the best of several tries: the machine of the tests is busy now and then."""
+"""Promised, and held by the best of several tries: the machine of the tests is busy now and
+then."""
 
 
 class Place:
@@ -116,7 +118,8 @@ async def test_a_fast_stop_is_not_delayed_while_kafka_is_down(
     topic_prefix: str,
     tmp_path: Path,
 ) -> None:
-    """P3: a reader that answers but cannot confirm would block the stop for as long as Kafka is down."""
+    """P3: a reader that answers but cannot confirm would block the stop for as long as Kafka is
+    down."""
     place = Place(own_database, postgres_proxy, proxied_kafka, registry, topic_prefix, tmp_path)
     async with place.scene(kafka__bootstrap_servers=proxied_kafka.proxied_servers) as scene:
         await scene.streaming()
@@ -310,7 +313,8 @@ async def test_a_table_taken_out_of_the_publication_is_told(place: Place) -> Non
 
 
 async def test_a_server_restored_from_a_backup_stops_the_start(place: Place) -> None:
-    """P7: our position lies beyond its WAL; PostgreSQL would accept it, and deliver nothing for a while."""
+    """P7: our position lies beyond its WAL; PostgreSQL would accept it, and deliver nothing for a
+    while."""
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits()
@@ -365,8 +369,9 @@ async def test_a_role_without_replication_waits_until_it_has_it_again(place: Pla
 async def test_transaction_ids_that_wrap_lose_and_double_nothing(
     kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """T27: 400 transactions before the end of the 32 bits, one that is open across it, and a restart behind it. Without DDL,
-    across which PostgreSQL itself does not decode then (XX000: could not map filenumber)."""
+    """T27: 400 transactions before the end of the 32 bits, one that is open across it, and a
+    restart behind it. Without DDL, across which PostgreSQL itself does not decode then (XX000:
+    could not map filenumber)."""
     async with Postgres(settings=TEST_SETTINGS) as server:
         for name in ("template1", "postgres"):
             connection = await server.connect(name)

@@ -29,7 +29,8 @@ main()
 async def test_a_clock_that_jumps_changes_nothing(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """G10: a day back, half an hour ahead, at each look. A broker refuses records from more than an hour ahead."""
+    """G10: a day back, half an hour ahead, at each look. A broker refuses records from more than an
+    hour ahead."""
     async with open_scene(
         database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, pause_s=0.1
     ) as scene:
@@ -64,7 +65,8 @@ async def test_without_file_descriptors_the_gateway_says_so_and_waits(
 async def test_an_old_open_transaction_is_delivered_at_its_end(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """T4: it stays open while others end, while the slot is confirmed far behind its beginning, and over restarts."""
+    """T4: it stays open while others end, while the slot is confirmed far behind its beginning, and
+    over restarts."""
     async with open_scene(
         database, kafka.bootstrap_servers, registry.url, topic_prefix, tmp_path, pause_s=0.1
     ) as scene:

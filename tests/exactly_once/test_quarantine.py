@@ -1,4 +1,5 @@
-"""A table that cannot be written: it stops the gateway, or only itself; and one transaction that an operator leaves out.
+"""A table that cannot be written: it stops the gateway, or only itself; and one transaction that an
+operator leaves out.
 
 Judged by what stock clients read from Kafka, against what was written into the tables.
 """
@@ -191,7 +192,8 @@ LARGE_ROW = f"INSERT INTO large VALUES (9, repeat('x', {2 * MAX_RECORD_BYTES}))"
 async def test_a_table_in_quarantine_is_not_read_by_a_snapshot(
     gateway: GatewayProcess, sql: asyncpg.Connection, written: Written, tmp_path: Path
 ) -> None:
-    """Its columns were changed, so that it would be read again: before a change of it came, behind one, and on command."""
+    """Its columns were changed, so that it would be read again: before a change of it came, behind
+    one, and on command."""
     gateway.settings |= {"errors__on_error": "quarantine", "snapshot__mode": "initial"}
     await sql.execute("INSERT INTO flows VALUES (1); INSERT INTO typed VALUES (1, 1)")
     await gateway.streaming()
@@ -236,7 +238,8 @@ async def test_a_table_in_quarantine_is_not_read_by_a_snapshot(
 async def test_an_error_of_a_table_that_is_read_is_an_error_of_that_table(
     table: str, poison: str, reason: str, gateway: GatewayProcess, sql: asyncpg.Connection, written: Written
 ) -> None:
-    """It stops the gateway and names the quarantine as a way on; in quarantine, the others are read to their end."""
+    """It stops the gateway and names the quarantine as a way on; in quarantine, the others are read
+    to their end."""
     gateway.settings["snapshot__mode"] = "initial"
     is_rejected = table == "typed"
     if is_rejected:

@@ -1,4 +1,5 @@
-"""The schema registry is away, slow, of another mind: nothing is sent without its schema, and the slot stays alive."""
+"""The schema registry is away, slow, of another mind: nothing is sent without its schema, and the
+slot stays alive."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ async def test_a_registry_that_is_away_at_the_start_is_waited_for(place: Place) 
 
 
 async def test_a_registry_that_goes_away_holds_back_only_what_is_new(place: Place) -> None:
-    """R1: known schemas go on; a relation that needs a new one waits, and is delivered when the registry is back."""
+    """R1: known schemas go on; a relation that needs a new one waits, and is delivered when the
+    registry is back."""
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits()
@@ -101,7 +103,8 @@ async def test_a_slow_registry_does_not_cost_the_stream(place: Place) -> None:
 
 
 async def test_an_incompatible_change_of_type_stops_with_table_column_and_types(place: Place) -> None:
-    """R3: and nothing is lost: with on_incompatible=register, or after the column was changed back, it goes on."""
+    """R3: and nothing is lost: with on_incompatible=register, or after the column was changed back,
+    it goes on."""
     async with place.scene() as scene:
         await scene.connection.execute("ALTER TABLE work.plain ADD COLUMN amount int")
         await scene.streaming()
@@ -138,8 +141,9 @@ async def test_what_was_committed_before_an_incompatible_change_is_delivered_fir
 
 
 async def test_another_registry_behind_the_url_is_refused(place: Place) -> None:
-    """R5: schema ids in records that are there would mean something else, or nothing. The other registry knows them all
-    under other ids: here the id of the position's schema is asked for in vain, and then is that of something else."""
+    """R5: schema ids in records that are there would mean something else, or nothing. The other
+    registry knows them all under other ids: here the id of the position's schema is asked for in
+    vain, and then is that of something else."""
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits()
@@ -210,7 +214,8 @@ def _always(answer: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWrit
 
 
 async def test_a_registry_that_refuses_writes_for_a_while_costs_no_table(place: Place) -> None:
-    """R7: a registry in read-only mode, a limit of a proxy: nothing that says anything about the schema."""
+    """R7: a registry in read-only mode, a limit of a proxy: nothing that says anything about the
+    schema."""
     answers = (
         b'HTTP/1.1 422 Unprocessable\r\ncontent-length: 49\r\n\r\n{"error_code": 42205, "message": "read-only now"}',
         b"HTTP/1.1 413 Payload Too Large\r\ncontent-length: 13\r\n\r\n<html></html>",
@@ -278,7 +283,8 @@ async def test_names_that_avro_and_kafka_do_not_know_pass(place: Place) -> None:
     ],
 )
 async def test_a_registry_with_bad_answers_is_never_half_believed(place: Place, answer: bytes) -> None:
-    """R6: credentials are given back, an ingress gets its backend: what may pass is named and tried again."""
+    """R6: credentials are given back, an ingress gets its backend: what may pass is named and tried
+    again."""
     server = await asyncio.start_server(_always(answer), HOST, 0)
     async with server, place.scene() as scene:
         place.proxy.target_port = server.sockets[0].getsockname()[1]

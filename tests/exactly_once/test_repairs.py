@@ -1,4 +1,5 @@
-"""After a loss, and after pg_upgrade: the command that the stop names, and a gateway that streams again under the same prefix."""
+"""After a loss, and after pg_upgrade: the command that the stop names, and a gateway that streams
+again under the same prefix."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What it costs to be watched in every way: CPU and memory of a gateway that writes heartbeats and is asked for metrics, status
-and page each second or two, against one that is not."""
+"""What it costs to be watched in every way: CPU and memory of a gateway that writes heartbeats and
+is asked for metrics, status and page each second or two, against one that is not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`synchronous_standby_names = '*'`: the gateway is a synchronous standby, which it says, and it never waits for itself."""
+"""`synchronous_standby_names = '*'`: the gateway is a synchronous standby, which it says, and it
+never waits for itself."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ async def three() -> AsyncIterator[Cluster]:
 
 
 async def confirmed(scene: Scene) -> float:
-    """One more transaction; the seconds until PostgreSQL knows that it is in Kafka. The checker's clients have their own
-    trouble with a broker that hangs."""
+    """One more transaction; the seconds until PostgreSQL knows that it is in Kafka. The checker's
+    clients have their own trouble with a broker that hangs."""
     await scene.workload.one_transaction("plain", 1)
     begun = time.monotonic()
     await until_confirmed(scene.connection, f"slot_{scene.prefix}")
@@ -42,7 +42,8 @@ async def confirmed(scene: Scene) -> float:
 async def test_a_broker_that_hangs_is_given_up_as_soon_as_the_cluster_gives_it_up(
     three: Cluster, database: Database, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Each of the three once, under load: leader of rows, of markers, coordinator of transactions, active controller."""
+    """Each of the three once, under load: leader of rows, of markers, coordinator of transactions,
+    active controller."""
     gaps, starts = [], []
     async with open_scene(
         database,

@@ -1,4 +1,5 @@
-"""Two brokers, each partition on both: leaders move under load, and replicas are too few for a while."""
+"""Two brokers, each partition on both: leaders move under load, and replicas are too few for a
+while."""
 
 from __future__ import annotations
 
@@ -86,7 +87,8 @@ def in_sync(admin: AdminClient, prefix: str) -> int:
 async def test_leaders_that_move_and_replicas_that_are_too_few_cost_only_time(
     brokers: tuple[Kafka, SecondBroker], database: Database, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """K2: a broker that leads dies under load. K9: with min.insync.replicas = 2 nothing is acknowledged until it is back."""
+    """K2: a broker that leads dies under load. K9: with min.insync.replicas = 2 nothing is
+    acknowledged until it is back."""
     first, second = brokers
     admin = AdminClient({"bootstrap.servers": first.bootstrap_servers, "log_level": 0})
     async with open_scene(

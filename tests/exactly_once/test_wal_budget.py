@@ -1,4 +1,5 @@
-"""A slot that holds more WAL than its budget while Kafka is away: kept by default, released where the setting says so.
+"""A slot that holds more WAL than its budget while Kafka is away: kept by default, released where
+the setting says so.
 
 Judged by the slot as PostgreSQL has it, and by what stock clients read from Kafka.
 """

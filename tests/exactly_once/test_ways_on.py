@@ -1,7 +1,8 @@
-"""Each way on that a stop names, followed to the letter: a gateway is stopped, its advice is taken, and it streams again with
-nothing lost.
+"""Each way on that a stop names, followed to the letter: a gateway is stopped, its advice is taken,
+and it streams again with nothing lost.
 
-Settings and SQL are taken from the message where it has them. docs/stops.md names the test of each stop (tests/stops.py).
+Settings and SQL are taken from the message where it has them. docs/stops.md names the test of each
+stop (tests/stops.py).
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _TOPIC_CONFIG = re.compile(r"--entity-type topics --entity-name (\S+) --add-conf
 
 @dataclass
 class Place:
-    """A database, a gateway for it, and what it has written. `wrong`: settings of the start that is to stop; None: unset."""
+    """A database, a gateway for it, and what it has written. `wrong`: settings of the start that is
+    to stop; None: unset."""
 
     database: Database
     sql: asyncpg.Connection
@@ -239,7 +241,8 @@ async def _topic_as_told(place: Place, said: str) -> None:
     await place.set_topic(*found.groups())
 
 
-# -- states of servers --------------------------------------------------------------------------------------------------
+# -- states of servers
+# --------------------------------------------------------------------------------------------------
 
 
 async def _slot_without_position(place: Place) -> None:
@@ -274,7 +277,8 @@ async def _position_lost(place: Place) -> None:
 
 
 async def _another_prefix(place: Place, said: str) -> None:
-    """The hints of both stops, one after the other. What the slot had confirmed stays under the first prefix."""
+    """The hints of both stops, one after the other. What the slot had confirmed stays under the
+    first prefix."""
     assert "set another kafka.prefix" in said
     place.inserted = {max(place.inserted)}
     place.set(kafka__prefix=f"{place.prefix}_other")
@@ -743,7 +747,8 @@ async def test_a_database_of_unknown_encoding_is_moved_to_one_of_utf8(place: Pla
     await place.stop()
 
 
-# -- commands -----------------------------------------------------------------------------------------------------------
+# -- commands
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.long
@@ -820,7 +825,8 @@ async def test_a_verification_that_is_refused_is_asked_for_as_the_message_says(p
     await place.stop()
 
 
-# -- the check ----------------------------------------------------------------------------------------------------------
+# -- the check
+# ----------------------------------------------------------------------------------------------------------
 
 
 async def _markers_compacted(place: Place) -> None:

@@ -1,4 +1,5 @@
-"""Ways on from the stops of Debezium's dialect, followed to a gateway that streams again with every row."""
+"""Ways on from the stops of Debezium's dialect, followed to a gateway that streams again with every
+row."""
 
 from __future__ import annotations
 

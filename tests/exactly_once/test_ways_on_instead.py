@@ -1,4 +1,5 @@
-"""Where a message names more than one way on: those that test_ways_on*.py leave out, each to a gateway that streams again."""
+"""Where a message names more than one way on: those that test_ways_on*.py leave out, each to a
+gateway that streams again."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ async def place(
         yield made
 
 
-# -- a new slot, a new prefix ------------------------------------------------------------------------------------------
+# -- a new slot, a new prefix
+# ------------------------------------------------------------------------------------------
 
 
 async def _slot_dropped(place: Place) -> None:
@@ -65,7 +67,8 @@ async def _topic_deleted(place: Place) -> None:
 
 
 async def begin_anew(place: Place) -> None:
-    """Another slot and another prefix; the first snapshot loads the tables, and the old slot goes."""
+    """Another slot and another prefix; the first snapshot loads the tables, and the old slot
+    goes."""
     await until_free(place.sql, place.slot)
     old, new = place.slot, f"{place.slot}_new"
     place.set(source__slot=new, kafka__prefix=new, snapshot__mode="initial", source__adopt_slot=False)
@@ -107,7 +110,8 @@ async def _topics_deleted(place: Place, said: str) -> None:
     place.set(source__slot=f"{place.slot}_other", snapshot__mode="initial")
 
 
-# -- publications, topics, rules ---------------------------------------------------------------------------------------
+# -- publications, topics, rules
+# ---------------------------------------------------------------------------------------
 
 
 async def _columns_published(place: Place, said: str) -> None:
@@ -227,7 +231,8 @@ async def test_a_wrong_server_is_left_for_the_one_that_was_meant(place: Place, d
     await place.stop()
 
 
-# -- a newer version ---------------------------------------------------------------------------------------------------
+# -- a newer version
+# ---------------------------------------------------------------------------------------------------
 
 _NEWER = """
 import schemas.records as records
@@ -301,7 +306,8 @@ async def test_a_record_of_a_newer_version_is_read_by_that_version(
         await place.delete_topic("walgate.snapshot")
 
 
-# -- a column that is left out -----------------------------------------------------------------------------------------
+# -- a column that is left out
+# -----------------------------------------------------------------------------------------
 
 _STAGING = """
 CREATE TABLE huge (id int PRIMARY KEY, a text, b text, c text);
@@ -312,7 +318,8 @@ UPDATE staging SET a = repeat('x', 400000000); UPDATE staging SET b = a; UPDATE 
 
 
 async def test_a_row_that_is_too_large_in_binary_is_got_past_without_its_columns(place: Place) -> None:
-    """1.2 GB, where PostgreSQL makes messages of at most 1 GB. What commits later is sent, also of that table."""
+    """1.2 GB, where PostgreSQL makes messages of at most 1 GB. What commits later is sent, also of
+    that table."""
     await place.sql.execute(f"DROP PUBLICATION walgate; {_STAGING}", timeout=200)
     await place.sql.execute("CREATE PUBLICATION walgate FOR TABLE flows, huge")
     place.set(source__binary="on")
@@ -331,7 +338,8 @@ async def test_a_row_that_is_too_large_in_binary_is_got_past_without_its_columns
     await place.stop()
 
 
-# -- brokers that allow more -------------------------------------------------------------------------------------------
+# -- brokers that allow more
+# -------------------------------------------------------------------------------------------
 
 
 async def test_brokers_are_made_to_allow_what_the_settings_ask_for(

@@ -36,7 +36,8 @@ async def tls(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[TlsPost
 async def test_a_server_that_cannot_be_verified_is_when_the_certificate_is_there(
     tls: TlsPostgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """A file that is missing stops the gateway; another authority may be replaced while it waits."""
+    """A file that is missing stops the gateway; another authority may be replaced while it
+    waits."""
     async with (
         asynccontextmanager(_new_database)(tls.server) as database,
         asynccontextmanager(_place)(database, kafka, registry, topic_prefix, tmp_path) as place,

@@ -1,7 +1,8 @@
-"""A place in the WAL that the server cannot send: it is counted, waited for, a stop in the end, and each way on is walked.
+"""A place in the WAL that the server cannot send: it is counted, waited for, a stop in the end, and
+each way on is walked.
 
-pgoutput reads row filters, column lists and partitions as they were when the change was made, so that the catalog of now looks
-right in each of these tests.
+pgoutput reads row filters, column lists and partitions as they were when the change was made, so
+that the catalog of now looks right in each of these tests.
 """
 
 from __future__ import annotations
@@ -109,7 +110,8 @@ CREATE PUBLICATION walgate FOR ALL TABLES WITH (publish_via_partition_root = tru
 
 
 async def _detach_in_part(place: Place) -> None:
-    """An open transaction keeps the second half of the statement waiting, until its time is over."""
+    """An open transaction keeps the second half of the statement waiting, until its time is
+    over."""
     holder = await place.database.connect()
     await holder.execute("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM root")
     other = await place.database.connect()
@@ -156,8 +158,8 @@ async def test_a_server_that_crashes_at_one_place_stops_with_the_way_on(own_plac
 @pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_an_internal_error_at_one_place_stops_with_the_way_on(place: Place) -> None:
-    """The description of a type is gone from the catalog when a value of it is written. Some errors of class XX pass, so that
-    there are more attempts, in three minutes."""
+    """The description of a type is gone from the catalog when a value of it is written. Some errors
+    of class XX pass, so that there are more attempts, in three minutes."""
     await place.sql.execute(
         "CREATE TYPE span AS RANGE (subtype = int4); CREATE TABLE source (v span); INSERT INTO source VALUES ('[1,2)');"
         "CREATE TABLE spans (id int PRIMARY KEY, v span); DROP PUBLICATION walgate;"

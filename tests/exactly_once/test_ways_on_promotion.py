@@ -1,5 +1,5 @@
-"""Ways on after a promotion, without `synchronized_standby_slots`: where the standby had everything the gateway goes on by
-itself, where it had not a gap is accepted."""
+"""Ways on after a promotion, without `synchronized_standby_slots`: where the standby had everything
+the gateway goes on by itself, where it had not a gap is accepted."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ async def test_a_standby_is_promoted(
 async def test_another_copy_of_the_server_is_left_for_the_primary(
     kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """The old primary is promoted too, to a timeline that does not come from that of the new one."""
+    """The old primary is promoted too, to a timeline that does not come from that of the new
+    one."""
     async with (
         Postgres(18, settings={**PRIMARY_SETTINGS, "recovery_target_timeline": "current"}) as other,
         asynccontextmanager(_place)(Database(other, "postgres"), kafka, registry, topic_prefix, tmp_path) as place,
@@ -129,7 +130,8 @@ async def _has_everything(place: Place) -> None:
 
 
 async def _go_on_behind_the_gap(place: Place) -> None:
-    """What the new primary never had is in Kafka and stays there; what it wrote meanwhile is given up."""
+    """What the new primary never had is in Kafka and stays there; what it wrote meanwhile is given
+    up."""
     for _ in range(3):
         await place.sql.execute("INSERT INTO flows SELECT g FROM generate_series(1000, 1010) g ON CONFLICT DO NOTHING")
         await place.sql.execute("SELECT pg_switch_wal()")

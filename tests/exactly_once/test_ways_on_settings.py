@@ -1,5 +1,5 @@
-"""Ways on from stops of the configuration and of the way to PostgreSQL: one gateway that is refused again and again, and
-streams each time that its message was followed."""
+"""Ways on from stops of the configuration and of the way to PostgreSQL: one gateway that is refused
+again and again, and streams each time that its message was followed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ async def place(_one_place: Place) -> AsyncIterator[Place]:
     _one_place.gateway.settings, _one_place.gateway.command = settings, COMMAND
 
 
-# -- configuration ------------------------------------------------------------------------------------------------------
+# -- configuration
+# ------------------------------------------------------------------------------------------------------
 
 
 async def _no_file(place: Place) -> None:
@@ -116,7 +117,8 @@ async def _library_as_told(place: Place, said: str) -> None:
     place.gateway.command = COMMAND
 
 
-# -- DSN and server -----------------------------------------------------------------------------------------------------
+# -- DSN and server
+# -----------------------------------------------------------------------------------------------------
 
 
 async def _password_not_encoded(place: Place) -> None:
@@ -262,8 +264,8 @@ async def test_a_pooler_that_drops_the_parameter_is_left(place: Place) -> None:
 
 @dataclass(frozen=True)
 class Unsendable:
-    """`settings`: under which START_REPLICATION has `option`, and the server then fails with `message`. What is given up is no
-    longer sent."""
+    """`settings`: under which START_REPLICATION has `option`, and the server then fails with
+    `message`. What is given up is no longer sent."""
 
     message: str
     option: bytes
@@ -293,7 +295,8 @@ UNSENDABLE: Mapping[str, Unsendable] = {
 
 @pytest.mark.parametrize("name", list(UNSENDABLE))
 async def test_what_the_server_cannot_send_is_got_past(name: str, place: Place) -> None:
-    """A proxy says in place of the server what it would for a row of 500 MB, or for a slot that it cannot decode any more."""
+    """A proxy says in place of the server what it would for a row of 500 MB, or for a slot that it
+    cannot decode any more."""
     unsendable = UNSENDABLE[name]
     await place.insert()
     unsent = max(place.inserted)

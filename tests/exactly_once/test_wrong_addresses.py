@@ -1,4 +1,5 @@
-"""`walgate check` and a gateway name an address that is wrong, and what is to be changed, and change nothing."""
+"""`walgate check` and a gateway name an address that is wrong, and what is to be changed, and
+change nothing."""
 
 from __future__ import annotations
 

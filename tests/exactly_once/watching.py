@@ -1,5 +1,5 @@
-"""Watches a gateway as operators do: its status, `walgate status` as a process of its own, and the alerts that Prometheus would
-raise from its metrics. The truth about the lag is in lag_truth.py."""
+"""Watches a gateway as operators do: its status, `walgate status` as a process of its own, and the
+alerts that Prometheus would raise from its metrics. The truth about the lag is in lag_truth.py."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class Recorded:
             await asyncio.sleep(max(begun + SCRAPE_S - time.monotonic(), 0.0))
 
     def raised(self, alert: str, older_s: float = 0.0) -> list[str]:
-        """The summaries of an alert that fires now, or will if nothing changes within its `for`. `older_s`: as if whoever holds
-        the slot had done so for longer."""
+        """The summaries of an alert that fires now, or will if nothing changes within its `for`.
+        `older_s`: as if whoever holds the slot had done so for longer."""
         samples = self.samples
         if older_s:
             samples = {labels: _older(labels, values, older_s) for labels, values in samples.items()}
@@ -140,7 +140,8 @@ class Watcher:
             await self.until(lambda seen: seen["lag_seconds"] < ALMOST_NOTHING_S, "the stream goes on", NAMED_S)
 
     async def is_named(self, alert: str, *words: str, begun: float, older_s: float = 0.0) -> None:
-        """By /readyz or the status, by the command, and by an alert; `begun`: monotonic, when it began."""
+        """By /readyz or the status, by the command, and by an alert; `begun`: monotonic, when it
+        began."""
         while True:
             told = [text for text in self.recorded.raised(alert, older_s) if all(word in text for word in words)]
             if told:

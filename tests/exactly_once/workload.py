@@ -1,9 +1,11 @@
-"""A mixed load for faults: every shape of transaction, from several connections, with its log in the same transactions.
+"""A mixed load for faults: every shape of transaction, from several connections, with its log in
+the same transactions.
 
-Tables are in the schema `work`; each row carries `number`, the transaction that wrote it last. Every statement changes rows
-and writes its own line of the log in one go (a data-modifying CTE), so the log cannot say more or less than happened.
-Contention is wanted: deadlocks and lost connections end in a rollback, of which the log has no trace either. Only the table
-that is truncated belongs to its shape alone (docs/faults.md tells why).
+Tables are in the schema `work`; each row carries `number`, the transaction that wrote it last.
+Every statement changes rows and writes its own line of the log in one go (a data-modifying CTE), so
+the log cannot say more or less than happened. Contention is wanted: deadlocks and lost connections
+end in a rollback, of which the log has no trace either. Only the table that is truncated belongs to
+its shape alone (docs/faults.md tells why).
 """
 
 from __future__ import annotations
@@ -74,7 +76,8 @@ async def create_tables(connection: asyncpg.Connection) -> None:
 
 
 class Workload:
-    """`start` lets it run in the background, `finish` ends it and returns the xid of a last, small transaction."""
+    """`start` lets it run in the background, `finish` ends it and returns the xid of a last, small
+    transaction."""
 
     def __init__(
         self, dsn: str, *, seed: int, workers: int = 4, weights: Mapping[str, int] = WEIGHTS, pause_s: float = 0.3

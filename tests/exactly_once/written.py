@@ -1,4 +1,5 @@
-"""What stock clients find in the topics of one gateway, and the commands that an operator gives beside it."""
+"""What stock clients find in the topics of one gateway, and the commands that an operator gives
+beside it."""
 
 from __future__ import annotations
 
@@ -74,7 +75,8 @@ async def checked(gateway: GatewayProcess, code: int, **settings: object) -> str
 
 
 async def walgate(gateway: GatewayProcess, *arguments: str, code: int = 0) -> str:
-    """The command with the gateway's settings, which ends with `code`; what it prints, or the error."""
+    """The command with the gateway's settings, which ends with `code`; what it prints, or the
+    error."""
     done = await command(gateway.settings, *arguments)
     assert done.returncode == code, done.stderr
     return done.stderr if code else done.stdout

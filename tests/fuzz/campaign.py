@@ -1,6 +1,7 @@
 """How many inputs, of which seed, and what a failure says.
 
-WALGATE_FUZZ_INPUTS sets the number of inputs of the long runs, WALGATE_FUZZ_SEED repeats a run; the seed is in every failure.
+WALGATE_FUZZ_INPUTS sets the number of inputs of the long runs, WALGATE_FUZZ_SEED repeats a run; the
+seed is in every failure.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from tests.fuzz.mutation import Mutator
 LONG_INPUTS = int(os.environ.get("WALGATE_FUZZ_INPUTS", "2000000"))
 SEED = int(os.environ.get("WALGATE_FUZZ_SEED", random.randrange(1 << 32)))
 SLOW_S = 1.0
-"""An input of a few kilobytes is read in microseconds; a count that is believed would take far longer than this."""
+"""An input of a few kilobytes is read in microseconds; a count that is believed would take far
+longer than this."""
 
 
 def campaign(corpus: list[bytes], accepts: Callable[[int, bytes], bool], input_count: int) -> int:
-    """Give mutations of `corpus` to `accepts(number, input)`; returns how many it said yes to. What it raises is a failure."""
+    """Give mutations of `corpus` to `accepts(number, input)`; returns how many it said yes to. What
+    it raises is a failure."""
     mutator = Mutator(corpus, SEED)
     accepted = 0
     for number in range(input_count):

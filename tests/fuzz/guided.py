@@ -1,7 +1,8 @@
 """Coverage-guided search, for who has atheris:  python -m tests.fuzz.guided FOLDER -max_total_time=600
 
-FOLDER keeps the inputs that reached something new; it starts with the recorded messages. The first byte of an input says
-whether it is in a stream and which protocol version it is, the rest is the message.
+FOLDER keeps the inputs that reached something new; it starts with the recorded messages. The first
+byte of an input says whether it is in a stream and which protocol version it is, the rest is the
+message.
 """
 
 from __future__ import annotations

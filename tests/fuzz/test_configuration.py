@@ -1,4 +1,5 @@
-"""Configuration files and variables, mutated: settings, or StopForOperator that does not tell a secret."""
+"""Configuration files and variables, mutated: settings, or StopForOperator that does not tell a
+secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Streams of frames, mutated, arriving in pieces: the inbox gives out whole frames, or FrameError is raised; nothing else."""
+"""Streams of frames, mutated, arriving in pieces: the inbox gives out whole frames, or FrameError
+is raised; nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Recorded messages, mutated: the decoder answers with a message or PgOutputError, and the reference decoder agrees."""
+"""Recorded messages, mutated: the decoder answers with a message or PgOutputError, and the
+reference decoder agrees."""
 
 from __future__ import annotations
 

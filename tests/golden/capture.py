@@ -1,7 +1,8 @@
 """Makes the golden files of one server again:  python -m tests.golden.capture --dsn postgresql://postgres@host/postgres
 
-The server needs wal_level=logical, max_prepared_transactions > 0 and a superuser. Everything happens in a database
-`walgate_golden` that is made and dropped for each scenario. The files of other server versions are not touched.
+The server needs wal_level=logical, max_prepared_transactions > 0 and a superuser. Everything
+happens in a database `walgate_golden` that is made and dropped for each scenario. The files of
+other server versions are not touched.
 """
 
 from __future__ import annotations

@@ -16,7 +16,8 @@ STREAM_START, STREAM_STOP = b"S", b"E"
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
-    """`change_lsn` and `xid` are what the server said beside the message; `in_stream` is what a reader must know."""
+    """`change_lsn` and `xid` are what the server said beside the message; `in_stream` is what a
+    reader must know."""
 
     change_lsn: Lsn
     xid: int

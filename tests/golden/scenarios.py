@@ -16,7 +16,8 @@ PARALLEL_TWO_PHASE = {"proto_version": "4", "streaming": "parallel", "two_phase"
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """One reading of a scenario's slot. `immediate` streams after every change (PostgreSQL 16 and newer)."""
+    """One reading of a scenario's slot. `immediate` streams after every change (PostgreSQL 16 and
+    newer)."""
 
     name: str
     options: dict[str, str]
@@ -26,7 +27,8 @@ class Capture:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """`setup` runs before the slot is made; `sql` after it, one statement at a time in one session."""
+    """`setup` runs before the slot is made; `sql` after it, one statement at a time in one
+    session."""
 
     name: str
     description: str
@@ -36,16 +38,16 @@ class Scenario:
     two_phase: bool = False
 
 
-# Rows of a table that is not published fill logical_decoding_work_mem (64kB) and add nothing to the stream, so that a
-# transaction of a few published rows is streamed.
+# Rows of a table that is not published fill logical_decoding_work_mem (64kB) and add nothing to the
+# stream, so that a transaction of a few published rows is streamed.
 FILL = "INSERT INTO filler SELECT generate_series(1, 1000)"
 ITEM = (
     "CREATE TABLE item (id int PRIMARY KEY, name text)",
     "CREATE TABLE filler (id int)",
     "CREATE PUBLICATION pub FOR TABLE item",
 )
-# The decoder of the server looks into its catalog as the transaction did; when that was rolled back it stops. What an
-# earlier transaction has put into its caches it need not look up.
+# The decoder of the server looks into its catalog as the transaction did; when that was rolled back
+# it stops. What an earlier transaction has put into its caches it need not look up.
 WARM = ("INSERT INTO item VALUES (0, 'warm')",)
 
 TYPES = Scenario(

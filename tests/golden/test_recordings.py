@@ -1,4 +1,5 @@
-"""What real servers sent is read, written back to the same bytes, and makes sense as a conversation."""
+"""What real servers sent is read, written back to the same bytes, and makes sense as a
+conversation."""
 
 from __future__ import annotations
 
@@ -96,7 +97,8 @@ def test_stream_abort_has_lsn_and_time_only_where_parallel_streaming_exists(majo
 
 @each_recording
 def test_transactions_open_and_close_in_order(recorded: Recording) -> None:
-    """Begin's commit LSN is Commit's, Prepare repeats Begin Prepare, rows come inside, segments are numbered truly."""
+    """Begin's commit LSN is Commit's, Prepare repeats Begin Prepare, rows come inside, segments are
+    numbered truly."""
     current: Begin | BeginPrepare | StreamStart | None = None
     segments: dict[int, int] = defaultdict(int)
     for raw, message in zip(recorded.messages, decoded(recorded), strict=True):
@@ -289,7 +291,8 @@ def test_rows_of_a_rolled_back_savepoint_carry_the_subxid_that_is_aborted(major:
 
 
 def test_version_18_aborts_the_subtransaction_of_a_transaction_it_never_streamed() -> None:
-    """It saw in time that the transaction had been rolled back; the abort of a savepoint still comes. 15 streamed it."""
+    """It saw in time that the transaction had been rolled back; the abort of a savepoint still
+    comes. 15 streamed it."""
     kinds = [type(message) for message in decoded_name(18, "stream_abort_alone.text")]
     assert StreamStart not in kinds and kinds.count(StreamAbort) == 1
     assert [type(message) for message in decoded_name(15, "stream_abort_alone.text")].count(StreamAbort) == 2

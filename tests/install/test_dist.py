@@ -1,4 +1,5 @@
-"""`make dist`: its wheels are complete, need no compiler, and run the demo in a fresh environment."""
+"""`make dist`: its wheels are complete, need no compiler, and run the demo in a fresh
+environment."""
 
 from __future__ import annotations
 
@@ -68,7 +69,8 @@ def test_a_wheel_of_the_source_distribution_has_every_file_of_the_checkout(pure:
 
 @pytest.mark.e2e
 def test_the_demo_runs_from_a_wheel_and_survives_kill_9_of_the_gateway(pure: Path, temporary: Path) -> None:
-    """The environment has what the wheel's extras ask for, in the locked versions, and nothing of this checkout."""
+    """The environment has what the wheel's extras ask for, in the locked versions, and nothing of
+    this checkout."""
     environment = temporary / "environment"
     program = str(environment / "bin/walgate")
     subprocess.run([UV, "--quiet", "venv", "--python", sys.executable, str(environment)], check=True)

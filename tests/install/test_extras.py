@@ -196,7 +196,8 @@ except RetrySlowly as error:
 async def test_spark_reads_and_mirrors_transactions(
     base: Installed, wheel: Path, tmp_path: Path, feeder: Feeder
 ) -> None:
-    """Spark finds the format by name; Java and Delta's jars are what the user has, and reading needs no jar."""
+    """Spark finds the format by name; Java and Delta's jars are what the user has, and reading
+    needs no jar."""
     spark = await asyncio.to_thread(Installed, tmp_path / "spark", wheel, "[spark]")
     assert spark.has("confluent_kafka", "pyspark", "pyarrow", "jgo") == ["confluent_kafka", "pyspark", "pyarrow"]
     helped = await asyncio.to_thread(spark.run, "walgate", "mirror", "--help")

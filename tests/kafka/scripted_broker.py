@@ -1,4 +1,5 @@
-"""As much of a broker as a client's connections need, which can be silent at any place: a real one cannot be made so."""
+"""As much of a broker as a client's connections need, which can be silent at any place: a real one
+cannot be made so."""
 
 from __future__ import annotations
 
@@ -26,8 +27,9 @@ class _Gate(asyncio.Event):
 
 
 class ScriptedBroker:
-    """`listed`: the brokers that its metadata name, with their ports. `asked`: the requests that it got, in order. While
-    `answers[request]` is cleared, that request gets no answer. `session_ms`, `challenge`: of its answer to a login."""
+    """`listed`: the brokers that its metadata name, with their ports. `asked`: the requests that it
+    got, in order. While `answers[request]` is cleared, that request gets no answer. `session_ms`,
+    `challenge`: of its answer to a login."""
 
     def __init__(self) -> None:
         self.port = 0

@@ -1,5 +1,5 @@
-"""What gateway/kafka/aiokafka_internals.py relies on in aiokafka: one test for each, so that a new version says what
-it breaks."""
+"""What gateway/kafka/aiokafka_internals.py relies on in aiokafka: one test for each, so that a new
+version says what it breaks."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ async def producer() -> AsyncIterator[DirectProducer]:
 
 
 class Answers:
-    """Stands for the client's `send`: each answer in turn; an exception is raised. `count` requests were sent."""
+    """Stands for the client's `send`: each answer in turn; an exception is raised. `count` requests
+    were sent."""
 
     def __init__(self, *answers: Any) -> None:
         self._answers = list(answers)
@@ -376,7 +377,8 @@ async def test_metadata_come_from_the_first_broker_that_answers(monkeypatch: pyt
 
 @pytest.mark.usefixtures("soon")
 async def test_the_admin_client_asks_the_brokers_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three, one takes no connections and one is silent: no request waits for the one that aiokafka would choose."""
+    """Of three, one takes no connections and one is silent: no request waits for the one that
+    aiokafka would choose."""
     monkeypatch.setattr(random, "shuffle", lambda ids: ids.sort())
     async with scripted_brokers(3) as (gone, silent, good):
         for broker in (silent, good):
@@ -602,8 +604,8 @@ async def test_the_handlers_are_those_that_a_real_transaction_uses(
 
 @pytest.mark.integration
 async def test_what_is_asked_beyond_the_admin_client_and_the_consumer(kafka: Kafka, topic_prefix: str) -> None:
-    """Nothing is added to a transaction: the broker does not know the producer, and says so of a topic that it would
-    allow."""
+    """Nothing is added to a transaction: the broker does not know the producer, and says so of a
+    topic that it would allow."""
     options = {"bootstrap_servers": kafka.bootstrap_servers}
     admin, consumer = Admin(**options), Consumer(**options)
     await asyncio.gather(admin.start(), consumer.start())

@@ -1,4 +1,5 @@
-"""What is said of topics that a lost disk could take away, and how the gateway makes those that everything depends on."""
+"""What is said of topics that a lost disk could take away, and how the gateway makes those that
+everything depends on."""
 
 from __future__ import annotations
 

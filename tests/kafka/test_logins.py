@@ -1,4 +1,5 @@
-"""Listeners of every kind: what fits them gets in, what does not is named and tried slowly; rights that are missing are named."""
+"""Listeners of every kind: what fits them gets in, what does not is named and tried slowly; rights
+that are missing are named."""
 
 from __future__ import annotations
 
@@ -148,8 +149,8 @@ class Place:
     def of_msk(
         self, monkeypatch: pytest.MonkeyPatch, life_s: float | None = None, audience: str = AUDIENCE
     ) -> KafkaSettings:
-        """As for Amazon MSK. A stand-in for the vendor's signer gives tokens of our provider: a broker that verifies a signed
-        request is nowhere but there."""
+        """As for Amazon MSK. A stand-in for the vendor's signer gives tokens of our provider: a
+        broker that verifies a signed request is nowhere but there."""
 
         def generate_auth_token(region: str) -> tuple[str, int]:
             assert region == "eu-west-1"
@@ -350,7 +351,8 @@ async def test_a_provider_that_is_silent_is_named_and_not_the_broker(
 async def test_tokens_and_sessions_that_end_are_renewed_without_a_gap(
     place: Place, topic_prefix: str, mechanism: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kafka transactions go on over three sessions; the broker would close a connection that logs in once."""
+    """Kafka transactions go on over three sessions; the broker would close a connection that logs
+    in once."""
     place.provider.life_s, before = 7, place.provider.given_count
     settings = place.settings("TOKEN")
     if mechanism == "AWS_MSK_IAM":

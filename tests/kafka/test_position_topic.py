@@ -1,4 +1,5 @@
-"""The position is read to the true end of its topic, whatever other gateways have left open there."""
+"""The position is read to the true end of its topic, whatever other gateways have left open
+there."""
 
 from __future__ import annotations
 

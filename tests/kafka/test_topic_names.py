@@ -1,4 +1,5 @@
-"""Which topic a relation gets on a real broker: always the same one, whoever came first and however often it is asked."""
+"""Which topic a relation gets on a real broker: always the same one, whoever came first and however
+often it is asked."""
 
 from __future__ import annotations
 
@@ -76,7 +77,8 @@ async def test_two_names_that_collide_in_one_request_get_two_topics(new_topics: 
 
 
 async def test_a_name_that_is_too_long_is_hashed(new_topics: NewTopics, topic_prefix: str) -> None:
-    """284 bytes under the prefix `cdc`; 63 bytes each of a schema and a table that need no escape fit."""
+    """284 bytes under the prefix `cdc`; 63 bytes each of a schema and a table that need no escape
+    fit."""
     plain = ("s" * 63, "t" * 63)
     topics = await named(await new_topics(), LONG, plain)
     assert topics == [topic_names(topic_prefix, *LONG)[0], f"{topic_prefix}.{'s' * 63}.{'t' * 63}"]

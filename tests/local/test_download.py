@@ -1,4 +1,5 @@
-"""Files come whole and right, or not at all. The repository is a server of this process on 127.0.0.1."""
+"""Files come whole and right, or not at all. The repository is a server of this process on
+127.0.0.1."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Repository(ThreadingHTTPServer):
-    """Serves CONTENT under every path; `cuts`: after how many bytes each of the next answers breaks off."""
+    """Serves CONTENT under every path; `cuts`: after how many bytes each of the next answers breaks
+    off."""
 
     daemon_threads = False
 
@@ -185,7 +187,8 @@ def test_progress_is_plain_lines_without_a_terminal(
 def test_what_the_system_trusts_is_trusted(
     repository: Repository, wanted: Download, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A company's proxy signs with a certificate that only the system's store has (here: OpenSSL's default file)."""
+    """A company's proxy signs with a certificate that only the system's store has (here: OpenSSL's
+    default file)."""
     certificate(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")

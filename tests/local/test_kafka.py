@@ -53,7 +53,8 @@ async def test_committed_records_outlive_stop_and_kill() -> None:
         await kafka.kill()
         assert kafka.pid is None
         await kafka.start()
-        # Killed right after the commit, a coordinator may write that transaction's markers only when its id is used again.
+        # Killed right after the commit, a coordinator may write that transaction's markers only
+        # when its id is used again.
         await _send(kafka, "kept", b"three")
         assert await _read(kafka, "kept", 3) == [b"one", b"two", b"three"]
         log = kafka.log_path.read_text()

@@ -1,4 +1,5 @@
-"""A company's network: a certificate authority that only SSL_CERT_FILE names, and a proxy that alone knows the way.
+"""A company's network: a certificate authority that only SSL_CERT_FILE names, and a proxy that
+alone knows the way.
 
 pip and uv run with the environment that the Makefile gives them; pip is the one that Python brings.
 """
@@ -75,7 +76,8 @@ class _Connect(BaseHTTPRequestHandler):
 
 
 def _wheel(folder: Path) -> None:
-    """`answer-1.0`, a page of the simple index for it, and the module alone, as a file to download."""
+    """`answer-1.0`, a page of the simple index for it, and the module alone, as a file to
+    download."""
     folder.mkdir(parents=True)
     name = "answer-1.0-py3-none-any.whl"
     files = {
@@ -144,7 +146,8 @@ def _made(given: dict[str, str]) -> dict[str, str]:
 
 
 class Installer:
-    """`run`: with what the user has set, into a folder of its own; the caches are empty, and nothing is tried again."""
+    """`run`: with what the user has set, into a folder of its own; the caches are empty, and
+    nothing is tried again."""
 
     def __init__(self, name: str, python: str, folder: Path) -> None:
         self.name, self._python, self._folder = name, python, folder

@@ -1,4 +1,5 @@
-"""Java and Delta's jars for Spark jobs: what the environment names is not replaced, and not fetched."""
+"""Java and Delta's jars for Spark jobs: what the environment names is not replaced, and not
+fetched."""
 
 from __future__ import annotations
 

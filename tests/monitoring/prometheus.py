@@ -1,8 +1,9 @@
-"""What Prometheus does with alerting rules, as far as ours need it: instant vectors, comparison, `and or unless`, arithmetic,
-a few functions, and `for`. The grammar is Prometheus's own (promql-parser); the meaning follows its manual (Querying, Alerting
-rules).
+"""What Prometheus does with alerting rules, as far as ours need it: instant vectors, comparison,
+`and or unless`, arithmetic, a few functions, and `for`. The grammar is Prometheus's own
+(promql-parser); the meaning follows its manual (Querying, Alerting rules).
 
-promtool is no package of PyPI or Maven. Where it is installed, test_alerts.py lets it judge the same situations.
+promtool is no package of PyPI or Maven. Where it is installed, test_alerts.py lets it judge the
+same situations.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ Samples = list[tuple[float, float]]
 
 LOOKBACK_S: Final = 300.0
 STALE: Final = float("nan")
-"""This very object as the value of a sample: the series was missing from that scrape, and is gone until it comes again."""
+"""This very object as the value of a sample: the series was missing from that scrape, and is gone
+until it comes again."""
 NAME: Final = "__name__"
 _COMPARE: Final[dict[str, Callable[[float, float], bool]]] = {
     ">": operator.gt, "<": operator.lt, "==": operator.eq, "!=": operator.ne, ">=": operator.ge, "<=": operator.le,
@@ -102,7 +104,8 @@ def _call(call: Any, series: Series, now: float) -> Vector | float:
 
 
 def _increase(samples: Samples, now: float, window_s: float) -> float:
-    """With Prometheus's extrapolation to the ends of the window (`extrapolatedRate` in functions.go)."""
+    """With Prometheus's extrapolation to the ends of the window (`extrapolatedRate` in
+    functions.go)."""
     values = [value for _, value in samples]
     grown = values[-1] - values[0] + sum(a for a, b in itertools.pairwise(values) if b < a)
     first, last = samples[0][0], samples[-1][0]
@@ -169,7 +172,8 @@ def _nameless(labels: Iterable[tuple[str, str]]) -> Labels:
 
 
 def firing(rules: list[dict[str, Any]], series: Series, until_s: float, step_s: float) -> set[Labels]:
-    """The alerts that fire at the end, each with its labels and `alertname`, when rules are evaluated every `step_s`."""
+    """The alerts that fire at the end, each with its labels and `alertname`, when rules are
+    evaluated every `step_s`."""
     raised: set[Labels] = set()
     for rule in rules:
         expression, wait_s = promql_parser.parse(rule["expr"]), seconds(rule.get("for", "0s"))
@@ -190,7 +194,8 @@ def seconds(text: str) -> float:
 
 
 def read_series(entries: list[dict[str, str]], interval_s: float) -> Series:
-    """promtool's `input_series`: `1x3` is 1 and three more of it, `0+5x2` is 0 5 10, `_x2` is nothing twice."""
+    """promtool's `input_series`: `1x3` is 1 and three more of it, `0+5x2` is 0 5 10, `_x2` is
+    nothing twice."""
     samples: dict[Labels, Samples] = {}
     for entry in entries:
         labels = labels_of(entry["series"])

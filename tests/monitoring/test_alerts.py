@@ -1,4 +1,5 @@
-"""Alerting rules: what they raise in situations, whether what they ask for exists, and whether somebody can read what to do."""
+"""Alerting rules: what they raise in situations, whether what they ask for exists, and whether
+somebody can read what to do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The HTTP port: what it answers, while the gateway's event loop does not, and to those who do not behave."""
+"""The HTTP port: what it answers, while the gateway's event loop does not, and to those who do not
+behave."""
 
 from __future__ import annotations
 

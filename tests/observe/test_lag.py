@@ -1,4 +1,5 @@
-"""Lag from a clock that is moved by hand: true while the stream runs, while it does not, and while nobody answers."""
+"""Lag from a clock that is moved by hand: true while the stream runs, while it does not, and while
+nobody answers."""
 
 from __future__ import annotations
 
@@ -67,8 +68,9 @@ def test_a_server_that_was_lost_says_nothing_about_now() -> None:
 
 @dataclass(frozen=True)
 class Outage:
-    """Commits at these moments, LSN 1 for the first; each is durable in Kafka `delay_s` later, until `ends_at`. From then on the
-    server is out of reach: it closes its connections, or falls silent."""
+    """Commits at these moments, LSN 1 for the first; each is durable in Kafka `delay_s` later,
+    until `ends_at`. From then on the server is out of reach: it closes its connections, or falls
+    silent."""
 
     commits: tuple[float, ...]
     readings: tuple[float, ...]

@@ -1,4 +1,5 @@
-"""The live page in a real browser: what it says of a gateway's state, by mouse and keyboard, light and dark, wide and narrow."""
+"""The live page in a real browser: what it says of a gateway's state, by mouse and keyboard, light
+and dark, wide and narrow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""A second decoder, slow and literal: an interpreter of the manual's page, field by field, byte by byte.
+"""A second decoder, slow and literal: an interpreter of the manual's page, field by field, byte by
+byte.
 
-It was written from the page 55.9 Logical Replication Message Formats and shares no code with the gateway's. What
-PostgreSQL's own reader refuses beyond that page is the `_set` and `_valid` of the formats, and the calendar of `read_time`.
+It was written from the page 55.9 Logical Replication Message Formats and shares no code with the
+gateway's. What PostgreSQL's own reader refuses beyond that page is the `_set` and `_valid` of the
+formats, and the calendar of `read_time`.
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Refused(Exception):
 
 
 class ReferenceDecoder:
-    """`decode()` gives the dataclass's name and its fields; a tuple's values are None, "u", ("t", bytes), ("b", bytes)."""
+    """`decode()` gives the dataclass's name and its fields; a tuple's values are None, "u", ("t",
+    bytes), ("b", bytes)."""
 
     def __init__(self, payload: bytes, in_stream: bool, protocol_version: int) -> None:
         self.bytes: Iterator[int] = iter(payload)
@@ -84,7 +87,8 @@ class ReferenceDecoder:
         number = self.unsigned(size)
         return number - 256**size if number >= 256**size // 2 else number
 
-    # -- field types ------------------------------------------------------------------------------------------------
+    # -- field types
+    # ------------------------------------------------------------------------------------------------
 
     def read_int32(self) -> int:
         return self.unsigned(4)
@@ -151,7 +155,8 @@ class ReferenceDecoder:
         self.demand(count >= 0)
         return [(self.read_bit(), self.read_string(), self.unsigned(4), self.signed(4)) for _ in range(count)]
 
-    # -- tuples and what chooses between them -------------------------------------------------------------------------
+    # -- tuples and what chooses between them
+    # -------------------------------------------------------------------------
 
     def read_tuple_data(self) -> list[object]:
         count = self.signed(2)

@@ -1,4 +1,5 @@
-"""The plainest subscriber: applies decoded messages to tables in memory, whole transactions at a time."""
+"""The plainest subscriber: applies decoded messages to tables in memory, whole transactions at a
+time."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ Key = tuple[TupleValue, ...]
 
 
 class Replica:
-    """`tables`: relation name -> key -> row. Rows of rolled back subtransactions are dropped by their subxid."""
+    """`tables`: relation name -> key -> row. Rows of rolled back subtransactions are dropped by
+    their subxid."""
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[Key, TupleData]] = defaultdict(dict)
@@ -77,7 +79,8 @@ class Replica:
         if message.xid == message.subxid:
             del self._streams[message.xid]
         else:
-            # PostgreSQL 18 may abort a subtransaction of what it never streamed: tests/golden, stream_abort_alone.
+            # PostgreSQL 18 may abort a subtransaction of what it never streamed: tests/golden,
+            # stream_abort_alone.
             changes = self._streams.get(message.xid, [])
             changes[:] = [change for change in changes if change[0].xid != message.subxid]
 

@@ -1,4 +1,5 @@
-"""The decoder against the writer: every legal message, everything cut from it, everything added to it, and rubbish."""
+"""The decoder against the writer: every legal message, everything cut from it, everything added to
+it, and rubbish."""
 
 from __future__ import annotations
 

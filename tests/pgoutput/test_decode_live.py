@@ -1,4 +1,5 @@
-"""The decoder against a running server: what a subscriber rebuilds equals what the server's own SELECT says."""
+"""The decoder against a running server: what a subscriber rebuilds equals what the server's own
+SELECT says."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ RANDOM_ITEM = """INSERT INTO item SELECT id, CASE WHEN random() < 0.1 THEN 'NaN'
 
 
 async def work(database: Database, number: int, seed: int) -> None:
-    """One writer with keys of its own: small and large transactions, savepoints, rollbacks, key changes."""
+    """One writer with keys of its own: small and large transactions, savepoints, rollbacks, key
+    changes."""
     choose = random.Random(seed + number)
     connection = await database.connect()
     next_id = number * 1_000_000
@@ -78,7 +80,8 @@ async def end(connection: Any, how: str, gid: str) -> None:
 
 
 async def source_rows(connection: Any, table: str, binary: bool) -> set[TupleData]:
-    """The table as the server's own output functions write it: typoutput by `format('%s')`, typsend by name."""
+    """The table as the server's own output functions write it: typoutput by `format('%s')`, typsend
+    by name."""
     columns = await connection.fetch(
         """SELECT quote_ident(attname) AS name, typsend::text AS send FROM pg_attribute JOIN pg_type t ON t.oid = atttypid
             WHERE attrelid = $1::text::regclass AND attnum > 0 ORDER BY attnum""",

@@ -45,7 +45,8 @@ def described(message: PgOutputMessage) -> tuple[str, dict[str, object]]:
 
 
 def check_agreement(payload: bytes, in_stream: bool, protocol_version: int) -> PgOutputMessage | None:
-    """The message, or None if both refuse; raises when the decoders differ or anything but PgOutputError is raised."""
+    """The message, or None if both refuse; raises when the decoders differ or anything but
+    PgOutputError is raised."""
     message: PgOutputMessage | None
     try:
         message = decode(payload, in_stream=in_stream, protocol_version=protocol_version)

@@ -1,6 +1,8 @@
-"""How each message is written: the reverse of gateway/pgoutput, in the words of PostgreSQL's proto.c.
+"""How each message is written: the reverse of gateway/pgoutput, in the words of PostgreSQL's
+proto.c.
 
-It writes what it is told, also what the decoder must refuse. A message has an xid field when its `xid` is not None.
+It writes what it is told, also what the decoder must refuse. A message has an xid field when its
+`xid` is not None.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def write(message: PgOutputMessage) -> bytes:
     return _WRITERS[type(message)](message)
 
 
-# -- field types -----------------------------------------------------------------------------------------------------
+# -- field types
+# -----------------------------------------------------------------------------------------------------
 
 
 def write_int16(number: int) -> bytes:
@@ -98,7 +101,8 @@ def write_tuple_data(values: TupleData) -> bytes:
     return b"".join(parts)
 
 
-# -- transaction.py --------------------------------------------------------------------------------------------------
+# -- transaction.py
+# --------------------------------------------------------------------------------------------------
 
 
 def write_begin(message: Begin) -> bytes:
@@ -114,7 +118,8 @@ def write_origin(message: Origin) -> bytes:
     return b"O" + write_lsn(message.origin_lsn) + write_string(message.name)
 
 
-# -- logical_message.py ----------------------------------------------------------------------------------------------
+# -- logical_message.py
+# ----------------------------------------------------------------------------------------------
 
 
 def write_message(message: Message) -> bytes:
@@ -122,7 +127,8 @@ def write_message(message: Message) -> bytes:
     return head + write_string(message.prefix) + write_bytes(message.content)
 
 
-# -- relation.py -----------------------------------------------------------------------------------------------------
+# -- relation.py
+# -----------------------------------------------------------------------------------------------------
 
 
 def write_relation(message: Relation) -> bytes:
@@ -146,7 +152,8 @@ def write_type(message: Type) -> bytes:
     return head + write_namespace(message.namespace) + write_string(message.name)
 
 
-# -- row.py ----------------------------------------------------------------------------------------------------------
+# -- row.py
+# ----------------------------------------------------------------------------------------------------------
 
 
 def write_insert(message: Insert) -> bytes:
@@ -175,7 +182,8 @@ def write_truncate(message: Truncate) -> bytes:
     return head + b"".join(map(write_uint32, message.relation_oids))
 
 
-# -- stream.py -------------------------------------------------------------------------------------------------------
+# -- stream.py
+# -------------------------------------------------------------------------------------------------------
 
 
 def write_stream_start(message: StreamStart) -> bytes:
@@ -198,7 +206,8 @@ def write_stream_abort(message: StreamAbort) -> bytes:
     return head + write_lsn(message.abort_lsn) + write_time(message.abort_time)
 
 
-# -- two_phase.py ----------------------------------------------------------------------------------------------------
+# -- two_phase.py
+# ----------------------------------------------------------------------------------------------------
 
 
 def write_begin_prepare(message: BeginPrepare) -> bytes:

@@ -1,6 +1,8 @@
-"""A server that speaks just enough to let anyone in, and then does as the test says: legal and illegal orders of messages.
+"""A server that speaks just enough to let anyone in, and then does as the test says: legal and
+illegal orders of messages.
 
-It is no stand-in for PostgreSQL, which never does most of this; what PostgreSQL does is tested on real ones.
+It is no stand-in for PostgreSQL, which never does most of this; what PostgreSQL does is tested on
+real ones.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ class Peer:
 
 @asynccontextmanager
 async def scripted_server(script: Script, reports: dict[str, str] | None = None) -> AsyncIterator[str]:
-    """Yields a DSN. `script` runs for each client that was let in; what it raises is raised at the end."""
+    """Yields a DSN. `script` runs for each client that was let in; what it raises is raised at the
+    end."""
     failures: list[BaseException] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -44,7 +44,8 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 class Server:
-    """A login, seen from the server. `heard` is all that the client said after its startup message."""
+    """A login, seen from the server. `heard` is all that the client said after its startup
+    message."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader

@@ -1,4 +1,5 @@
-"""Somebody between the gateway and the server: an attacker at the TLS handshake, a pooler. Scripted, byte by byte."""
+"""Somebody between the gateway and the server: an attacker at the TLS handshake, a pooler.
+Scripted, byte by byte."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ async def listening(
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.2], ids=["with the answer", "behind it"])
 async def test_data_before_the_tls_handshake_is_never_taken_for_the_server_s(pause_s: float) -> None:
-    """P22: a login is played in the clear before TLS begins; nothing of it counts, and nothing is said in the clear."""
+    """P22: a login is played in the clear before TLS begins; nothing of it counts, and nothing is
+    said in the clear."""
     heard = bytearray()
 
     async def inject(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -84,8 +84,8 @@ async def wal_end(sql: asyncpg.Connection) -> Lsn:
 
 
 async def read_until(stream: ReplicationStream, end: Lsn, most_bytes: int = 1 << 30) -> list[tuple[int, bytes]]:
-    """(start LSN, payload) of every XLogData frame until a keepalive or frame has passed `end`; no read may give more than
-    `most_bytes`, and so no more was held."""
+    """(start LSN, payload) of every XLogData frame until a keepalive or frame has passed `end`; no
+    read may give more than `most_bytes`, and so no more was held."""
     rows: list[tuple[int, bytes]] = []
     async with asyncio.timeout(30):
         while True:
@@ -131,7 +131,8 @@ async def test_frames_are_byte_for_byte_what_sql_gives_of_a_second_slot(
                 pairs,
             )
         expected = [(Lsn.parse(lsn), data) for lsn, data in found if Lsn.parse(lsn) < end]
-        # A walsender sends 0/0 with what is not the last message of a change (WalSndPrepareWrite); SQL has it.
+        # A walsender sends 0/0 with what is not the last message of a change (WalSndPrepareWrite);
+        # SQL has it.
         expected = [(Lsn(0) if data[:1] == b"R" else lsn, data) for lsn, data in expected]
         assert len(rows) == len(expected)
         assert [n for n, (row, wanted) in enumerate(zip(rows, expected, strict=True)) if row != wanted] == []

@@ -1,4 +1,5 @@
-"""The facts as real servers of the oldest and the newest version tell them, and the checks over them."""
+"""The facts as real servers of the oldest and the newest version tell them, and the checks over
+them."""
 
 from __future__ import annotations
 
@@ -305,7 +306,8 @@ async def test_slot_whose_wal_was_removed_is_a_gap(start_postgres: Callable[...,
 
 
 async def test_a_temporary_slot_is_not_to_be_dropped(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """REPACK (CONCURRENTLY), a base backup and a subscription have such: nobody else can drop it."""
+    """REPACK (CONCURRENTLY), a base backup and a subscription have such: nobody else can drop
+    it."""
     monkeypatch.setattr("gateway.postgres.wal_retention._HELD_LEAST", -1)
     sql = await database.connect()
     name = f"repack_{database.name}"

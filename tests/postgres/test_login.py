@@ -1,4 +1,5 @@
-"""Several hosts in one DSN: which of them is tried, and what is said of those that did not let us in."""
+"""Several hosts in one DSN: which of them is tried, and what is said of those that did not let us
+in."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ async def test_within_the_computer_nothing_is_cautioned(database: Database) -> N
     ("mode", "is_encrypted"), [("disable", None), ("allow", None), ("prefer", True), ("require", True)]
 )
 async def test_sslmode_chooses_the_transport(tls: TlsPostgres, mode: str, is_encrypted: bool | None) -> None:
-    """As libpq: `allow` tries without TLS first, `prefer` with it; pg_hba.conf lets gate in with TLS only."""
+    """As libpq: `allow` tries without TLS first, `prefer` with it; pg_hba.conf lets gate in with
+    TLS only."""
     dsn = tls.dsn(f"sslmode={mode}")
     if mode == "disable":
         with pytest.raises(RetrySlowly, match="28000"):
@@ -148,7 +150,8 @@ async def test_a_wrong_password_is_told_and_not_what_the_other_transport_says(tl
 
 
 async def test_what_the_server_warns_of_at_login_keeps_nobody_out(database: Database) -> None:
-    """As 19 warns of MD5 passwords and of passwords that expire: before the session is ready, also that of a WAL sender."""
+    """As 19 warns of MD5 passwords and of passwords that expire: before the session is ready, also
+    that of a WAL sender."""
     sql = await database.connect()
     await sql.execute(
         "CREATE FUNCTION warn() RETURNS event_trigger LANGUAGE plpgsql AS "

@@ -1,4 +1,5 @@
-"""What a publication holds, read without a lock on any table: PostgreSQL's own view pg_publication_tables is the judge."""
+"""What a publication holds, read without a lock on any table: PostgreSQL's own view
+pg_publication_tables is the judge."""
 
 from __future__ import annotations
 
@@ -176,7 +177,8 @@ CREATE PUBLICATION listed FOR TABLE plain, parent;
 
 
 async def test_what_19_excepts_is_not_published(database: Database) -> None:
-    """The query against a catalog as 19 has it: FOR ALL TABLES EXCEPT (TABLE plain, root) is in pg_publication_rel too."""
+    """The query against a catalog as 19 has it: FOR ALL TABLES EXCEPT (TABLE plain, root) is in
+    pg_publication_rel too."""
     sql = await database.connect()
     await sql.execute(TABLES + SHADOW)
     query = publication.relation_query(18).replace("pg_catalog.pg_publication_rel", "shadow.pg_publication_rel")

@@ -37,7 +37,8 @@ class Heard:
         return chr(kind) != self.ends_at
 
     def feed(self, data: bytes) -> None:
-        """As a transport does that asks before each receive, with a reader who takes when the buffer is full."""
+        """As a transport does that asks before each receive, with a reader who takes when the
+        buffer is full."""
         while data:
             if self.inbox.is_full:
                 self.take()
@@ -187,7 +188,8 @@ SIZES = st.sampled_from([1, 100, HEAD_BYTES, *(limit + more for limit in (9971, 
 
 @given(st.data())
 def test_rows_and_messages_above_their_limits_are_drained_where_they_stand(data: st.DataObject) -> None:
-    """However the bytes come and whenever the reader takes: the order stays, and what is small is whole."""
+    """However the bytes come and whenever the reader takes: the order stays, and what is small is
+    whole."""
     chosen = data.draw(st.lists(st.tuples(st.sampled_from(b"IUDMR"), SIZES), max_size=6))
     payloads = [bytes([kind]) + bytes(number for _ in range(size - 1)) for number, (kind, size) in enumerate(chosen)]
     frames = [xlog_data(number, payload) + keepalive(number) for number, payload in enumerate(payloads)]

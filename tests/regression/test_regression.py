@@ -1,8 +1,10 @@
-"""PostgreSQL's own regression suite as a load: what its developers found worth a test passes through the gateway.
+"""PostgreSQL's own regression suite as a load: what its developers found worth a test passes
+through the gateway.
 
-The gateway has its default settings, but one partition for each table and no snapshots, and publishes all tables. It may stop
-for a change of type only, and then goes on in the way that its message names. At the end every table that is left is held
-against the one that a stock reader rebuilds from Kafka. `-k "part0"` runs one of eight parts.
+The gateway has its default settings, but one partition for each table and no snapshots, and
+publishes all tables. It may stop for a change of type only, and then goes on in the way that its
+message names. At the end every table that is left is held against the one that a stock reader
+rebuilds from Kafka. `-k "part0"` runs one of eight parts.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ class Load:
                 psql.wait()
 
     async def tidied(self) -> None:
-        """Nothing of a file stands in the way of the next: sessions that were cut off, prepared transactions."""
+        """Nothing of a file stands in the way of the next: sessions that were cut off, prepared
+        transactions."""
         await self.sql.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE application_name = 'psql'"
         )
@@ -85,7 +88,8 @@ class Load:
             await self.sql.execute(f"ROLLBACK PREPARED '{gid}'")
 
     async def caught_up(self) -> None:
-        """Everything committed so far is in Kafka; each stop meanwhile is left as its message says."""
+        """Everything committed so far is in Kafka; each stop meanwhile is left as its message
+        says."""
         lsn = await self.sql.fetchval("SELECT pg_current_wal_lsn()::text")
         await self.sql.execute("INSERT INTO walgate_beat DEFAULT VALUES")  # something to confirm behind it
         confirmed = (

@@ -16,7 +16,8 @@ from tests.conftest import Database
 
 
 def attributes(*names: str | None, generated: str = "", in_list: bool = False, **xids: int) -> list[Attribute]:
-    """In the order of attnum; None: dropped. `xids`: of `dropped`, and of columns by name; 700 else."""
+    """In the order of attnum; None: dropped. `xids`: of `dropped`, and of columns by name; 700
+    else."""
     return [
         Attribute(number, name, name == generated, xids.get(name or "dropped", 700), None, in_list)
         for number, name in enumerate(names, 1)

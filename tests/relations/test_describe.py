@@ -1,4 +1,5 @@
-"""Relation message and catalog facts together: which columns are identity, and what is said of unknown types."""
+"""Relation message and catalog facts together: which columns are identity, and what is said of
+unknown types."""
 
 from __future__ import annotations
 

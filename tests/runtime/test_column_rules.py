@@ -1,4 +1,5 @@
-"""Column rules of a running gateway: what is in its topics, in both dialects, while tables are read and change."""
+"""Column rules of a running gateway: what is in its topics, in both dialects, while tables are read
+and change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A password that changes while the gateway runs, as tokens of cloud logins do: right, expired, wrong."""
+"""A password that changes while the gateway runs, as tokens of cloud logins do: right, expired,
+wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""An error in a row, through the whole gateway: it says which row of which transaction, and no value of it."""
+"""An error in a row, through the whole gateway: it says which row of which transaction, and no
+value of it."""
 
 from __future__ import annotations
 

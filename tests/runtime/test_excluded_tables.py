@@ -1,4 +1,5 @@
-"""`source.excluded_tables`: tables of tools get no topic and are not read; a table that had one is marked."""
+"""`source.excluded_tables`: tables of tools get no topic and are not read; a table that had one is
+marked."""
 
 from __future__ import annotations
 

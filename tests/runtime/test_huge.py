@@ -1,6 +1,8 @@
-"""Rows and logical messages of up to 900 MB: the gateway's peak of memory, and what becomes of the rest.
+"""Rows and logical messages of up to 900 MB: the gateway's peak of memory, and what becomes of the
+rest.
 
-The ordinary run sends 100 MB, which is above the frame that is held (64 MB) and would show in the peak all the same.
+The ordinary run sends 100 MB, which is above the frame that is held (64 MB) and would show in the
+peak all the same.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ TABLE = "CREATE TABLE t (id int PRIMARY KEY, content {}); CREATE PUBLICATION wal
 
 
 class Peak:
-    """The kernel's own high-water mark of the resident set (proc(5), VmHWM), as long as the process is there."""
+    """The kernel's own high-water mark of the resident set (proc(5), VmHWM), as long as the process
+    is there."""
 
     def __init__(self, gateway: GatewayProcess) -> None:
         self._path = Path(f"/proc/{gateway.pid}/status")
@@ -86,7 +89,8 @@ async def test_a_huge_message_is_left_out_with_a_trace_and_the_rest_goes_on(
 
 
 async def _read_whole(topics: Topics, prefix: str, count: int) -> list[list[str | None]]:
-    """The tables of the changes of each of so many transactions, None for a message, by the reader that proves them whole."""
+    """The tables of the changes of each of so many transactions, None for a message, by the reader
+    that proves them whole."""
     found: list[list[str | None]] = []
     async with TransactionReader(topics.bootstrap_servers, topics.registry_url, prefix=prefix) as transactions:
         async for transaction in transactions:

@@ -1,4 +1,5 @@
-"""Topics of many tables: with ten thousand at the start, how long, with how much memory, and what it says meanwhile."""
+"""Topics of many tables: with ten thousand at the start, how long, with how much memory, and what
+it says meanwhile."""
 
 from __future__ import annotations
 

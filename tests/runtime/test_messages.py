@@ -1,8 +1,9 @@
-"""Each of the 19 pgoutput messages: a real server produced it, and its effect is seen in Kafka by stock clients.
+"""Each of the 19 pgoutput messages: a real server produced it, and its effect is seen in Kafka by
+stock clients.
 
-The scenes run once; a test for each message looks at what they left. Begin, Message, Commit, Origin, Relation, Type, Insert,
-Update, Delete, Truncate, Stream Start, Stream Stop, Stream Commit, Stream Abort, Begin Prepare, Prepare, Commit Prepared,
-Rollback Prepared, Stream Prepare.
+The scenes run once; a test for each message looks at what they left. Begin, Message, Commit,
+Origin, Relation, Type, Insert, Update, Delete, Truncate, Stream Start, Stream Stop, Stream Commit,
+Stream Abort, Begin Prepare, Prepare, Commit Prepared, Rollback Prepared, Stream Prepare.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ BIG = "INSERT INTO t SELECT n, 'streamed', 'sad' FROM generate_series({0}, {0} +
 
 
 async def streamed(sql: asyncpg.Connection, watcher: asyncpg.Connection, statement: str) -> None:
-    """Run it, and go on when the server has decoded all of it: an abort that comes earlier leaves nothing to stream."""
+    """Run it, and go on when the server has decoded all of it: an abort that comes earlier leaves
+    nothing to stream."""
     await sql.execute(statement)
     await watcher.execute("SELECT pg_logical_emit_message(true, 'flush', '')")  # else its last page may wait
     end_lsn = await sql.fetchval("SELECT pg_current_wal_insert_lsn()::text")
@@ -48,7 +50,8 @@ async def streamed(sql: asyncpg.Connection, watcher: asyncpg.Connection, stateme
 
 
 async def play(sql: asyncpg.Connection, watcher: asyncpg.Connection) -> None:
-    """All scenes; the last transaction inserts id -1 so that a reader knows when everything is there."""
+    """All scenes; the last transaction inserts id -1 so that a reader knows when everything is
+    there."""
     await sql.execute("BEGIN; INSERT INTO t VALUES (1, 'one', 'glad'), (2, 'two', 'sad'); COMMIT")
     await sql.execute("UPDATE t SET note = 'uno' WHERE id = 1")
     await sql.execute("DELETE FROM t WHERE id = 2")

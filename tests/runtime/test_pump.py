@@ -1,4 +1,5 @@
-"""The reading loop against a scripted stream and broker: orders of arrival that real ones do not show on demand."""
+"""The reading loop against a scripted stream and broker: orders of arrival that real ones do not
+show on demand."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ MAX_RECORD_BYTES = OPEN_BYTES + (2 << 20)
 
 
 class ScriptedProducer:
-    """Acknowledges what is sent when it is asked for, after `delay_s`; `log` is what the broker saw."""
+    """Acknowledges what is sent when it is asked for, after `delay_s`; `log` is what the broker
+    saw."""
 
     transaction_timeout_s = 900.0
 
@@ -206,7 +208,8 @@ async def test_a_batch_that_left_before_its_end_was_known_is_committed(while_com
 
 
 async def acknowledged(place: Place, batch_count: int) -> list[int]:
-    """What PostgreSQL is told of two reads, each of a transaction, that arrive at once while `batch_count` batches are open."""
+    """What PostgreSQL is told of two reads, each of a transaction, that arrive at once while
+    `batch_count` batches are open."""
     place.open_batches(batch_count)
     async with place.running():
         for lsn in (200, 300):
@@ -240,7 +243,8 @@ async def test_a_kafka_transaction_that_waits_is_closed_by_a_stop() -> None:
 
 
 async def test_pieces_count_in_the_memory_of_a_kafka_transaction_that_waits() -> None:
-    """While Kafka does not answer: small transactions over many tables are few bytes and many pieces."""
+    """While Kafka does not answer: small transactions over many tables are few bytes and many
+    pieces."""
     limit = 8 << 20
     place = Place(replace(POLICY, memory_bytes=limit))
     place.producer.delay_s = 3600
@@ -308,7 +312,8 @@ async def test_what_was_committed_before_the_stream_can_not_go_on_is_delivered(
 
 
 async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() -> None:
-    """It is met while the batches of the other tables are being closed, and the last Kafka transaction is being committed."""
+    """It is met while the batches of the other tables are being closed, and the last Kafka
+    transaction is being committed."""
     place = Place()
     place.producer.delay_s = 0.05
     place.stream.put(message(200, b"committed before"))

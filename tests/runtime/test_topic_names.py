@@ -1,4 +1,5 @@
-"""Tables whose topics Kafka would not take by their names stream beside the others, also after a restart and a rename."""
+"""Tables whose topics Kafka would not take by their names stream beside the others, also after a
+restart and a rename."""
 
 from __future__ import annotations
 
@@ -133,7 +134,8 @@ async def test_partitions_have_topics_only_where_rows_come_as_their_own(
     await committed(topics, topic_prefix, 1)
     assert tables_with_topics() == {"whole"}
 
-    # Rows are written while partitions are published by themselves, and read when the catalog says that roots are.
+    # Rows are written while partitions are published by themselves, and read when the catalog says
+    # that roots are.
     assert await gateway.stop() == 0
     await sql.execute("ALTER PUBLICATION walgate SET (publish_via_partition_root = false)")
     await sql.execute(

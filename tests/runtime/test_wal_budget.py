@@ -47,7 +47,8 @@ def with_wal(flush_lsn: int, slot_lsn: int) -> Facts:
 
 
 class SlowServer:
-    """Stands for Catalog: the connection is lost while the slot is advanced. `moves`: and the server advances it all the same."""
+    """Stands for Catalog: the connection is lost while the slot is advanced. `moves`: and the
+    server advances it all the same."""
 
     expected = EXPECTED
 

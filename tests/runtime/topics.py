@@ -19,7 +19,8 @@ READ_TIMEOUT_S = 120.0
 
 @dataclass
 class Topics:
-    """Reads whole topics with confluent-kafka and its AvroDeserializer: what a stranger would use."""
+    """Reads whole topics with confluent-kafka and its AvroDeserializer: what a stranger would
+    use."""
 
     bootstrap_servers: str
     registry_url: str
@@ -27,7 +28,8 @@ class Topics:
     def read(
         self, topic: str, isolation: str = "read_committed", until: Callable[[list[Any]], bool] = bool
     ) -> list[tuple[Any, Any]]:
-        """(key, value) of all records, partition by partition, again and again until `until(values)` holds."""
+        """(key, value) of all records, partition by partition, again and again until
+        `until(values)` holds."""
         deadline = time.monotonic() + READ_TIMEOUT_S
         while True:
             found = self._read_once(topic, isolation)

@@ -1,4 +1,5 @@
-"""The envelope's schema: the fields of docs/topics.md in their order, every column nullable, PostgreSQL's facts kept."""
+"""The envelope's schema: the fields of docs/topics.md in their order, every column nullable,
+PostgreSQL's facts kept."""
 
 from __future__ import annotations
 

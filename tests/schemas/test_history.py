@@ -1,6 +1,8 @@
-"""What a released version wrote stays readable: schemas/history/<version>/ holds every schema that was published.
+"""What a released version wrote stays readable: schemas/history/<version>/ holds every schema that
+was published.
 
-Change and Key are those of one relation with a column of each everyday type; a release adds a folder and changes none.
+Change and Key are those of one relation with a column of each everyday type; a release adds a
+folder and changes none.
 """
 
 from __future__ import annotations

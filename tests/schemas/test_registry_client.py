@@ -131,7 +131,8 @@ class Killed(Exception):
 
 
 class KilledClient(RegistryClient):
-    """Ends before its `last`-th request to change something, as by kill -9: nothing is sent any more."""
+    """Ends before its `last`-th request to change something, as by kill -9: nothing is sent any
+    more."""
 
     last: int
     changes = 0
@@ -148,7 +149,8 @@ class KilledClient(RegistryClient):
 async def test_a_level_that_a_killed_gateway_set_aside_is_restored(
     registry: Registry, topic_prefix: str, level: str | None
 ) -> None:
-    """It ends before each of its requests, then the next one registers the version and leaves the level of before."""
+    """It ends before each of its requests, then the next one registers the version and leaves the
+    level of before."""
     old, new = (change_schema(each, topic_prefix) for each in (INTEGER, TEXT))
     async with AsyncSchemaRegistryClient(stock_registry.settings(registry.url)) as confluent:
         for last in range(1, 7):
@@ -222,7 +224,8 @@ async def test_a_level_of_the_user_stays(registry: Registry, topic_prefix: str, 
 
 @pytest.mark.integration
 async def test_a_version_that_is_not_in_force_does_not_bind(registry: Registry, topic_prefix: str) -> None:
-    """What a rolled back transaction registered is the newest; the change is compatible with what rows really have."""
+    """What a rolled back transaction registered is the newest; the change is compatible with what
+    rows really have."""
     subject = value_subject(f"{topic_prefix}.public.orders")
     narrow = relation(column("id", "int8", key=True))
     in_force, void, new = (change_schema(each, topic_prefix) for each in (narrow, INTEGER, TEXT))
@@ -242,7 +245,8 @@ async def test_a_version_that_is_not_in_force_does_not_bind(registry: Registry, 
 async def test_a_dropped_column_that_comes_back_is_compared_with_what_it_was(
     registry: Registry, topic_prefix: str
 ) -> None:
-    """The version between lacks it: neither it nor the registry's BACKWARD, which looks at one version, forbids another type."""
+    """The version between lacks it: neither it nor the registry's BACKWARD, which looks at one
+    version, forbids another type."""
     subject = value_subject(f"{topic_prefix}.public.orders")
 
     def schema(*columns: ColumnDescription) -> dict[str, Any]:
@@ -280,7 +284,8 @@ async def test_a_stock_deserializer_reads_our_records(registry: Registry, topic_
 
 
 class ScriptedRegistry:
-    """As much as the settings of a subject need, which a PUT replaces all, in Confluent's words: Apicurio has only the level."""
+    """As much as the settings of a subject need, which a PUT replaces all, in Confluent's words:
+    Apicurio has only the level."""
 
     def __init__(self, settings: dict[str, Any] | None) -> None:
         self.settings = settings
@@ -357,7 +362,8 @@ async def test_no_registry_there_means_try_again() -> None:
 
 @asynccontextmanager
 async def answering(answer: bytes | None, seen: list[bytes] | None = None) -> AsyncIterator[str]:
-    """An HTTP server that gives one answer, or none, to everything: no local registry can be made to give these."""
+    """An HTTP server that gives one answer, or none, to everything: no local registry can be made
+    to give these."""
     end, served = asyncio.Event(), list[asyncio.Task[None] | None]()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

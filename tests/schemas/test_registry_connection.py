@@ -22,7 +22,8 @@ OK = b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{"id":1,"schema":"{}"}'
 
 
 class Server:
-    """Gives each connection its own answers in turn, then closes it; `requests` are those of each connection."""
+    """Gives each connection its own answers in turn, then closes it; `requests` are those of each
+    connection."""
 
     def __init__(self, *answers: Sequence[bytes]) -> None:
         self._answers = list(answers)

@@ -1,4 +1,5 @@
-"""Log-ins to a registry that demands them: bearer tokens of an OpenID provider, and client certificates."""
+"""Log-ins to a registry that demands them: bearer tokens of an OpenID provider, and client
+certificates."""
 
 from __future__ import annotations
 
@@ -122,7 +123,8 @@ def pem(tmp_path: Path) -> Path:
 
 @contextlib.asynccontextmanager
 async def behind_tls(port: int, pem: Path) -> AsyncIterator[int]:
-    """A TLS server that asks for a client's certificate, in front of `port`, as an ingress is in front of a registry."""
+    """A TLS server that asks for a client's certificate, in front of `port`, as an ingress is in
+    front of a registry."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(pem / "server.crt", pem / "server.key")
     tls.load_verify_locations(pem / "server.crt")

@@ -1,4 +1,5 @@
-"""What a mirror says is read as it was written, and a file that is written just now is nothing yet."""
+"""What a mirror says is read as it was written, and a file that is written just now is nothing
+yet."""
 
 from __future__ import annotations
 

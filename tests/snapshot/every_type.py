@@ -114,7 +114,8 @@ async def _derive(sql: asyncpg.Connection, name: str, literals: dict[str, list[s
 
 
 async def is_ordered(sql: asyncpg.Connection, name: str, literals: list[str]) -> bool:
-    """Whether a column of the type can be a key. An array can only be compared where its elements can."""
+    """Whether a column of the type can be a key. An array can only be compared where its elements
+    can."""
     try:
         async with sql.transaction():
             await sql.execute(f"CREATE TEMPORARY TABLE probe (k {name} PRIMARY KEY) ON COMMIT DROP")
@@ -130,8 +131,8 @@ def quoted(literal: str) -> str:
 
 
 async def create_tables(sql: asyncpg.Connection, *, columns_at_most: int = 8) -> tuple[list[TypeTable], list[str]]:
-    """Of every type with a literal; and the types without one. Types of pg_catalog share tables, others have their own, so that
-    each is asked for alone."""
+    """Of every type with a literal; and the types without one. Types of pg_catalog share tables,
+    others have their own, so that each is asked for alone."""
     literals, without = await _types(sql)
     extended = {row["name"] for row in await sql.fetch(_TYPES, SCHEMA) if not row["is_built_in"]}
     extended = {name for name in extended if not name.partition(".")[2].startswith(("domain_", "pair_", "range_"))}

@@ -1,4 +1,5 @@
-"""Tables with rows that are there before the gateway, and sessions that change them while they are read."""
+"""Tables with rows that are there before the gateway, and sessions that change them while they are
+read."""
 
 from __future__ import annotations
 

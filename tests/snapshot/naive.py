@@ -1,4 +1,5 @@
-"""The usual ways to copy a table that changes, in their simplest form: tests/snapshot/test_holes.py shows where they go wrong.
+"""The usual ways to copy a table that changes, in their simplest form: tests/snapshot/test_holes.py
+shows where they go wrong.
 
 by_watermarks         DBLog, and the incremental snapshots of Debezium, Sequin and others: rows are read between two marks of
                       the stream. At the second one those go in whose key no change between the two has touched
@@ -45,7 +46,8 @@ IsStale = Callable[[object], bool]
 
 @dataclass(slots=True)
 class Copy:
-    """Of a table with COLUMNS, of which the first is the key. `sql`: of a session that waits for no standby."""
+    """Of a table with COLUMNS, of which the first is the key. `sql`: of a session that waits for no
+    standby."""
 
     sql: asyncpg.Connection
     table: str
@@ -112,7 +114,8 @@ class Copy:
         for row in rows:
             self.rows[row[0] if self.is_keyed else object()] = row
 
-    # -- the stream -----------------------------------------------------------------------------------------------------------
+    # -- the stream
+    # -----------------------------------------------------------------------------------------------------------
 
     @property
     def _protocol_version(self) -> int:

@@ -1,7 +1,9 @@
-"""The world of world.py where readers keep no old values: a row of which an UPDATE left its value out is read again.
+"""The world of world.py where readers keep no old values: a row of which an UPDATE left its value
+out is read again.
 
-Only committed transactions are sent, as in Debezium's dialect. `seen` is the table of a reader by key that writes LEFT_OUT where
-no value was sent; `target` that of one who keeps the value from before. A row that is read must be what `target` has.
+Only committed transactions are sent, as in Debezium's dialect. `seen` is the table of a reader by
+key that writes LEFT_OUT where no value was sent; `target` that of one who keeps the value from
+before. A row that is read must be what `target` has.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
-"""A table of PostgreSQL as far as a snapshot of it is concerned: versions in blocks, visibility, locks, and the WAL.
+"""A table of PostgreSQL as far as a snapshot of it is concerned: versions in blocks, visibility,
+locks, and the WAL.
 
 * Versions of rows lie in blocks. An UPDATE may move a row to any of them.
-* A commit is in the WAL, and so in the stream, before it is visible: `commit`, then at some time `show`. Row locks, the locks of
-  TRUNCATE and those of readers are held until then.
+* A commit is in the WAL, and so in the stream, before it is visible: `commit`, then at some time
+  `show`. Row locks, the locks of TRUNCATE and those of readers are held until then.
 * `big` is TOASTed: an UPDATE that does not touch it sends UNCHANGED.
-* Transactions may be streamed while open, prepared, rolled back. Ids have 64 bits and begin just below 2^32; the wire has 32.
+* Transactions may be streamed while open, prepared, rolled back. Ids have 64 bits and begin just
+  below 2^32; the wire has 32.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Of the WAL. `kind`: commit, segment, stream commit, stream abort, prepare, commit prepared, rollback prepared, mark."""
+    """Of the WAL. `kind`: commit, segment, stream commit, stream abort, prepare, commit prepared,
+    rollback prepared, mark."""
 
     kind: str
     xid: int
@@ -103,7 +106,8 @@ class Source:
         return xid
 
     def snapshot(self) -> Visibility:
-        """As GetSnapshotData: xmax is behind the newest that has ended, not behind the newest there is."""
+        """As GetSnapshotData: xmax is behind the newest that has ended, not behind the newest there
+        is."""
         xmax = max(self.ended) + 1
         running = {xid for xid in (*self.open, *self.committing) if xid < xmax}
         return Visibility(min(running, default=xmax), xmax, frozenset(running))
@@ -126,7 +130,8 @@ class Source:
         everything = Visibility(self.next_xid, self.next_xid)
         return {key: (version.n, version.big) for key, version in self.rows(everything).items()}
 
-    # -- transactions -------------------------------------------------------------------------------------------------------
+    # -- transactions
+    # -------------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         self.open[self.new_xid()] = Open()
@@ -238,7 +243,8 @@ class Source:
         self.row_locks = {key: owner for key, owner in self.row_locks.items() if owner != xid}
         self.table_locks.pop(xid, None)
 
-    # -- locks on the table ------------------------------------------------------------------------------------------------
+    # -- locks on the table
+    # ------------------------------------------------------------------------------------------------
 
     def _is_locked_by_others(self, xid: int) -> bool:
         return any(mode == "exclusive" and owner != xid for owner, mode in self.table_locks.items())
@@ -269,7 +275,8 @@ class Source:
             del self.open[xid]
             self.committing.append(xid)
 
-    # -- readers -------------------------------------------------------------------------------------------------------------
+    # -- readers
+    # -------------------------------------------------------------------------------------------------------------
 
     def lock_for_reading(self) -> int | None:
         """A transaction with ACCESS SHARE; its snapshot is taken after it has the lock."""

@@ -1,4 +1,5 @@
-"""The tables that a reader makes of the topics, as docs/topics.md says, and what the source has: for comparing."""
+"""The tables that a reader makes of the topics, as docs/topics.md says, and what the source has:
+for comparing."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ MISSING = Missing()
 
 @dataclass(slots=True)
 class Target:
-    """`tables`: topic -> key -> row; of a topic without keys: topic -> rows. `complete`: topics with a SNAPSHOT_END."""
+    """`tables`: topic -> key -> row; of a topic without keys: topic -> rows. `complete`: topics
+    with a SNAPSHOT_END."""
 
     tables: dict[str, dict[bytes, dict[str, Any]]] = field(default_factory=lambda: defaultdict(dict))
     keyless: dict[str, Counter[Row]] = field(default_factory=lambda: defaultdict(Counter))

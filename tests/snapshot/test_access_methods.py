@@ -1,4 +1,5 @@
-"""Blocks are ranges of rows where the access method of a table is heap. Any other table is read at once, key or not."""
+"""Blocks are ranges of rows where the access method of a table is heap. Any other table is read at
+once, key or not."""
 
 from __future__ import annotations
 

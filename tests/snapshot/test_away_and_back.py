@@ -1,5 +1,5 @@
-"""A relation that PostgreSQL does not send for a moment, and that looks as before when it is back, is
-read again; and no other."""
+"""A relation that PostgreSQL does not send for a moment, and that looks as before when it is back,
+is read again; and no other."""
 
 from __future__ import annotations
 
@@ -101,7 +101,8 @@ AWAY_15: Cases = {
     "listed.leaf": (DETACHED,),
     "turned.schema": (TURNED,),
 }
-"""The first one is away for so long that a look can see it: it comes before anything that causes a look."""
+"""The first one is away for so long that a look can see it: it comes before anything that causes a
+look."""
 PUBLICATIONS_15 = """
 CREATE PUBLICATION s FOR TABLES IN SCHEMA spread;
 CREATE PUBLICATION p FOR TABLE listed.left, listed.renamed, listed.root, turned.schema;
@@ -130,7 +131,8 @@ RENAMED_LABEL = (
 async def test_a_relation_that_was_away_is_read_again(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """The look that finds it is that of the next change: the clock of the gateway has none for ten minutes."""
+    """The look that finds it is that of the next change: the clock of the gateway has none for ten
+    minutes."""
     settings = {"source__publications": "s,p,f,c,a,cut,kept", "source__check_interval_s": 600}
     harmless = {f"spread.{name}": statements for name, statements in HARMLESS.items()}
     away = AWAY_15
@@ -195,7 +197,8 @@ async def test_a_relation_that_was_away_is_read_again(
 async def test_a_relation_that_was_away_on_the_oldest_server(
     database_oldest: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Under FOR ALL TABLES, of which a table is a member while it is elsewhere, with its rows in another topic."""
+    """Under FOR ALL TABLES, of which a table is a member while it is elsewhere, with its rows in
+    another topic."""
     settings = {"source__publications": "p,rest", "source__check_interval_s": 600}
     harmless = {f"public.{name}": statements for name, statements in HARMLESS.items()}
     away: Cases = {"public.in_three": UNLOGGED, "public.at_once": (AT_ONCE,), "public.moved": (SCHEMA_AWAY,)}

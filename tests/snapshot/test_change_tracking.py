@@ -24,7 +24,8 @@ KEY = b"key"
 
 
 class Scene:
-    """A stream with one relation that is being read, all of whose transactions are newer than the latest snapshot."""
+    """A stream with one relation that is being read, all of whose transactions are newer than the
+    latest snapshot."""
 
     def __init__(self, **options: Any) -> None:
         self.stream = Stream()

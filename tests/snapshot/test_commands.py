@@ -1,4 +1,5 @@
-"""Commands are read as they were written; whatever else somebody emits is not obeyed, and does no harm."""
+"""Commands are read as they were written; whatever else somebody emits is not obeyed, and does no
+harm."""
 
 from __future__ import annotations
 

@@ -87,7 +87,8 @@ def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: St
 
 
 class StreamsAtOnce(Transactions):
-    """Its stream brings a message before the answer to the statement that emitted it; no server can be made to do so."""
+    """Its stream brings a message before the answer to the statement that emitted it; no server can
+    be made to do so."""
 
     def __init__(self, snapshot: SnapshotCoordinator) -> None:
         self._snapshot = snapshot
@@ -178,7 +179,8 @@ def table_being_read(judge: StalenessJudge) -> TableProgress:
 async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_anew(
     snapshot: SnapshotCoordinator, judge: StalenessJudge
 ) -> None:
-    """Rows in Debezium's dialect are encoded where they are handed over, by the encoder that is announced then."""
+    """Rows in Debezium's dialect are encoded where they are handed over, by the encoder that is
+    announced then."""
     recipe = recipe_of(1)
     table = table_being_read(judge)
     for now in (None, recipe_of(1)):
@@ -193,7 +195,8 @@ async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_ane
 def test_rows_are_held_until_they_are_handed_over_and_no_longer(
     snapshot: SnapshotCoordinator, judge: StalenessJudge
 ) -> None:
-    """`snapshot.rows_per_s` counts them after that, where the stream is faster than the answer to COMMIT."""
+    """`snapshot.rows_per_s` counts them after that, where the stream is faster than the answer to
+    COMMIT."""
     waiting = ReadChunk(waiting_chunk(judge).chunk, NOT_ASKED, [(b"12345k", b"v")])
     snapshot._arriving.done(waiting)
     assert not waiting.rows and waiting.row_count == 1

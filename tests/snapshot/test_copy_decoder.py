@@ -1,4 +1,5 @@
-"""COPY's binary format, in pieces of any size, becomes what the stream's encoder makes of the same values."""
+"""COPY's binary format, in pieces of any size, becomes what the stream's encoder makes of the same
+values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Whatever a role or a database can carry in pg_settings: a snapshot and a stream are the source all the same."""
+"""Whatever a role or a database can carry in pg_settings: a snapshot and a stream are the source
+all the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which tables are read without being asked for: by what is durable of the gateway, not by its settings alone."""
+"""Which tables are read without being asked for: by what is durable of the gateway, not by its
+settings alone."""
 
 from __future__ import annotations
 

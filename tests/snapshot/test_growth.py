@@ -48,7 +48,8 @@ BEGUN_S = 5.0
 async def test_ten_thousand_small_tables_take_little_time_each(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Read again, when their topics and schemas are there: making those is what a new table costs without a snapshot too."""
+    """Read again, when their topics and schemas are there: making those is what a new table costs
+    without a snapshot too."""
     settings = {"kafka__partitions": 1, "snapshot__mode": "on_command", "source__check_interval_s": 60}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         for start in range(0, TABLES, MADE_AT_ONCE):
@@ -81,7 +82,8 @@ async def test_ten_thousand_small_tables_take_little_time_each(
 async def test_the_thousandth_chunk_costs_what_the_first_does(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """In time and in memory, while rows change; and what is deleted meanwhile can be vacuumed at once."""
+    """In time and in memory, while rows change; and what is deleted meanwhile can be vacuumed at
+    once."""
     settings = {"snapshot__chunk_bytes": CHUNK_BYTES}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         await scene.sql.execute("CREATE TABLE public.many (id int PRIMARY KEY, n int, word text)")

@@ -1,4 +1,5 @@
-"""What defeats other ways to read a table that changes: each is shown to be wrong where this one is right."""
+"""What defeats other ways to read a table that changes: each is shown to be wrong where this one is
+right."""
 
 from __future__ import annotations
 
@@ -41,8 +42,9 @@ async def run(sql: asyncpg.Connection, statements: tuple[str, ...]) -> None:
 class Hole:
     """A table, what happens to it, and a way of reading that it defeats.
 
-    `before` comes before the first rows of the table are read, `during` when they are read and not in the stream yet, `behind`
-    when they are. `held`: a commit that is in the stream, and in no snapshot as long as the table is read.
+    `before` comes before the first rows of the table are read, `during` when they are read and not
+    in the stream yet, `behind` when they are. `held`: a commit that is in the stream, and in no
+    snapshot as long as the table is read.
     """
 
     table: str
@@ -197,7 +199,8 @@ async def held_commit(database: Database, statement: str) -> AsyncIterator[async
 
 
 async def _are_held(sql: asyncpg.Connection, session: asyncpg.Connection) -> None:
-    """The checkpointer tells commits that there is a standby to wait for, some time after sessions know the setting."""
+    """The checkpointer tells commits that there is a standby to wait for, some time after sessions
+    know the setting."""
     held = False
     while not held:
         probe = asyncio.create_task(session.execute("SELECT pg_logical_emit_message(true, 'probe', '')"))

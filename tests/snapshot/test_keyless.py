@@ -1,4 +1,5 @@
-"""A table without a key is read at once, and again where it has changed meanwhile; locked, where it changes all the time."""
+"""A table without a key is read at once, and again where it has changed meanwhile; locked, where it
+changes all the time."""
 
 from __future__ import annotations
 

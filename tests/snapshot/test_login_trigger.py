@@ -1,4 +1,5 @@
-"""A login event trigger that refuses one reader of a snapshot: the stream goes on, and so does the snapshot afterwards."""
+"""A login event trigger that refuses one reader of a snapshot: the stream goes on, and so does the
+snapshot afterwards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two million rows in 30 tables, read while they change, their shape too, and the gateway is killed again and again."""
+"""Two million rows in 30 tables, read while they change, their shape too, and the gateway is killed
+again and again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Where rows change without an event the gateway reads their table once more by itself, and nowhere else."""
+"""Where rows change without an event the gateway reads their table once more by itself, and nowhere
+else."""
 
 from __future__ import annotations
 

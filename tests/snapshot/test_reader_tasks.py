@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
 async def _sessions(sql: asyncpg.Connection, role: str) -> int:
-    """When those that are needed at a start alone have ended. CONNECTION LIMIT does not count WAL senders."""
+    """When those that are needed at a start alone have ended. CONNECTION LIMIT does not count WAL
+    senders."""
     count, before = 0, -1
     query = "SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND backend_type = 'client backend'"
     while count != before:

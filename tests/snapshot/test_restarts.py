@@ -1,4 +1,5 @@
-"""A snapshot that is interrupted goes on where it was, whatever ends: the server, the gateway, or the primary for good."""
+"""A snapshot that is interrupted goes on where it was, whatever ends: the server, the gateway, or
+the primary for good."""
 
 from __future__ import annotations
 

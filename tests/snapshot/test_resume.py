@@ -1,4 +1,5 @@
-"""A snapshot that an earlier session had begun goes on, also where somebody has locked one of its tables."""
+"""A snapshot that an earlier session had begun goes on, also where somebody has locked one of its
+tables."""
 
 from __future__ import annotations
 
@@ -90,7 +91,8 @@ def where(reading: TableTask) -> tuple[Status, int, bool]:
 async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(
     snapshot: SnapshotCoordinator, locked: Survey
 ) -> None:
-    """It is not one that has left its publications; it is read as soon as its row filter can be printed."""
+    """It is not one that has left its publications; it is read as soon as its row filter can be
+    printed."""
     await snapshot._resume([HALF_READ])
     assert not snapshot._readings.left
     reading = snapshot._readings.begun[1]

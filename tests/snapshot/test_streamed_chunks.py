@@ -1,4 +1,5 @@
-"""A server that has little memory left streams a chunk's transaction before it commits: the chunk is read again, and no more."""
+"""A server that has little memory left streams a chunk's transaction before it commits: the chunk
+is read again, and no more."""
 
 from __future__ import annotations
 

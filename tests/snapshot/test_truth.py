@@ -1,4 +1,5 @@
-"""Truth under load: whatever happens while tables are read, what a reader makes of the topics is the source."""
+"""Truth under load: whatever happens while tables are read, what a reader makes of the topics is
+the source."""
 
 from __future__ import annotations
 

@@ -80,7 +80,8 @@ async def _read(sql: asyncpg.Connection, made: ReadPlan, judge: StalenessJudge, 
 async def test_a_read_that_ends_when_the_server_has_sent_all_does_not_wait_for_an_answer(
     ends_by: str, row_count: int, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left to cancel then: a driver that cancels the COPY waits 60 s and gives up the connection."""
+    """Nothing is left to cancel then: a driver that cancels the COPY waits 60 s and gives up the
+    connection."""
     session, other = [await database.connect() for _ in range(2)]
     made = await _recipe(session, row_count)
     judge = StalenessJudge(parse_visibility(await session.fetchval(LOOK)), 0)

@@ -1,4 +1,5 @@
-"""A snapshot reads rows of every type, and finds rows again by keys of every type that can be one."""
+"""A snapshot reads rows of every type, and finds rows again by keys of every type that can be
+one."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ WITHOUT_A_LITERAL = (
     "gbtreekey", "ghstore", "gtrgm", "intbig_gkey", "ltree_gist", "gtsvector", "pg_brin_", "pg_dependencies", "pg_mcv_list",
     "pg_ndistinct", "pg_node_tree", "pg_ddl_command", "xml",
 )  # fmt: skip
-"""No row has such a value: their input functions refuse everything, as that of xml does in a server without libxml."""
+"""No row has such a value: their input functions refuse everything, as that of xml does in a server
+without libxml."""
 
 TIGHT = f"""
 CREATE DOMAIN {SCHEMA}.code AS text;
@@ -69,8 +71,8 @@ async def database_of_each(server: Postgres) -> AsyncIterator[Database]:
 async def test_rows_and_keys_of_every_type_are_read(
     database_of_each: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Rows of all keys are read before a change of them is visible, and so once more by their keys. Meanwhile a domain got a
-    constraint that they do not satisfy, and a label another name."""
+    """Rows of all keys are read before a change of them is visible, and so once more by their keys.
+    Meanwhile a domain got a constraint that they do not satisfy, and a label another name."""
     database = database_of_each
     settings = {"snapshot__mode": "on_command"}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
@@ -98,7 +100,8 @@ async def test_rows_and_keys_of_every_type_are_read(
         wrong = [text for table in tables for text in await _differences(scene, target, table)]
         assert not wrong, "\n".join(wrong)
         stale = {event["table"]: event["stale"] for event in scene.gateway.events("table_read")}
-        # Where a binary value cannot be decoded (names of regclass), or a label is another one, the table begins again meanwhile.
+        # Where a binary value cannot be decoded (names of regclass), or a label is another one, the
+        # table begins again meanwhile.
         by_keys = [table for table in keyed if table not in TIGHT_TABLES and "reg" not in str(table.types)]
         assert [table for table in by_keys if not stale[table.name]] == []
         assert {event["table"] for event in scene.gateway.events("keys_compared_as_text")} == {"public.k_codes"}
@@ -107,7 +110,8 @@ async def test_rows_and_keys_of_every_type_are_read(
 
 
 async def _differences(scene: Scene, target: Target, table: TypeTable) -> list[str]:
-    """Between what was delivered, read by PostgreSQL, and what it has: both as PostgreSQL prints them."""
+    """Between what was delivered, read by PostgreSQL, and what it has: both as PostgreSQL prints
+    them."""
     rows = list(target.tables[f"{scene.prefix}.{table.name}"].values())
     names = [*table.columns, "n", "big"]
     types = [*table.types, "int", "text"]

@@ -1,4 +1,5 @@
-"""Tables that PostgreSQL cannot read: named with what is at fault, left out of the snapshot's end, and read when they can be."""
+"""Tables that PostgreSQL cannot read: named with what is at fault, left out of the snapshot's end,
+and read when they can be."""
 
 from __future__ import annotations
 
@@ -55,7 +56,8 @@ async def role(database: Database, topic_prefix: str) -> AsyncIterator[str]:
 async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, role: str, tmp_path: Path
 ) -> None:
-    """Also: privileges on the published columns are enough, and foreign partitions that are down are left out."""
+    """Also: privileges on the published columns are enough, and foreign partitions that are down
+    are left out."""
     settings = {"source__dsn": database.dsn_of(role), "snapshot__chunk_bytes": 8192}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         await _create(scene, role)

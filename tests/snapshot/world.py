@@ -1,8 +1,10 @@
-"""Random histories of a table, its stream, and a gateway that reads both; is the rebuilt table the source?
+"""Random histories of a table, its stream, and a gateway that reads both; is the rebuilt table the
+source?
 
-The gateway here does with the classes of gateway/snapshot what the real one does, in one file and with any delay between two
-steps: it lags behind the WAL, reads several chunks at once, seals, and may be killed, which takes back all that was not sealed.
-`broken` names a rule to leave out: then a history that goes wrong must be found.
+The gateway here does with the classes of gateway/snapshot what the real one does, in one file and
+with any delay between two steps: it lags behind the WAL, reads several chunks at once, seals, and
+may be killed, which takes back all that was not sealed. `broken` names a rule to leave out: then a
+history that goes wrong must be found.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ CHUNKS_AT_ONCE = 3
 
 @dataclass(slots=True)
 class Durable:
-    """What a Kafka transaction commits: the topics, as the table that a reader makes of them, the position, the states."""
+    """What a Kafka transaction commits: the topics, as the table that a reader makes of them, the
+    position, the states."""
 
     read: int
     target: dict[int, tuple[int, Big | None]]
@@ -102,11 +105,12 @@ class World:
         self.marks: dict[str, tuple[str, int]] = {}
         self._start()
 
-    # -- the gateway --------------------------------------------------------------------------------------------------------
+    # -- the gateway
+    # --------------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """What a start does with what is durable. A transaction that has not ended there is sent again, from its beginning:
-        streamed, or whole when it ends."""
+        """What a start does with what is durable. A transaction that has not ended there is sent
+        again, from its beginning: streamed, or whole when it ends."""
         live = self.live = copy.deepcopy(self.durable)
         self.waiting: dict[str, Waiting] = {}
         self.judge = StalenessJudge(self._look(), live.floor, set() if self.broken == "R" else live.unseen)
@@ -166,7 +170,8 @@ class World:
             self.marks[name] = (wanted, self.incarnation)
             self.source.emit(name)
 
-    # -- readers ------------------------------------------------------------------------------------------------------------
+    # -- readers
+    # ------------------------------------------------------------------------------------------------------------
 
     def read_chunk(self) -> None:
         if len(self.waiting) >= CHUNKS_AT_ONCE:
@@ -201,7 +206,8 @@ class World:
             each.is_sent = True
             self.source.emit(name, each.xid)
 
-    # -- the stream ---------------------------------------------------------------------------------------------------------
+    # -- the stream
+    # ---------------------------------------------------------------------------------------------------------
 
     def receive(self) -> None:
         if self.live.read < len(self.source.wal):
@@ -292,7 +298,8 @@ class World:
         self.live.prepared.pop(entry.xid, None)
         self.table.rolled_back(entry.wire_xid)
 
-    # -- what comes back of our own -----------------------------------------------------------------------------------------
+    # -- what comes back of our own
+    # -----------------------------------------------------------------------------------------
 
     def _mark(self, entry: Entry) -> None:
         if entry.mark in self.waiting:
@@ -335,7 +342,8 @@ class World:
             for wanted in chunk.keys:
                 self.table.again.discard(wanted)
 
-    # -- histories ----------------------------------------------------------------------------------------------------------
+    # -- histories
+    # ----------------------------------------------------------------------------------------------------------
 
     @property
     def _load(self) -> list[Callable[[], None]]:

@@ -30,7 +30,8 @@ SMALL_JAVA = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
 
 class ObjectStorage(Server):
-    """S3Proxy over a folder: each object is a file, so that a test can look at a mirror without S3."""
+    """S3Proxy over a folder: each object is a file, so that a test can look at a mirror without
+    S3."""
 
     KEY, SECRET, BUCKET = "walgate", "secret of the lake", "lake"
 

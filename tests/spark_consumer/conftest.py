@@ -25,10 +25,11 @@ _JAVA = (
     "-XX:TieredStopAtLevel=4 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC -XX:+UseTransparentHugePages "
     "-Xms1g -Xmn450m -XX:MetaspaceSize=256m"
 )
-# The second compiler would be a quarter of the CPU time: code is to run four times as often as usual before it is compiled again.
+# The second compiler would be a quarter of the CPU time: code is to run four times as often as
+# usual before it is compiled again.
 _LIMITS = {"Invocation": 20_000, "MinInvocation": 2_400, "Compile": 60_000, "BackEdge": 160_000}
-# Hundreds of batches of a few rows: to write and compile Java for each query would be a tenth of the time. The jobs that tests
-# start as programs do it, as those of users do.
+# Hundreds of batches of a few rows: to write and compile Java for each query would be a tenth of
+# the time. The jobs that tests start as programs do it, as those of users do.
 SMALL_BATCHES = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",

@@ -1,7 +1,9 @@
-"""Writes to Kafka what a gateway would write, by the contract of the topics, and keeps the truth beside it.
+"""Writes to Kafka what a gateway would write, by the contract of the topics, and keeps the truth
+beside it.
 
-It is not the gateway: it makes what a gateway makes only rarely (void epochs, aborted Kafka transactions, damaged manifests), at
-will. Rows and schemas are real: value schemas from schemas.change_schema, records by fastavro, offsets from the broker's answers.
+It is not the gateway: it makes what a gateway makes only rarely (void epochs, aborted Kafka
+transactions, damaged manifests), at will. Rows and schemas are real: value schemas from
+schemas.change_schema, records by fastavro, offsets from the broker's answers.
 """
 
 from __future__ import annotations
@@ -189,7 +191,8 @@ class Transaction:
         return [change for change in self.changes if change.subxid not in self.aborted]
 
     def manifest(self) -> dict[str, Any]:
-        """Ranges of at most `feeder.range_records` records, from the offsets that the broker gave."""
+        """Ranges of at most `feeder.range_records` records, from the offsets that the broker
+        gave."""
         places: dict[tuple[str, int], list[int]] = defaultdict(list)
         for placed in self.placed:
             places[placed.topic, placed.partition].append(placed.offset)
@@ -265,7 +268,8 @@ class Feeder:
         return Table(description, topic, schema_id, fastavro.parse_schema(schema), key and fastavro.parse_schema(key))
 
     def alter(self, table: Table, description: RelationDescription) -> Table:
-        """The same table with other columns: a new schema; rows lose and gain columns as in PostgreSQL."""
+        """The same table with other columns: a new schema; rows lose and gain columns as in
+        PostgreSQL."""
         made = self._with_schema(description, table.topic)
         names = [column.name for column in description.columns]
         made.rows = {key: {name: row.get(name) for name in names} for key, row in table.rows.items()}
@@ -286,7 +290,8 @@ class Feeder:
     # Kafka transactions
 
     def open(self) -> None:
-        """A new producer and its first Kafka transaction. Of one that was there, everything uncommitted is aborted."""
+        """A new producer and its first Kafka transaction. Of one that was there, everything
+        uncommitted is aborted."""
         self._producer = Producer(
             {"bootstrap.servers": self.bootstrap_servers, "transactional.id": self._transactional_id, "linger.ms": 2,
              "log_level": 2, "queue.buffering.max.messages": 2_000_000}
@@ -300,7 +305,8 @@ class Feeder:
         return self._producer
 
     def kafka_commit(self) -> None:
-        """Kafka answers before it has written the end of the transaction into the topics: returns when readers see it."""
+        """Kafka answers before it has written the end of the transaction into the topics: returns
+        when readers see it."""
         self.producer.commit_transaction(60)
         self.producer.begin_transaction()
         deadline = time.monotonic() + VISIBLE_TIMEOUT_S
@@ -409,7 +415,8 @@ class Feeder:
         rows: int = 0,
         lsn: int | None = None,
     ) -> int:
-        """SNAPSHOT_BEGIN or SNAPSHOT_END of a table, or of all: its LSN. `lsn`: of another one in the same transaction."""
+        """SNAPSHOT_BEGIN or SNAPSHOT_END of a table, or of all: its LSN. `lsn`: of another one in
+        the same transaction."""
         lsn = self.next_lsn() if lsn is None else lsn
         manifest = {
             "epoch": self.epoch, "event_count": 0, "aborted_subxids": [], "schema_ids": [], "ranges": [], "excluded": [],

@@ -1,4 +1,5 @@
-"""A job's command in this process, with the session of the tests: the same code, without a start of Java and Python for each."""
+"""A job's command in this process, with the session of the tests: the same code, without a start of
+Java and Python for each."""
 
 from __future__ import annotations
 

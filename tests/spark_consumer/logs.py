@@ -1,4 +1,5 @@
-"""Random logs of topic-partitions as transactions leave them, with their manifests: for tests without Kafka."""
+"""Random logs of topic-partitions as transactions leave them, with their manifests: for tests
+without Kafka."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def zigzag(number: int) -> bytes:
 
 @dataclass(frozen=True)
 class Record:
-    """`wanted`: it belongs to a committed transaction and to no aborted subtransaction, and is not a double."""
+    """`wanted`: it belongs to a committed transaction and to no aborted subtransaction, and is not
+    a double."""
 
     operation: int
     xid: int
@@ -80,8 +82,9 @@ class Logs:
 
 @st.composite
 def logs(draw: st.DrawFn) -> Logs:
-    """Up to 8 transactions over two topics of two partitions, their pieces interleaved: committed or void, with aborted
-    subtransactions, TRUNCATE in all partitions, changes of key in two, xids used again in another epoch."""
+    """Up to 8 transactions over two topics of two partitions, their pieces interleaved: committed
+    or void, with aborted subtransactions, TRUNCATE in all partitions, changes of key in two, xids
+    used again in another epoch."""
     partitions = {(topic, number): Partition() for topic in TOPICS for number in range(2)}
     count = draw(st.integers(1, 8))
     xids = [draw(st.integers(700, 704)) for _ in range(count)]

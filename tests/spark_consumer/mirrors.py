@@ -1,4 +1,5 @@
-"""Mirrors that merge after each batch, as `--merge-every 0` does: their tables are compared with the source right after it."""
+"""Mirrors that merge after each batch, as `--merge-every 0` does: their tables are compared with
+the source right after it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ waiting_mirror = partial(AppendingMirror, merge_every_s=math.inf)
 
 
 def merge_waiting(spark: SparkSession, mirror: AppendingMirror) -> None:
-    """What a version shows of the changes that wait is what their merge makes of the tables: each is compared, by value."""
+    """What a version shows of the changes that wait is what their merge makes of the tables: each
+    is compared, by value."""
     before = None
     with suppress(MirrorError):  # what the merge refuses as well, unless somebody has copied the table meanwhile
         before = _rows(spark, mirror.path) if mirror.taken_lsn >= 0 else None

@@ -1,10 +1,12 @@
-"""A source whose first part was mirrored by a release that had no `changes`: data/older_mirror.tar.gz.
+"""A source whose first part was mirrored by a release that had no `changes`:
+data/older_mirror.tar.gz.
 
-The archive was made at the commit before the one that added AppendingMirror ("A mirror can append its batches and merge later"),
-from the stream of `Source.begin`, in batches of 10 changes, with `query` and the Mirror of that release: its folder, without
-hidden files. It has what a restart finds: tables, manifest, keys of a snapshot that has not ended, and the checkpoint of the
-query. LSNs and the offsets of markers are the same each time; schema ids are not the registry's, which numbers schemas of all
-tests.
+The archive was made at the commit before the one that added AppendingMirror ("A mirror can append
+its batches and merge later"), from the stream of `Source.begin`, in batches of 10 changes, with
+`query` and the Mirror of that release: its folder, without hidden files. It has what a restart
+finds: tables, manifest, keys of a snapshot that has not ended, and the checkpoint of the query.
+LSNs and the offsets of markers are the same each time; schema ids are not the registry's, which
+numbers schemas of all tests.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class Source:
 
     @classmethod
     def begin(cls, feeder: Feeder) -> Source:
-        """What the release before has mirrored: INSERT to TRUNCATE, a column more, and half of a snapshot that replaces rows."""
+        """What the release before has mirrored: INSERT to TRUNCATE, a column more, and half of a
+        snapshot that replaces rows."""
         made = cls(feeder, {}, *(feeder.table(each) for each in (ITEMS, STOCK, CALLS)))
         for table in (made.items, made.stock, made.calls):
             made.number(table)

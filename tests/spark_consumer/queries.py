@@ -15,12 +15,14 @@ _LOOK_EVERY_S = 1  # Spark 4.0 takes whole seconds
 
 
 def run_to_end(writer: DataStreamWriter) -> None:
-    """Takes what is there now; again where Spark could not start a Python process within its ten seconds."""
+    """Takes what is there now; again where Spark could not start a Python process within its ten
+    seconds."""
     run_to_end_of(writer.trigger(availableNow=True).start)
 
 
 def run_to_end_of(start: Callable[[], StreamingQuery]) -> None:
-    """Waits for the query that `start` starts; again where Spark could not start a Python process."""
+    """Waits for the query that `start` starts; again where Spark could not start a Python
+    process."""
     for attempt in range(_ATTEMPTS):
         try:
             start().awaitTermination()

@@ -1,6 +1,8 @@
-"""A job as a user hands it to spark-submit: test_submit.py. Arguments: options of the data source as JSON, a folder, a table.
+"""A job as a user hands it to spark-submit: test_submit.py. Arguments: options of the data source
+as JSON, a folder, a table.
 
-Prints where the executors' Python has this package from, and the rows of a mirror, as one line of JSON.
+Prints where the executors' Python has this package from, and the rows of a mirror, as one line of
+JSON.
 """
 
 from __future__ import annotations

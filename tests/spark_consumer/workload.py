@@ -1,4 +1,5 @@
-"""Random workloads for a feeder: everything a PostgreSQL and a gateway that is killed now and then can leave in the topics."""
+"""Random workloads for a feeder: everything a PostgreSQL and a gateway that is killed now and then
+can leave in the topics."""
 
 from __future__ import annotations
 
@@ -46,7 +47,8 @@ TOASTED = {"customers": "notes", "orders": "letter"}
 
 
 class Workload:
-    """Calls `step` as often as wanted, then `finish`: no transaction is left open but those that a restart made void."""
+    """Calls `step` as often as wanted, then `finish`: no transaction is left open but those that a
+    restart made void."""
 
     def __init__(self, feeder: Feeder, seed: int) -> None:
         self.feeder = feeder
@@ -99,7 +101,8 @@ class Workload:
         self.unlock(work)
 
     def _stream(self, work: Work) -> None:
-        """A segment of a streamed transaction, a part of it in a savepoint that may be rolled back."""
+        """A segment of a streamed transaction, a part of it in a savepoint that may be rolled
+        back."""
         for _ in range(self.random.randint(1, 30)):
             work.change()
         if self.random.random() < 0.4:
@@ -222,7 +225,8 @@ class Work:
         self._own[table.name, table.key(row)] = None if op == "DELETE" else row
 
     def _rows(self, table: Table) -> list[Row]:
-        """Rows that this transaction may change: its own, and committed ones that no other has touched."""
+        """Rows that this transaction may change: its own, and committed ones that no other has
+        touched."""
         own = [row for (name, _), row in self._own.items() if name == table.name and row is not None]
         free = [table.rows[key] for key in self.workload.free_keys(table)[:20] if (table.name, key) not in self._own]
         return own + free

@@ -24,8 +24,8 @@ def carried_out(
     identity: SystemIdentity = IDENTITY,
     done: list[Step] | None = None,
 ) -> tuple[Position, list[Step]]:
-    """The position, and the steps in their order (also in `done`, where the start raises). Each observation gets a later moment;
-    `answers` replace the answer to a kind of step."""
+    """The position, and the steps in their order (also in `done`, where the start raises). Each
+    observation gets a later moment; `answers` replace the answer to a kind of step."""
     done = [] if done is None else done
     answer: Any = None
     given: dict[type, Answer] = {Identify: lambda _: identity, **(answers or {})}

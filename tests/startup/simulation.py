@@ -1,8 +1,9 @@
 """A model of everything that the judgement looks at, and random schedules of every step and fault.
 
-Two gateways run the real start (`gateway.startup.start`) and the real checks against a model of a primary with a standby, a
-broker and a registry. A schedule picks who moves next: between two steps of one gateway anything may happen, so that slow
-registries, paused processes and lost races need no code of their own. At the end the faults stop, and everything is let through.
+Two gateways run the real start (`gateway.startup.start`) and the real checks against a model of a
+primary with a standby, a broker and a registry. A schedule picks who moves next: between two steps
+of one gateway anything may happen, so that slow registries, paused processes and lost races need no
+code of their own. At the end the faults stop, and everything is let through.
 
     never two that deliver        commit LSNs in Kafka rise strictly, and each commit is there once
     never a false loss            exit code 78 only where the world has lost something
@@ -50,10 +51,10 @@ from schemas.lsn import Lsn
 from tests.startup.facts import ORDERS, PUBLICATION
 
 CURES: Final = ("notice", "order", "control records", "position fence", "count", "place", "passed")
-"""The first four are of bugs that were found by running: a standby that is down, two gateways that start together, a first
-start that was interrupted, a gateway that comes back and writes an older position. The others are of a place in the WAL that
-fails again and again: its count, that it is counted for one resume LSN alone, and that a stream that gets past the place is no
-failure of it."""
+"""The first four are of bugs that were found by running: a standby that is down, two gateways that
+start together, a first start that was interrupted, a gateway that comes back and writes an older
+position. The others are of a place in the WAL that fails again and again: its count, that it is
+counted for one resume LSN alone, and that a stream that gets past the place is no failure of it."""
 
 _EXPECTED: Final = Expected("s", ("p",))
 _PUBLICATIONS: Final = {"p": replace(PUBLICATION, relations=(ORDERS,))}
@@ -87,7 +88,8 @@ class Slot:
 
 @dataclass(slots=True)
 class World:
-    """`commits`: LSNs of commits on the timeline of now. `lost`: what was really lost; `delivered`: commit LSNs in Kafka."""
+    """`commits`: LSNs of commits on the timeline of now. `lost`: what was really lost; `delivered`:
+    commit LSNs in Kafka."""
 
     rng: random.Random
     broken: str = ""
@@ -396,7 +398,8 @@ class Gateway:
         self._deliver()
 
     def _receive(self) -> None:
-        """With synchronized_standby_slots the server sends only what the standby has, and warns while it is down."""
+        """With synchronized_standby_slots the server sends only what the standby has, and warns
+        while it is down."""
         world = self.world
         if not world.standby_up:
             notice = StandbyNotice()
@@ -429,7 +432,8 @@ class Gateway:
         raise Retry("the connection is gone")
 
     def _fail_at(self, how: str, lsn: int) -> None:
-        """What was received is delivered first; where it is not, it is sent again by the next session."""
+        """What was received is delivered first; where it is not, it is sent again by the next
+        session."""
         world = self.world
         resume_lsn, has_passed = self.resume_lsn, self.sent_to >= self.end_at_start
         if self.received and how != "crash":
@@ -467,7 +471,8 @@ class Gateway:
 
 
 class Operator(Gateway):
-    """Runs `walgate accept-gap` after a verdict, until it comes through; then the gateways start again."""
+    """Runs `walgate accept-gap` after a verdict, until it comes through; then the gateways start
+    again."""
 
     def __init__(self, world: World, gateways: list[Gateway]) -> None:
         super().__init__(world, len(gateways))
@@ -498,7 +503,8 @@ def _fresh(facts: Facts) -> Position:
 def _old_start(
     expected: Expected, fresh_position: Callable[[Facts], Position], *, reported: Reported | None = None
 ) -> Steps:
-    """The order before: position first, then whatever takes long, then the judgement; the gravest finding wins."""
+    """The order before: position first, then whatever takes long, then the judgement; the gravest
+    finding wins."""
     yield LoadFacts()
     yield Fence()
     stored: Stored = yield ReadPositions()
@@ -534,8 +540,8 @@ _LOSSES: Final = ("slot dropped", "slot advanced", "markers deleted")
 
 
 def run(seed: int, broken: str = "", *, with_loss: bool = False, with_poison: bool = False) -> list[str]:
-    """One schedule; what was violated. `with_loss`: somebody destroys something on the way; `with_poison`: the server cannot send
-    some commits, or fails a few times and then no more."""
+    """One schedule; what was violated. `with_loss`: somebody destroys something on the way;
+    `with_poison`: the server cannot send some commits, or fails a few times and then no more."""
     rng = random.Random(seed)
     world = World(rng, broken, exactly_once=broken != "position fence" and rng.random() < 0.7)
     gateways = [Gateway(world, number) for number in range(2)]

@@ -1,6 +1,8 @@
-"""Mistakes that `walgate check` must find and name: each is seeded into facts that are well, and must be the only thing found.
+"""Mistakes that `walgate check` must find and name: each is seeded into facts that are well, and
+must be the only thing found.
 
-The ones that need a server's own words are seeded into real servers, in tests/exactly_once/test_check.py.
+The ones that need a server's own words are seeded into real servers, in
+tests/exactly_once/test_check.py.
 """
 
 from __future__ import annotations

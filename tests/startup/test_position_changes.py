@@ -84,7 +84,8 @@ def test_a_slot_that_is_gone_is_created_and_one_that_is_lost_is_dropped_before()
     ],
 )
 def test_a_database_that_was_renamed_is_repaired_under_its_new_name(repair: Callable[[], Steps], facts: Facts) -> None:
-    """Its position has the new name before the slot is dropped: afterwards nothing would show that the database was renamed."""
+    """Its position has the new name before the slot is dropped: afterwards nothing would show that
+    the database was renamed."""
     known = replace(ACTIVE, quarantined=(BAD,))
     former = replace(known, database="former")
     position, steps = done(repair(), facts, stored(former))
@@ -179,7 +180,8 @@ def test_a_connectors_slot_goes_on_within_the_transaction_in_which_it_stopped() 
 
 
 def test_after_a_snapshot_the_slot_goes_on_where_it_was_made() -> None:
-    """The offset is where the server was when the tables were read: what committed in between is in the slot alone."""
+    """The offset is where the server was when the tables were read: what committed in between is in
+    the slot alone."""
     position, _ = done(
         adopt_from_debezium(fresh, EXPECTED, replace(OFFSET, written_xid=0, of_snapshot=True)), known=NONE_STORED
     )

@@ -1,4 +1,5 @@
-"""Random schedules of two gateways, a primary with a standby, a broker and a registry: see simulation.py."""
+"""Random schedules of two gateways, a primary with a standby, a broker and a registry: see
+simulation.py."""
 
 from __future__ import annotations
 

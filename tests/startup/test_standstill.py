@@ -1,4 +1,5 @@
-"""The same error at the same LSN: how it is counted, how long it is waited for, and when it is a stop."""
+"""The same error at the same LSN: how it is counted, how long it is waited for, and when it is a
+stop."""
 
 from __future__ import annotations
 

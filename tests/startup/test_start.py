@@ -201,8 +201,8 @@ def replaying(timeline: int, system: str = "71") -> SystemIdentity:
 @pytest.mark.parametrize("stored", [NOTHING_STORED, STORED])
 @pytest.mark.parametrize("slot", [None, FACTS.slot])
 def test_a_standby_is_not_read_and_nothing_is_left_on_it(stored: Stored, slot: SlotFacts | None) -> None:
-    """It may be promoted, or another host of the DSN be the primary; no slot is created, and nothing is said of one that is not
-    there."""
+    """It may be promoted, or another host of the DSN be the primary; no slot is created, and
+    nothing is said of one that is not there."""
     done: list[Step] = []
     with pytest.raises(NotPrimary, match="the gateway reads from the primary only"):
         started(replace(with_server(in_recovery=True), slot=slot), stored, done=done)

@@ -1,4 +1,5 @@
-"""Which values of synchronous_standby_names make the gateway a synchronous standby, as PostgreSQL's grammar reads them."""
+"""Which values of synchronous_standby_names make the gateway a synchronous standby, as PostgreSQL's
+grammar reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""When a slot is moved on although its changes were not delivered, and when that would be a loss for nothing."""
+"""When a slot is moved on although its changes were not delivered, and when that would be a loss
+for nothing."""
 
 from __future__ import annotations
 

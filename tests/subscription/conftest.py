@@ -1,4 +1,5 @@
-"""One database and one gateway for all scenarios; each has a schema of its own and adds its tables to a publication."""
+"""One database and one gateway for all scenarios; each has a schema of its own and adds its tables
+to a publication."""
 
 from __future__ import annotations
 

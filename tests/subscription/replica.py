@@ -1,7 +1,8 @@
 """Tables rebuilt from Kafka by stock readers, and held against the tables of the source.
 
-A subscriber in 150 lines: markers say what is committed and in which order; rows of abandoned attempts and of rolled back
-subtransactions are left out; identity columns find the row that changes.
+A subscriber in 150 lines: markers say what is committed and in which order; rows of abandoned
+attempts and of rolled back subtransactions are left out; identity columns find the row that
+changes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ class Replica:
 
 
 def rebuild(delivered: Delivered, decoder: Decoder) -> dict[str, Replica]:
-    """By topic. Raises AssertionError where the markers tell an impossible story or a row to change is not there."""
+    """By topic. Raises AssertionError where the markers tell an impossible story or a row to change
+    is not there."""
     story = read_story(delivered.markers)
     assert not story.findings, story.findings
     by_transaction: dict[tuple[int, int], list[Record]] = defaultdict(list)
@@ -108,7 +110,8 @@ def as_key(values: Row) -> Key:
 
 
 async def differences(connection: asyncpg.Connection, table: str, replica: Replica) -> list[str]:
-    """One line for each row or value that is not the same in the source; `table` may be any SQL relation expression."""
+    """One line for each row or value that is not the same in the source; `table` may be any SQL
+    relation expression."""
     columns = [
         (attribute.name, attribute.name.replace('"', '""'))
         for attribute in (await connection.prepare(f"SELECT * FROM {table}")).get_attributes()

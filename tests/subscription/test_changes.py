@@ -1,7 +1,8 @@
-"""PostgreSQL's subscription scenarios about single changes: src/test/subscription/t/001, 002, 006, 008, 009, 010, 011, 032,
-034, 100.
+"""PostgreSQL's subscription scenarios about single changes: src/test/subscription/t/001, 002, 006,
+008, 009, 010, 011, 032, 034, 100.
 
-The publisher's half is theirs, retold; the subscriber is a replica rebuilt from Kafka, the oracle the source tables.
+The publisher's half is theirs, retold; the subscriber is a replica rebuilt from Kafka, the oracle
+the source tables.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Each scenario that a module here says it retells has a test, and no test is left out of that list."""
+"""Each scenario that a module here says it retells has a test, and no test is left out of that
+list."""
 
 from __future__ import annotations
 

@@ -44,7 +44,8 @@ async def own_publisher(
 
 
 async def test_013_leaf_partitions_and_rows_that_move_between_them(publisher: Publisher) -> None:
-    """A row that moves is a delete in one partition and an insert in the other, in one transaction."""
+    """A row that moves is a delete in one partition and an insert in the other, in one
+    transaction."""
     schema = await publisher.schema()
     await publisher.execute(_PARTITIONED)
     await publisher.publish("tab1")

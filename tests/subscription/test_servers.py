@@ -1,4 +1,5 @@
-"""PostgreSQL's scenarios about servers, roles and forms: 005, 014, 022, 027, 030; and the oldest server."""
+"""PostgreSQL's scenarios about servers, roles and forms: 005, 014, 022, 027, 030; and the oldest
+server."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ async def test_014_text_and_binary_change_places_in_mid_life(
 async def test_027_a_role_with_no_right_but_replication_is_enough(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Row security of the table does not hide rows from the stream either: who may replicate reads everything."""
+    """Row security of the table does not hide rows from the stream either: who may replicate reads
+    everything."""
     publisher = await open_publisher(database, kafka, registry, tmp_path, topic_prefix)
     role = f"least_{topic_prefix}"
     dsn = database.dsn_of(role)
@@ -141,7 +143,8 @@ async def test_030_changes_of_another_origin(
 async def test_the_oldest_server_streams_commits_and_rolls_back(
     database_oldest: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """15-18 of PostgreSQL's scenarios on the oldest version: protocol 2, aborts without LSN, no two-phase."""
+    """15-18 of PostgreSQL's scenarios on the oldest version: protocol 2, aborts without LSN, no
+    two-phase."""
     publisher = await open_publisher(database_oldest, kafka, registry, tmp_path, topic_prefix, source__two_phase=False)
     fill = "INSERT INTO test_tab SELECT n, sha256(n::text::bytea)::text FROM generate_series({}, {}) n"
     try:
@@ -167,7 +170,8 @@ async def test_the_oldest_server_streams_commits_and_rolls_back(
 async def test_022_prepared_transactions_come_through_a_server_between(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """The first database is published to the gateway's by PostgreSQL's own subscription, in two phases, a large one streamed."""
+    """The first database is published to the gateway's by PostgreSQL's own subscription, in two
+    phases, a large one streamed."""
     name = f"first_{topic_prefix}"
     admin = await database.server.connect()
     await admin.execute(f"CREATE DATABASE {name}")

@@ -1,7 +1,8 @@
-"""PostgreSQL's scenario 012, nondeterministic collations: rows whose keys are equal to PostgreSQL and yet not the same bytes.
+"""PostgreSQL's scenario 012, nondeterministic collations: rows whose keys are equal to PostgreSQL
+and yet not the same bytes.
 
-PostgreSQL finds rows by equality, but compares the key columns of an UPDATE by their bytes, as the readers of a topic do: a
-key in another spelling is another key.
+PostgreSQL finds rows by equality, but compares the key columns of an UPDATE by their bytes, as the
+readers of a topic do: a key in another spelling is another key.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""PostgreSQL's scenarios about large, nested, prepared transactions and messages: 015 to 021 and 023.
+"""PostgreSQL's scenarios about large, nested, prepared transactions and messages: 015 to 021 and
+023.
 
-`logical_decoding_work_mem` is 64 kB, so a few hundred rows are sent while their transaction is open.
+`logical_decoding_work_mem` is 64 kB, so a few hundred rows are sent while their transaction is
+open.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """A stream of messages for the state machine, and a record of what it made of them.
 
-Rows are encoded as `(operation, xid, subxid, ordinal)` so that a test can say which transaction an event belongs to.
+Rows are encoded as `(operation, xid, subxid, ordinal)` so that a test can say which transaction an
+event belongs to.
 """
 
 from __future__ import annotations

@@ -28,7 +28,8 @@ closable = fillings.map(lambda filling: replace(filling, at_boundary=True, has_c
 
 @given(fillings)
 def test_nothing_is_closed_that_must_stay_open(filling: Filling) -> None:
-    """Half a transaction, nothing at all, or a second Kafka transaction beside the one that is being committed."""
+    """Half a transaction, nothing at all, or a second Kafka transaction beside the one that is
+    being committed."""
     assume(not (filling.at_boundary and filling.has_content and filling.kafka_is_free))
     assert not POLICY.closes(filling)
     assert not POLICY.closes_within_read(filling)
@@ -76,7 +77,8 @@ def test_growing_never_keeps_it_open(filling: Filling, bytes_: int, markers: int
     st.integers(0, 10_000), st.lists(st.tuples(st.integers(1, READ_BYTES), st.floats(0, 0.5)), min_size=1, max_size=200)
 )
 def test_a_busy_stream_of_any_shape_is_committed_in_time(open_batches: int, reads: list[tuple[int, float]]) -> None:
-    """Kafka free, always more at hand, each read ends at a boundary: no more than memory, and no longer than the hold."""
+    """Kafka free, always more at hand, each read ends at a boundary: no more than memory, and no
+    longer than the hold."""
     filling = Filling(True, True, True, 0, open_batches, 0, 0.0, more_at_hand=True)
     for size, seconds in reads:
         filling = replace(

@@ -1,4 +1,5 @@
-"""What an operator, or an error, leaves out: tables in quarantine, one transaction, a relation that was refused meanwhile."""
+"""What an operator, or an error, leaves out: tables in quarantine, one transaction, a relation that
+was refused meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Relations that source.excluded_tables leaves out: what the rest of their transaction looks like."""
+"""Relations that source.excluded_tables leaves out: what the rest of their transaction looks
+like."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def test_a_transaction_of_nothing_else_leaves_no_trace_but_moves_the_position() 
 
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_a_rename_out_of_the_schema_counts_with_its_savepoint_alone(is_kept: bool) -> None:
-    """Within a stream a Relation message counts for its transaction, until its subtransaction is rolled back."""
+    """Within a stream a Relation message counts for its transaction, until its subtransaction is
+    rolled back."""
     stream = Stream()
     machine = stream.machine
     machine.announce(OTHER_OID, None, table(is_marked=False))

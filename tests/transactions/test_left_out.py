@@ -1,4 +1,5 @@
-"""Logical messages that are too large or not wanted: what the rest of their transaction looks like."""
+"""Logical messages that are too large or not wanted: what the rest of their transaction looks
+like."""
 
 from __future__ import annotations
 

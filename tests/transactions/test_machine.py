@@ -310,7 +310,8 @@ def test_a_commit_of_another_lsn_than_begun_is_an_error() -> None:
 
 
 def test_messages_of_a_stream_are_in_doubt_when_a_subtransaction_of_it_is_rolled_back() -> None:
-    """The server names the whole transaction on a message, whatever subtransaction sent it (tests/golden)."""
+    """The server names the whole transaction on a message, whatever subtransaction sent it
+    (tests/golden)."""
     stream = Stream()
     segment(stream, 10, 10, 11)
     segment(stream, 20, 20, 21)

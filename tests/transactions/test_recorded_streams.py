@@ -1,4 +1,5 @@
-"""What real servers sent passes through the state machine: every recorded conversation is a legal one and ends clean."""
+"""What real servers sent passes through the state machine: every recorded conversation is a legal
+one and ends clean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is told to who watches the stream for snapshots, and the rows that are handed over at a commit."""
+"""What is told to who watches the stream for snapshots, and the rows that are handed over at a
+commit."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""`python -m tests.values.capture <dsn>`: writes golden.json, what a real server makes of values in text and in binary.
+"""`python -m tests.values.capture <dsn>`: writes golden.json, what a real server makes of values in
+text and in binary.
 
-For each case of the oracle with a built-in type: `format('%s', v)` (the output function) and `<typsend>(v)`.
+For each case of the oracle with a built-in type: `format('%s', v)` (the output function) and
+`<typsend>(v)`.
 """
 
 from __future__ import annotations

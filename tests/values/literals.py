@@ -1,4 +1,5 @@
-"""Generated literals for every kind of type: what PostgreSQL accepts as `'...'::type`, with the odd ones weighted up."""
+"""Generated literals for every kind of type: what PostgreSQL accepts as `'...'::type`, with the odd
+ones weighted up."""
 
 from __future__ import annotations
 

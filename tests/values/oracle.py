@@ -1,7 +1,9 @@
-"""PostgreSQL as the judge of what a stock Avro reader got: rows through a real slot, decoded by fastavro, cast back.
+"""PostgreSQL as the judge of what a stock Avro reader got: rows through a real slot, decoded by
+fastavro, cast back.
 
-The server compares `(what was read)::type::text` with `column::text`: nothing that the text shows may differ, also where
-`=` would not tell (1.0 and 1.00, -0 and 0) or where a type has no `=` at all.
+The server compares `(what was read)::type::text` with `column::text`: nothing that the text shows
+may differ, also where `=` would not tell (1.0 and 1.00, -0 and 0) or where a type has no `=` at
+all.
 """
 
 from __future__ import annotations
@@ -57,7 +59,8 @@ class Record:
 
 @dataclass(slots=True)
 class Stream:
-    """Turns the messages of a slot into records, as the gateway does: Relation -> catalog -> schema -> encoder."""
+    """Turns the messages of a slot into records, as the gateway does: Relation -> catalog -> schema
+    -> encoder."""
 
     connection: asyncpg.Connection
     slot: str
@@ -111,7 +114,8 @@ class Stream:
                 announced[message.type_oid] = (message.namespace, message.name)
             elif letter in "IUD":
                 (oid,) = struct.unpack_from("!I", data, 1)
-                # Bytes around the message, as in a full read buffer: the encoder must keep to its own.
+                # Bytes around the message, as in a full read buffer: the encoder must keep to its
+                # own.
                 padded = b"\xff" * 7 + data + b"n\0\0"
                 for kind, key, value in _encoded(
                     encoders[oid][1], letter, padded, len(data), self.context, lsn, ordinal
@@ -175,7 +179,8 @@ def read_avro(payload: bytes, schema: Any, reader_schema: Any = None) -> Event:
 
 
 def text_of(value: Any, delimiter: str = ",") -> str | None:
-    """A decoded Avro value as a literal that PostgreSQL casts to the column's type; `delimiter` is that of its arrays."""
+    """A decoded Avro value as a literal that PostgreSQL casts to the column's type; `delimiter` is
+    that of its arrays."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, bool):
@@ -197,7 +202,8 @@ def _quoted(text: str) -> str:
 
 
 def column_text(event: Event, column: str, image: str = "after", delimiter: str = ",") -> str | None:
-    """The column's value as PostgreSQL text: from the row, or from `special`. UNCHANGED must not be asked for."""
+    """The column's value as PostgreSQL text: from the row, or from `special`. UNCHANGED must not be
+    asked for."""
     name = avro_name(column)
     prefix = "before." if image == "before" else ""
     assert prefix + name not in event["unchanged"], f"{column} was not sent"

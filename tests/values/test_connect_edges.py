@@ -1,6 +1,8 @@
-"""Debezium's forms of values at their edges: what Connect cannot represent, what is refused, and defaults.
+"""Debezium's forms of values at their edges: what Connect cannot represent, what is refused, and
+defaults.
 
-Times are held against Python's own calendar; what Debezium writes for everyday values is in tests/debezium/test_recordings.py.
+Times are held against Python's own calendar; what Debezium writes for everyday values is in
+tests/debezium/test_recordings.py.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def column(type_: ConnectType, *, is_optional: bool = True, **more: Any) -> Conn
     return ConnectColumn("c", "c", type_, is_optional, **more)
 
 
-# -- times --------------------------------------------------------------------------------------------------------------
+# -- times
+# --------------------------------------------------------------------------------------------------------------
 
 
 @given(st.dates())
@@ -220,7 +223,8 @@ def test_a_text_that_is_none_of_them_is_refused(read_text: Any, text: bytes) -> 
         read_text(text)
 
 
-# -- other forms --------------------------------------------------------------------------------------------------------
+# -- other forms
+# --------------------------------------------------------------------------------------------------------
 
 
 def test_numbers_that_are_none_have_debeziums_names_or_no_value() -> None:
@@ -307,7 +311,8 @@ def test_arrays_lose_their_bounds_and_nothing_else() -> None:
     assert read(type_, codec.from_binary(struct.pack("!iiI", 0, 0, INT4.oid))) == []
 
 
-# -- fields of each kind ------------------------------------------------------------------------------------------------
+# -- fields of each kind
+# ------------------------------------------------------------------------------------------------
 
 MANY = [
     type_of(built_in("bool")), type_of(INT4), type_of(INT8), type_of(built_in("float4")), type_of(built_in("float8")),
@@ -422,7 +427,8 @@ def test_a_type_that_cannot_be_rendered_has_no_binary_decoder() -> None:
                 each.read_binary(in_wire(KIND_BINARY, bytes(8)), 0, [])
 
 
-# -- types --------------------------------------------------------------------------------------------------------------
+# -- types
+# --------------------------------------------------------------------------------------------------------------
 
 
 def test_types_that_debezium_leaves_out_are_left_out_unless_asked_for() -> None:
@@ -438,7 +444,8 @@ def test_types_that_debezium_leaves_out_are_left_out_unless_asked_for() -> None:
     assert type_of(TypeFacts(3904, "pg_catalog", "int4range", Kind.RANGE)).avro == "string"
 
 
-# -- defaults -----------------------------------------------------------------------------------------------------------
+# -- defaults
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
-"""Edges of the encoders and renderers that captured values do not reach: what is special, what is refused, what is written how.
+"""Edges of the encoders and renderers that captured values do not reach: what is special, what is
+refused, what is written how.
 
-The texts are those of PostgreSQL's output functions; tests/values/test_oracle.py asks a server about whole types.
+The texts are those of PostgreSQL's output functions; tests/values/test_oracle.py asks a server
+about whole types.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def render_of(described: TypeFacts) -> Render:
     return found
 
 
-# -- composites, arrays, what has no renderer ---------------------------------------------------------------------------
+# -- composites, arrays, what has no renderer
+# ---------------------------------------------------------------------------
 
 
 def composite(*attributes: tuple[int, bytes | None]) -> bytes:
@@ -107,7 +110,8 @@ def test_a_text_that_is_no_array_is_refused(text: bytes) -> None:
         codec(column_type(array_of(INT4), -1)).from_text(text)
 
 
-# -- extensions ---------------------------------------------------------------------------------------------------------
+# -- extensions
+# ---------------------------------------------------------------------------------------------------------
 
 
 def counted(*texts: bytes | None) -> bytes:
@@ -127,7 +131,8 @@ def test_hstore_and_vector_are_written_as_their_output_functions_do() -> None:
             render_vector(other)
 
 
-# -- moments ------------------------------------------------------------------------------------------------------------
+# -- moments
+# ------------------------------------------------------------------------------------------------------------
 
 MOMENTS = st.datetimes(datetime(1000, 1, 2), datetime(9999, 12, 30))  # noqa: DTZ001 - the offset is added
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -189,7 +194,8 @@ def test_minutes_that_are_remembered_stay_right_when_there_are_too_many() -> Non
         assert timestamp_from_text(f"{moment:%Y-%m-%d %H:%M:%S}".encode()) == some(micros)
 
 
-# -- numbers ------------------------------------------------------------------------------------------------------------
+# -- numbers
+# ------------------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
@@ -239,7 +245,8 @@ def test_numeric_is_known_through_an_array() -> None:
     assert not is_numeric(array_of(INT4))
 
 
-# -- network, text search, protection -----------------------------------------------------------------------------------
+# -- network, text search, protection
+# -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""`python -m bench.encode` measures what the service does, so it must keep up with it. Its figures are no test's business."""
+"""`python -m bench.encode` measures what the service does, so it must keep up with it. Its figures
+are no test's business."""
 
 from __future__ import annotations
 

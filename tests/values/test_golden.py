@@ -1,7 +1,8 @@
-"""Values as a real server wrote them in both forms (golden.json, by capture.py): no server needed to read them again.
+"""Values as a real server wrote them in both forms (golden.json, by capture.py): no server needed
+to read them again.
 
-From text and from binary the same Avro bytes come, or both are special; and the text is written from the binary form as the
-server wrote it.
+From text and from binary the same Avro bytes come, or both are special; and the text is written
+from the binary form as the server wrote it.
 """
 
 from __future__ import annotations

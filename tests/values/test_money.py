@@ -1,4 +1,5 @@
-"""money in the forms that other locales give it: what a server with that lc_monetary writes, learned from three values."""
+"""money in the forms that other locales give it: what a server with that lc_monetary writes,
+learned from three values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Text that is not UTF-8, which a UTF8 database may hold all the same: readers get valid strings, and can tell."""
+"""Text that is not UTF-8, which a UTF8 database may hold all the same: readers get valid strings,
+and can tell."""
 
 from __future__ import annotations
 

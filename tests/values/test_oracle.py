@@ -1,7 +1,9 @@
-"""Every PostgreSQL type, generated values, text and binary: what a stock Avro reader gets is what PostgreSQL meant.
+"""Every PostgreSQL type, generated values, text and binary: what a stock Avro reader gets is what
+PostgreSQL meant.
 
-For each type its own table; hypothesis makes literals, the server keeps those that it accepts, a slot gives them back in
-both wire forms, fastavro reads our records, and the server compares. A difference names the literal.
+For each type its own table; hypothesis makes literals, the server keeps those that it accepts, a
+slot gives them back in both wire forms, fastavro reads our records, and the server compares. A
+difference names the literal.
 """
 
 from __future__ import annotations
@@ -29,14 +31,16 @@ SEED = int(os.environ.get("WALGATE_TEST_SEED", random.randrange(2**32)))
 SHORT_COUNT, RARE_COUNT, LONG_COUNT = 40, 5, 600
 """Values a type in `make test`, and in `make long`."""
 TEXT_ONLY = frozenset({"aclitem"})
-"""Without a send function: sent as text among binary columns; its array cannot be sent in binary at all."""
+"""Without a send function: sent as text among binary columns; its array cannot be sent in binary at
+all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """`cast`: the type without typmod to compare in, so that a cast cannot round a difference away.
 
-    `shown`: how the server writes a value. xml's output function leaves the encoding out, its cast to text does not.
+    `shown`: how the server writes a value. xml's output function leaves the encoding out, its cast
+    to text does not.
     """
 
     type: str
@@ -265,7 +269,8 @@ class Judge:
         return None
 
     async def judge(self, case: Case, count: int) -> None:
-        """Insert `count` generated values; compare all that the server takes, in text, and in binary where we read it."""
+        """Insert `count` generated values; compare all that the server takes, in text, and in
+        binary where we read it."""
         try:
             await self._judge(case, count)
         finally:

@@ -1,4 +1,5 @@
-"""What the row encoder builds on: how many parts a reader appends, and that runs are made where neighbours allow it."""
+"""What the row encoder builds on: how many parts a reader appends, and that runs are made where
+neighbours allow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is not the value's own: settings of database and role, the database's encoding, what an old server cannot print."""
+"""What is not the value's own: settings of database and role, the database's encoding, what an old
+server cannot print."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ AFTER: Final[dict[str, Any]] = {
 async def test_settings_of_the_database_and_its_encoding_change_no_value(
     postgres: Postgres, kafka: Kafka, registry: Registry, tmp_path: Path
 ) -> None:
-    """Each setting would show in some value, or end a connection that waits. hstore has no true binary form here."""
+    """Each setting would show in some value, or end a connection that waits. hstore has no true
+    binary form here."""
     name = f"odd_{uuid4().hex[:8]}"
     log = tmp_path / "gateway.log"
     create = "ENCODING 'LATIN1' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0"
@@ -81,7 +83,8 @@ async def test_settings_of_the_database_and_its_encoding_change_no_value(
 
 
 async def test_what_postgresql_14_can_not_print_stops_with_the_way_on(database_oldest: Database) -> None:
-    """More than 2^31 hours: only arithmetic makes such an interval there, and its binary form is as good as any."""
+    """More than 2^31 hours: only arithmetic makes such an interval there, and its binary form is as
+    good as any."""
     sql = await database_oldest.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY, v interval); CREATE PUBLICATION everything FOR ALL TABLES")
     stream = Stream(sql, f"long_{sql.get_server_pid()}", "everything")

@@ -1,6 +1,8 @@
-"""The same judgement at the end of the road: every type through the gateway and Kafka, read by stock tools.
+"""The same judgement at the end of the road: every type through the gateway and Kafka, read by
+stock tools.
 
-One table a type; confluent-kafka's consumer, the registry's schemas and fastavro read what was delivered; PostgreSQL compares.
+One table a type; confluent-kafka's consumer, the registry's schemas and fastavro read what was
+delivered; PostgreSQL compares.
 """
 
 from __future__ import annotations

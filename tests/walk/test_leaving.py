@@ -1,4 +1,5 @@
-"""docs/leaving.md: from the first step to the last. Other Kafka clusters are in tests/runtime/test_moving.py."""
+"""docs/leaving.md: from the first step to the last. Other Kafka clusters are in
+tests/runtime/test_moving.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Every command and option of `walgate` that README.md and docs/ name exists, and every command is named."""
+"""Every command and option of `walgate` that README.md and docs/ name exists, and every command is
+named."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Every command of README.md, docs/quickstart.md, docs/own-servers.md, docs/tail.md and docs/snapshot.md, and those that
-docs/monitoring.md names in its text. Those that need Docker are not run here."""
+"""Every command of README.md, docs/quickstart.md, docs/own-servers.md, docs/tail.md and
+docs/snapshot.md, and those that docs/monitoring.md names in its text. Those that need Docker are
+not run here."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""What a reader of README.md and docs/ does: the commands as they are written there, in their order, against real servers.
+"""What a reader of README.md and docs/ does: the commands as they are written there, in their
+order, against real servers.
 
-Replaced are only the names of servers that do not exist (db.example, ...), paths (/data/mirror) and passwords (...). A command
-that does not end by itself is stopped by Ctrl-C once it has done what the page says.
+Replaced are only the names of servers that do not exist (db.example, ...), paths (/data/mirror) and
+passwords (...). A command that does not end by itself is stopped by Ctrl-C once it has done what
+the page says.
 """
 
 from __future__ import annotations
@@ -37,8 +39,8 @@ INSERT INTO items VALUES (1, 1);
 
 
 def commands(page: str, section: str, *languages: str) -> list[str]:
-    """Of a page's section, the lines of its code blocks in these languages (sh and sql), and of those that are only indented,
-    without comments. A line that ends with a backslash goes on."""
+    """Of a page's section, the lines of its code blocks in these languages (sh and sql), and of
+    those that are only indented, without comments. A line that ends with a backslash goes on."""
     text = (ROOT / page).read_text("utf-8")
     found = re.search(rf"^##+ {re.escape(section)}\n(.*?)(?=^##+ |\Z)", text, re.S | re.M)
     assert found is not None, f"{page} has no section {section!r}"
@@ -101,7 +103,8 @@ class Walk:
             await asyncio.sleep(0.5)
 
     async def run_until(self, command: str, *said: str, change: str = "") -> str:
-        """Until all of this was said; Ctrl-C then ends it with 0. `change`: SQL, each second meanwhile."""
+        """Until all of this was said; Ctrl-C then ends it with 0. `change`: SQL, each second
+        meanwhile."""
         async with self.running(command) as (process, output):
             while not all(text in output() for text in said):
                 assert process.returncode is None, f"{command}: {said}:\n{output()}"
@@ -152,7 +155,8 @@ class Walk:
 
 
 def _heed_ctrl_c() -> None:
-    """Where the tests run in the background of a script, SIGINT is ignored, which a new process inherits."""
+    """Where the tests run in the background of a script, SIGINT is ignored, which a new process
+    inherits."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

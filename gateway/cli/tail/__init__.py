@@ -1,4 +1,5 @@
-"""Decoded messages for people: `walgate tail` and `walgate decode`. What they print are row values, on stdout and nowhere else.
+"""Decoded messages for people: `walgate tail` and `walgate decode`. What they print are row values,
+on stdout and nowhere else.
 
 shown.py        one pgoutput message -> a JSON object; remembers relations and whether a stream segment is open
 lines.py        that object -> a line for people

@@ -57,7 +57,8 @@ async def tail_records(
 async def decode_given(
     sources: Sequence[str], registry: RegistrySettings, *, as_json: bool, protocol_version: int, in_stream: bool
 ) -> None:
-    """`sources`: files, `-` for stdin; or hexadecimal text itself. Messages of one source belong together."""
+    """`sources`: files, `-` for stdin; or hexadecimal text itself. Messages of one source belong
+    together."""
     output = Output(as_json_lines=as_json)
     records: RecordRenderer | None = None
     try:

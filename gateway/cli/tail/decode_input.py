@@ -1,11 +1,12 @@
 """What `walgate decode` is given: hexadecimal text, one message a line, or a file of bytes.
 
-A line is hexadecimal with or without `\\x`, alone or after LSN and xid, so that psql's own output will do:
+A line is hexadecimal with or without `\\x`, alone or after LSN and xid, so that psql's own output
+will do:
 
     psql -Atc "SELECT * FROM pg_logical_slot_peek_binary_changes('slot', NULL, NULL, 'proto_version', '4', ...)" | walgate decode
 
-Bytes are one message, a record in Confluent's framing (which begins with a zero byte, as no message does), or CopyData frames
-as they are on the wire.
+Bytes are one message, a record in Confluent's framing (which begins with a zero byte, as no message
+does), or CopyData frames as they are on the wire.
 """
 
 from __future__ import annotations

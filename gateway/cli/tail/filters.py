@@ -1,4 +1,5 @@
-"""Filters by table and operation. Of a transaction of which nothing is chosen, neither its begin nor its end is shown."""
+"""Filters by table and operation. Of a transaction of which nothing is chosen, neither its begin
+nor its end is shown."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class MessageFilter:
         self._xids: set[int] = set()
 
     def unmatched(self, relations: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Patterns that none of the relations matches, each with the one that was probably meant or ""."""
+        """Patterns that none of the relations matches, each with the one that was probably meant or
+        ""."""
         for pattern in self._tables:
             if not any(is_table(relation, (pattern,)) for relation in relations):
                 names = relations if "." in pattern else [relation.partition(".")[2] for relation in relations]

@@ -1,4 +1,5 @@
-"""A shown message as one line of JSON, or as one line for people. No control character of a value reaches the terminal."""
+"""A shown message as one line of JSON, or as one line for people. No control character of a value
+reaches the terminal."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Messages as PostgreSQL sends them, by a temporary slot of our own: the gateway, its slot and Kafka are not touched.
+"""Messages as PostgreSQL sends them, by a temporary slot of our own: the gateway, its slot and
+Kafka are not touched.
 
-A temporary slot ends with its connection, however that ends. While PostgreSQL still makes it, the server waits for other
-transactions and does not see that a client has gone: so that walsender is ended by name.
+A temporary slot ends with its connection, however that ends. While PostgreSQL still makes it, the
+server waits for other transactions and does not see that a client has gone: so that walsender is
+ended by name.
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND temporary AND acti
 async def tail_slot(
     source: SourceSettings, publications: Sequence[str], chosen: MessageFilter, output: Output, *, in_progress: bool
 ) -> None:
-    """Until `output` has ended. Shows what commits from now on; with `in_progress` also what is not committed yet. Raises
-    WalgateError."""
+    """Until `output` has ended. Shows what commits from now on; with `in_progress` also what is not
+    committed yet. Raises WalgateError."""
     login = login_of(source)
     sql = await connect_sql(login)
     try:

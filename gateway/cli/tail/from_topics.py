@@ -1,4 +1,5 @@
-"""What is in the topics of a prefix, as readers of committed records see it. Joins no consumer group and writes nothing."""
+"""What is in the topics of a prefix, as readers of committed records see it. Joins no consumer
+group and writes nothing."""
 
 from __future__ import annotations
 
@@ -79,7 +80,8 @@ async def _copy(
 
 
 def _warn_of_tables(topics: set[str], prefix: str, chosen: MessageFilter) -> None:
-    """Of those without a topic; one that is created later is shown as well. Not every topic has the name of its table."""
+    """Of those without a topic; one that is created later is shown as well. Not every topic has the
+    name of its table."""
     tables = topics - {transaction_topic(prefix), message_topic(prefix)}
     relations = [relation_of_topic(prefix, topic) for topic in tables]
     if None not in relations:

@@ -1,8 +1,10 @@
-"""One pgoutput message -> a JSON object, with the names of the relation and its columns where a Relation message told them.
+"""One pgoutput message -> a JSON object, with the names of the relation and its columns where a
+Relation message told them.
 
     {"message": "Update", "lsn": "0/1A2B3C8", "relation": "public.orders", "new": {"id": "1", "note": null}, "unchanged": ["big"]}
 
-Values are PostgreSQL's text; times ISO 8601 in UTC. A column is named by its number, from 1, where its relation is not known.
+Values are PostgreSQL's text; times ISO 8601 in UTC. A column is named by its number, from 1, where
+its relation is not known.
 """
 
 from __future__ import annotations

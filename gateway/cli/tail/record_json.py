@@ -1,6 +1,8 @@
-"""Records in Confluent's framing -> JSON objects, by the schemas of the registry they were written with.
+"""Records in Confluent's framing -> JSON objects, by the schemas of the registry they were written
+with.
 
-Fields of the envelope that are null or empty are left out; LSNs have PostgreSQL's form; bytes that are no UTF-8 that of bytea.
+Fields of the envelope that are null or empty are left out; LSNs have PostgreSQL's form; bytes that
+are no UTF-8 that of bytea.
 """
 
 from __future__ import annotations

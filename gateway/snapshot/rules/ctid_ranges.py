@@ -1,8 +1,9 @@
 """What is read next of a table: ranges of blocks, their sizes, and the order.
 
-Nothing is counted. A range has no end until a reader has locked the table and knows how many blocks it has: it then takes as
-many as a chunk should have and leaves the rest to the next one. So a table of any size is planned at once, and statistics
-that are years old do no harm. The last range stays open: rows may be in blocks that were added meanwhile.
+Nothing is counted. A range has no end until a reader has locked the table and knows how many blocks
+it has: it then takes as many as a chunk should have and leaves the rest to the next one. So a table
+of any size is planned at once, and statistics that are years old do no harm. The last range stays
+open: rows may be in blocks that were added meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ GROWTH = 4
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A table that holds rows: the relation itself, or a partition of it. `blocks` is an estimate, for the progress."""
+    """A table that holds rows: the relation itself, or a partition of it. `blocks` is an estimate,
+    for the progress."""
 
     oid: int
     filenode: int
@@ -39,9 +41,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class TidRange:
-    """Rows of the leaf with this index, from one row's place to before another one's (None: to the end).
+    """Rows of the leaf with this index, from one row's place to before another one's (None: to the
+    end).
 
-    A place is block << 16 | line, so that places are compared as numbers.
+        A place is block << 16 | line, so that places are compared as numbers.
     """
 
     leaf: int
@@ -59,7 +62,8 @@ def tid(place: int) -> str:
 
 
 def cut(whole: TidRange, block_count: int, table_blocks: int) -> tuple[TidRange, TidRange | None]:
-    """The first blocks of a range, and the rest of it; `table_blocks` is the size of the table now."""
+    """The first blocks of a range, and the rest of it; `table_blocks` is the size of the table
+    now."""
     end_block = whole.first_block + block_count
     at = end_block << OFFSET_BITS
     if (end_block >= table_blocks) if whole.end is None else (at >= whole.end):
@@ -68,8 +72,8 @@ def cut(whole: TidRange, block_count: int, table_blocks: int) -> tuple[TidRange,
 
 
 def halves(whole: TidRange, table_blocks: int) -> tuple[TidRange, TidRange | None]:
-    """Of a range that was too much for one chunk: halves of its blocks, or of the lines of its only block. A single line stays
-    whole."""
+    """Of a range that was too much for one chunk: halves of its blocks, or of the lines of its only
+    block. A single line stays whole."""
     end_block = table_blocks if whole.end is None else -(-whole.end >> OFFSET_BITS)
     if end_block - whole.first_block > 1:
         return cut(whole, (end_block - whole.first_block) // 2, end_block)
@@ -83,7 +87,8 @@ def halves(whole: TidRange, table_blocks: int) -> tuple[TidRange, TidRange | Non
 
 
 class CtidPlan:
-    """The ranges of one relation that are still to be read. `untouched` leaves come after those that were begun."""
+    """The ranges of one relation that are still to be read. `untouched` leaves come after those
+    that were begun."""
 
     def __init__(self, leaves: Sequence[Leaf], untouched: int = 0, begun: Iterable[TidRange] = ()) -> None:
         self.leaves = tuple(leaves)
@@ -134,7 +139,8 @@ class CtidPlan:
 
 
 class ChunkSizer:
-    """How many blocks or keys make a chunk: as many as give `chunk_bytes`, which may be lowered, and no more than `max_rows`."""
+    """How many blocks or keys make a chunk: as many as give `chunk_bytes`, which may be lowered,
+    and no more than `max_rows`."""
 
     def __init__(self, most_bytes: int, first: int = 1) -> None:
         """`first`: so many times FIRST_BLOCKS and FIRST_KEYS."""
@@ -154,6 +160,7 @@ class ChunkSizer:
         self.keys = max(1, self.keys // GROWTH)
 
     def _next(self, allowed: int, count: int, row_count: int, byte_count: int) -> int:
-        """`count` of the allowed ones gave so many rows and bytes. Fewer than allowed: the last ones, and no reason to grow."""
+        """`count` of the allowed ones gave so many rows and bytes. Fewer than allowed: the last
+        ones, and no reason to grow."""
         wanted = min(count * self.chunk_bytes // max(byte_count, 1), count * self.max_rows // max(row_count, 1))
         return max(1, min(wanted, allowed if count < allowed else allowed * GROWTH, MOST_BLOCKS))

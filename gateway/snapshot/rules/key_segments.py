@@ -1,7 +1,7 @@
 """Keys that must be read again, in segments that are stored one by one.
 
-The list is durable: what a Kafka transaction adds to it goes with that transaction. So it is kept in segments of bounded size,
-and only those that changed are written.
+The list is durable: what a Kafka transaction adds to it goes with that transaction. So it is kept
+in segments of bounded size, and only those that changed are written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ SEGMENT_KEYS = 500
 
 
 class KeyList:
-    """A set of keys in the order of their arrival. `dirty` are the segments that changed since `take_dirty`."""
+    """A set of keys in the order of their arrival. `dirty` are the segments that changed since
+    `take_dirty`."""
 
     def __init__(self, segments: Mapping[int, Iterable[bytes]] | None = None) -> None:
         self._segments: dict[int, dict[bytes, None]] = {

@@ -21,8 +21,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LeafContent:
-    """A table with files. `columns` changes with every ALTER TABLE that may rewrite. `is_attached`: it
-    was a table before it was a partition. `attachment`: the versions of the rows that make it a
+    """A table with files. `columns` changes with every ALTER TABLE that may rewrite. `is_attached`:
+    it was a table before it was a partition. `attachment`: the versions of the rows that make it a
     partition of the relation. `toast`: the oid of its TOAST table."""
 
     oid: int
@@ -35,9 +35,9 @@ class LeafContent:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """How a publication sends a relation. `listing`: the oids and versions of the rows of the catalog
-    by which it does. `actions`: the letters of those of insert, update, delete, truncate that it
-    publishes. `is_whole`: without a row filter and without a column list."""
+    """How a publication sends a relation. `listing`: the oids and versions of the rows of the
+    catalog by which it does. `actions`: the letters of those of insert, update, delete, truncate
+    that it publishes. `is_whole`: without a row filter and without a column list."""
 
     publication_oid: int
     version: str
@@ -62,9 +62,9 @@ class TypeVersion:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """`made`: the transaction that made the relation in this catalog; pg_upgrade makes it anew, with
-    the same oid. `moved` and `named` change with its schema and with its name, `named` also with its
-    owner."""
+    """`made`: the transaction that made the relation in this catalog; pg_upgrade makes it anew,
+    with the same oid. `moved` and `named` change with its schema and with its name, `named` also
+    with its owner."""
 
     made: str
     moved: str

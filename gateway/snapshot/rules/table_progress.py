@@ -1,4 +1,5 @@
-"""One relation under snapshot: what is read of it, what must be read again, and when it is complete.
+"""One relation under snapshot: what is read of it, what must be read again, and when it is
+complete.
 
     WAITING --SNAPSHOT_BEGIN received--> READING --nothing left--> ENDING --SNAPSHOT_END received--> DONE
                   ^                         |
@@ -22,7 +23,8 @@ MAX_AGAIN = 50_000
 """So many keys are kept to be read again; beyond, the whole table is."""
 
 KEYS_FIRST = MAX_AGAIN // 2
-"""From so many on, keys are read before blocks: their number falls as long as reading is faster than the updates."""
+"""From so many on, keys are read before blocks: their number falls as long as reading is faster
+than the updates."""
 
 FEW_CHUNKS = 8
 """So many times as large is the first chunk where chunks are to be few."""
@@ -37,9 +39,10 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """What one reader reads in one transaction: a range of a leaf, keys of the relation, or all of it.
+    """What one reader reads in one transaction: a range of a leaf, keys of the relation, or all of
+    it.
 
-    `visibility` is its snapshot, from the moment when it was taken.
+        `visibility` is its snapshot, from the moment when it was taken.
     """
 
     table: TableProgress
@@ -64,9 +67,9 @@ class Chunk:
 
 
 class TableProgress:
-    """The reading of one relation. Not thread-safe, no I/O; `judge` is that of the stream. Without `leaves`, only keys are read.
-    `reselects`: each row of which an UPDATE left values out is read again. `in_few_chunks`: they begin larger, and keys wait
-    until no other chunk is under way."""
+    """The reading of one relation. Not thread-safe, no I/O; `judge` is that of the stream. Without
+    `leaves`, only keys are read. `reselects`: each row of which an UPDATE left values out is read
+    again. `in_few_chunks`: they begin larger, and keys wait until no other chunk is under way."""
 
     def __init__(
         self,
@@ -94,10 +97,12 @@ class TableProgress:
         self._taken: set[bytes] = set()
         self._chunks: set[Chunk] = set()
 
-    # -- its course -------------------------------------------------------------------------------------------------------
+    # -- its course
+    # -------------------------------------------------------------------------------------------------------
 
     def begin(self, suspects: Iterable[int] = ()) -> None:
-        """Its SNAPSHOT_BEGIN came in the stream: from here on its changes are noted. `suspects`: see Track."""
+        """Its SNAPSHOT_BEGIN came in the stream: from here on its changes are noted. `suspects`:
+        see Track."""
         assert self.status is Status.WAITING
         self.status = Status.READING
         self.track = self.judge.begin(suspects)
@@ -138,11 +143,13 @@ class TableProgress:
         is_read = self.plan.is_done and len(self.again) == len(self.late) and not self._chunks
         return self.status is Status.READING and is_read
 
-    # -- what the stream changes ------------------------------------------------------------------------------------------
+    # -- what the stream changes
+    # ------------------------------------------------------------------------------------------
 
     def note_unchanged(self, key: bytes, old_key: bytes) -> None:
-        """Rule T: an UPDATE left columns out. When all blocks are read, only a key that is still to be read hands that on to
-        the key that takes its place; where every value is wanted, others wait until the table is complete."""
+        """Rule T: an UPDATE left columns out. When all blocks are read, only a key that is still to
+        be read hands that on to the key that takes its place; where every value is wanted, others
+        wait until the table is complete."""
         waits = old_key in self.again and old_key not in self.late
         if self.status is Status.READING and (waits or not self.plan.is_done or not self.plan.leaves):
             self._read_again(key)
@@ -161,8 +168,8 @@ class TableProgress:
         self.late.discard(key)
 
     def prepared(self, xid: int, unchanged: Sequence[tuple[bytes, bytes]]) -> None:
-        """A transaction that changed the relation was prepared. Rows that it only moved may be read before it ends; one that has
-        a new key is not there until then."""
+        """A transaction that changed the relation was prepared. Rows that it only moved may be read
+        before it ends; one that has a new key is not there until then."""
         for key, old_key in unchanged:
             if key == old_key:
                 self.note_unchanged(key, key)
@@ -180,7 +187,8 @@ class TableProgress:
             self.track.renamed.pop(xid, None)
 
     def committed_whole(self, xid: int, unchanged: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """A streamed or prepared transaction that changed the relation was committed. `unchanged`: for rule T."""
+        """A streamed or prepared transaction that changed the relation was committed. `unchanged`:
+        for rule T."""
         if self.track is None:
             return
         renamed = self.track.renamed.pop(xid, ())
@@ -191,7 +199,8 @@ class TableProgress:
         for key, old_key in (*unchanged, *renamed):
             self.note_unchanged(key, old_key)
 
-    # -- chunks -----------------------------------------------------------------------------------------------------------
+    # -- chunks
+    # -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Chunk | None:
         """What to read next, if anything."""
@@ -235,14 +244,16 @@ class TableProgress:
         return self.judge.admits(self.track, visibility)
 
     def admits(self, chunk: Chunk) -> bool:
-        """At H: whether the keys tell everything about its rows. One that was given back is read once more."""
+        """At H: whether the keys tell everything about its rows. One that was given back is read
+        once more."""
         if chunk.generation != self.generation or chunk.visibility is None or chunk not in self._chunks:
             return False
         assert self.track is not None
         return self.judge.admits(self.track, chunk.visibility)
 
     def is_stale(self, chunk: Chunk, key: bytes) -> bool:
-        """At H: a row with this key is older than what was published. Else the row goes out, and needs nothing more."""
+        """At H: a row with this key is older than what was published. Else the row goes out, and
+        needs nothing more."""
         assert self.track is not None and chunk.visibility is not None
         if self.track.is_stale(key, chunk.visibility):
             self._read_again(key)

@@ -1,8 +1,9 @@
 """Which transactions a snapshot sees: `pg_current_snapshot()` (PostgreSQL manual, 9.27.10).
 
-Commit order in the stream is not the order in which commits become visible: a commit is decoded and sent while it still waits
-for a synchronous standby, and no snapshot sees it until that wait is over. So a transaction that was received is compared with
-the snapshot, and nothing is concluded from the order of arrival.
+Commit order in the stream is not the order in which commits become visible: a commit is decoded and
+sent while it still waits for a synchronous standby, and no snapshot sees it until that wait is
+over. So a transaction that was received is compared with the snapshot, and nothing is concluded
+from the order of arrival.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ class UnreadableSnapshot(StopForOperator):
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """`running` holds the top-level transactions between `xmin` and `xmax` that had not ended. All ids have 64 bits."""
+    """`running` holds the top-level transactions between `xmin` and `xmax` that had not ended. All
+    ids have 64 bits."""
 
     xmin: int
     xmax: int
     running: frozenset[int] = frozenset()
 
     def sees(self, xid: int) -> bool:
-        """Whether the transaction had ended. One that was rolled back is seen too: it has changed nothing."""
+        """Whether the transaction had ended. One that was rolled back is seen too: it has changed
+        nothing."""
         return xid < self.xmin or (xid < self.xmax and xid not in self.running)
 
     def widen(self, xid: int) -> int:
-        """The 64-bit id of a transaction of this time, from the 32 bits on the wire: the nearest one to `xmax`."""
+        """The 64-bit id of a transaction of this time, from the 32 bits on the wire: the nearest
+        one to `xmax`."""
         wide = self.xmax & _EPOCH | xid
         distance = wide - self.xmax
         if distance > _HALF:

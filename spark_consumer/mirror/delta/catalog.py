@@ -1,7 +1,9 @@
-"""Names in a catalog of Spark for the tables of a mirror (--catalog): external tables over their directories.
+"""Names in a catalog of Spark for the tables of a mirror (--catalog): external tables over their
+directories.
 
-A table gets its name with the first version of the mirror that has all its rows, and keeps it. The rows, columns and properties
-are in Delta's log, wherever they are read from: the catalog only says where that is.
+A table gets its name with the first version of the mirror that has all its rows, and keeps it. The
+rows, columns and properties are in Delta's log, wherever they are read from: the catalog only says
+where that is.
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from spark_consumer.mirror.paths import table_path
 from spark_consumer.tables import TableName
 
 _PROBLEMS = (PySparkException, Py4JJavaError)
-"""PySpark has classes of its own for some of Java's exceptions; those of a metastore or a REST catalog come as they are."""
+"""PySpark has classes of its own for some of Java's exceptions; those of a metastore or a REST
+catalog come as they are."""
 
 
 @dataclass
 class Catalog:
-    """`name`: of the catalog in Spark's settings, `spark_catalog` or another; `path`: of the mirror."""
+    """`name`: of the catalog in Spark's settings, `spark_catalog` or another; `path`: of the
+    mirror."""
 
     name: str
     path: str
@@ -42,8 +46,8 @@ class Catalog:
             ) from problem
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> list[str]:
-        """Of these tables, those that have no name yet. What a person should know: a name that is in use, or not allowed there,
-        leaves the mirror itself as it is."""
+        """Of these tables, those that have no name yet. What a person should know: a name that is
+        in use, or not allowed there, leaves the mirror itself as it is."""
         notes = []
         for text in sorted(set(tables) - self._registered):
             table = TableName.parse(text)

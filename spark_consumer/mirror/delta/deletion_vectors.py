@@ -1,7 +1,7 @@
 """Deletion vectors of Delta: which rows of a Parquet file are no longer there.
 
-Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format; the bitmaps in it:
-https://github.com/RoaringBitmap/RoaringFormatSpec
+Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format; the
+bitmaps in it: https://github.com/RoaringBitmap/RoaringFormatSpec
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def unique_id(vector: dict[str, Any] | None) -> str | None:
 
 
 def deleted_places(folder: Path, vector: dict[str, Any]) -> Places:
-    """Places of the deleted rows, from 0, of a file of the table in `folder`. `vector`: its descriptor in the log."""
+    """Places of the deleted rows, from 0, of a file of the table in `folder`. `vector`: its
+    descriptor in the log."""
     text = str(vector["pathOrInlineDv"])
     if vector["storageType"] == "i":
         return read_bitmaps(_z85(text))
@@ -69,7 +70,8 @@ def _stored(path: Path, offset: int, size: int) -> bytes:
 
 
 def read_bitmaps(data: bytes) -> Places:
-    """Of a RoaringBitmapArray: 32-bit bitmaps, each with the upper half of its places. Raises MirrorError."""
+    """Of a RoaringBitmapArray: 32-bit bitmaps, each with the upper half of its places. Raises
+    MirrorError."""
     magic, count = struct.unpack_from("<iq", data)
     if magic != _MAGIC:
         raise MirrorError(f"a deletion vector has an unknown format ({magic})", hint="Read the table with Spark.")

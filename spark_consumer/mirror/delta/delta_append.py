@@ -1,7 +1,8 @@
-"""Appends to a Delta table by Delta's own transaction, as its writer makes them with txnAppId and txnVersion.
+"""Appends to a Delta table by Delta's own transaction, as its writer makes them with txnAppId and
+txnVersion.
 
-For these two, the writer reads the log of the table, which is a job for every version. The checksum that Delta keeps beside a
-version says the same.
+For these two, the writer reads the log of the table, which is a job for every version. The checksum
+that Delta keeps beside a version says the same.
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ def append(
     expected: Mapping[str, int] = NOTHING,
     note: str | None = None,
 ) -> bool:
-    """One commit, once for this version (`number`) of the application. False: nothing was written, for Delta's writer is needed:
-    there is no table, it has other columns, or no checksum that knows its applications.
+    """One commit, once for this version (`number`) of the application. False: nothing was written,
+    for Delta's writer is needed: there is no table, it has other columns, or no checksum that knows
+    its applications.
 
-    `expected`: what other applications have noted. `note`: userMetadata of the commit. Raises Superseded where one has noted
-    something else, and what Delta raises: ConcurrentTransactionException where one does so during this commit.
+    `expected`: what other applications have noted. `note`: userMetadata of the commit. Raises
+    Superseded where one has noted something else, and what Delta raises:
+    ConcurrentTransactionException where one does so during this commit.
     """
     with activated(frame.sparkSession):
         return _append(frame, location, application, number, expected, note)

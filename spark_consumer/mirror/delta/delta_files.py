@@ -1,7 +1,9 @@
-"""A Delta table of a mirror read without Spark: its log replayed to one version, its Parquet files by pyarrow.
+"""A Delta table of a mirror read without Spark: its log replayed to one version, its Parquet files
+by pyarrow.
 
-Enough for tables that this package writes (classic checkpoints, column mapping by name, deletion vectors, no partitions);
-anything else is refused. Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md
+Enough for tables that this package writes (classic checkpoints, column mapping by name, deletion
+vectors, no partitions); anything else is refused. Protocol:
+https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 class DeltaFiles:
     """One version of a table: `columns` maps each column's name to the name it has in the files.
 
-    `files`: a path and the id of its deletion vector -> that vector's descriptor. `transactions`: application -> its version.
+    `files`: a path and the id of its deletion vector -> that vector's descriptor. `transactions`:
+    application -> its version.
     """
 
     folder: Path
@@ -55,7 +58,8 @@ class DeltaFiles:
             yield rows
 
     def apply(self, action: dict[str, Any]) -> None:
-        """One action of the log. A null member is an action of another kind (checkpoints have all kinds as columns)."""
+        """One action of the log. A null member is an action of another kind (checkpoints have all
+        kinds as columns)."""
         if added := action.get("add"):
             vector = added.get("deletionVector")
             self.files[added["path"], unique_id(vector)] = vector
@@ -70,7 +74,8 @@ class DeltaFiles:
 
 
 def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
-    """The table at a version, or the newest. Raises MirrorError when there is no such table or version."""
+    """The table at a version, or the newest. Raises MirrorError when there is no such table or
+    version."""
     log = folder / "_delta_log"
     names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
     commits = {int(match[1]): name for name in names if (match := _COMMIT.fullmatch(name))}

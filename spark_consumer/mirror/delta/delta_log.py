@@ -1,7 +1,7 @@
 """The entries of a Delta table's log, and which of them no version from a given one on needs.
 
-Removed as Delta's protocol says (section "Metadata Cleanup"): everything below the last checkpoint up to that version. Delta's
-own clean-up goes by time alone, and keeps up to a day more.
+Removed as Delta's protocol says (section "Metadata Cleanup"): everything below the last checkpoint
+up to that version. Delta's own clean-up goes by time alone, and keeps up to a day more.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def _versions(names: Sequence[str]) -> list[int]:
 
 
 def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Version and actions of each commit, newest first; it ends before the first one that is not there."""
+    """Version and actions of each commit, newest first; it ends before the first one that is not
+    there."""
     versions = set(_versions(entries(spark, location)))
     version = max(versions, default=-1)
     store, make_path = java_log(spark, location).store(), path_class(spark)

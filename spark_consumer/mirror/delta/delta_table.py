@@ -1,7 +1,9 @@
-"""Delta tables of a mirror: how they are made, how they get and lose columns, which version they have.
+"""Delta tables of a mirror: how they are made, how they get and lose columns, which version they
+have.
 
-Columns are mapped by name (delta.columnMapping.mode) where a name needs it, and from the moment when a column is dropped: not all
-that reads Delta knows of it, and some readers show NULL instead of the values of such a table.
+Columns are mapped by name (delta.columnMapping.mode) where a name needs it, and from the moment
+when a column is dropped: not all that reads Delta knows of it, and some readers show NULL instead
+of the values of such a table.
 """
 
 from __future__ import annotations
@@ -19,14 +21,17 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import delta_log, hadoop_path, java_class, java_log, java_snapshot
 from spark_consumer.mirror.spark_settings import settings
 
-# Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions are commit LSNs, which rise.
+# Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions
+# are commit LSNs, which rise.
 APPLICATION = "walgate-mirror"
 CHANGELOG = "walgate-changelog"
 # Of a table whose columns Parquet cannot name, or that loses a column.
 MAPPED = {"delta.columnMapping.mode": "name"}
-# Of a table in which rows are changed: a merge writes which rows went beside the files, instead of the files anew.
+# Of a table in which rows are changed: a merge writes which rows went beside the files, instead of
+# the files anew.
 DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
-# upkeep.py removes log entries by version; Delta's own clean-up goes by their age, whatever versions of the mirror need.
+# upkeep.py removes log entries by version; Delta's own clean-up goes by their age, whatever
+# versions of the mirror need.
 _NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
 _REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
@@ -48,7 +53,8 @@ def needs_mapping(columns: Iterable[str]) -> bool:
 
 
 def map_columns(spark: SparkSession, location: str) -> None:
-    """Where they are not yet: a commit without data, that asks for readers and writers of a newer protocol."""
+    """Where they are not yet: a commit without data, that asks for readers and writers of a newer
+    protocol."""
     if java_snapshot(spark, location).metadata().columnMappingMode().name() == "none":
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in MAPPED.items())
         versions = "'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5'"
@@ -60,16 +66,19 @@ def exists(spark: SparkSession, location: str) -> bool:
 
 
 def rewrite(rows: DataFrame, location: str) -> None:
-    """A table as a whole with other columns, before a batch is written. `was_overwritten` does not take it for a person's."""
+    """A table as a whole with other columns, before a batch is written. `was_overwritten` does not
+    take it for a person's."""
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer.option("userMetadata", _OWN).save(location)
 
 
 def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool = True) -> None:
-    """Gives a table exactly the wanted columns. Each step is a commit of its own and is not repeated when it is there already.
+    """Gives a table exactly the wanted columns. Each step is a commit of its own and is not
+    repeated when it is there already.
 
-    A new column is null in the rows that are there; a column whose type changed is cast (if not `casts`: null as well), which
-    rewrites the table. Texts of special values go before their column does, or another column of its name would have them later.
+        A new column is null in the rows that are there; a column whose type changed is cast (if not
+        `casts`: null as well), which rewrites the table. Texts of special values go before their column
+        does, or another column of its name would have them later.
     """
     there = {field.name: field.dataType for field in spark.read.format("delta").load(location).schema}
     wants = {field.name: field.dataType for field in wanted}
@@ -90,7 +99,8 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
 
 
 def special_texts(there: Mapping[str, DataType], wants: Mapping[str, DataType]) -> str | None:
-    """The column with texts of special values, where columns come or go. None: none, or it is another one."""
+    """The column with texts of special values, where columns come or go. None: none, or it is
+    another one."""
     maps = (name for name, kind in wants.items() if isinstance(kind, MapType) and isinstance(there.get(name), MapType))
     return next(maps, None) if there.keys() != wants.keys() else None
 
@@ -102,8 +112,9 @@ def kept_texts(special: str, names: Iterable[str]) -> Column:
 
 
 def _forget_texts(spark: SparkSession, location: str, special: str, names: Iterable[str]) -> None:
-    """All but those of these columns. Only files with rows that have others are written: that is rare, and tables are large. Done
-    where a column comes, too: an older release left the texts of dropped ones."""
+    """All but those of these columns. Only files with rows that have others are written: that is
+    rare, and tables are large. Done where a column comes, too: an older release left the texts of
+    dropped ones."""
     texts = f.col(quoted(special))
     has_others = f.exists(f.map_keys(texts), lambda name: ~name.isin(sorted(names)))
     DeltaTable.forPath(spark, location).update(
@@ -170,7 +181,8 @@ def version(spark: SparkSession, location: str) -> int:
 
 
 def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
-    """Delta refuses a version that was committed more than a week ago, even where it was replaced a moment ago."""
+    """Delta refuses a version that was committed more than a week ago, even where it was replaced a
+    moment ago."""
     with settings(spark, {_REFUSES_OLD: "false"}):
         reader: Any = spark.read.format("delta").option("versionAsOf", number)
         frame: DataFrame = reader.load(location)
@@ -185,7 +197,8 @@ def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
 
 
 def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) -> int:
-    """How many of its files are smaller. Where there are fewer than `enough` in all: those, which costs no job."""
+    """How many of its files are smaller. Where there are fewer than `enough` in all: those, which
+    costs no job."""
     snapshot = java_snapshot(spark, location)
     checksum = snapshot.checksumOpt()
     if checksum.isDefined() and checksum.get().numFiles() < enough:
@@ -200,7 +213,8 @@ def byte_count(spark: SparkSession, location: str) -> int | None:
 
 
 def own_retention_s(spark: SparkSession, location: str) -> float:
-    """For how long a table's own Delta properties say that its files and log entries stay; 0: they do not say."""
+    """For how long a table's own Delta properties say that its files and log entries stay; 0: they
+    do not say."""
     metadata = java_snapshot(spark, location).metadata()
     log = java_log(spark, location)
     found = {
@@ -213,7 +227,8 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 
 
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
-    """For how long the log of a table says which files were replaced, by the properties that it had at a version."""
+    """For how long the log of a table says which files were replaced, by the properties that it had
+    at a version."""
     metadata = java_snapshot(spark, location, version).metadata()
     return float(delta_log(spark).tombstoneRetentionMillis(metadata)) / 1000
 
@@ -238,7 +253,8 @@ def transaction_versions(spark: SparkSession, location: str, *applications: str)
 
 
 def noted_versions(snapshot: Any) -> dict[str, int] | None:
-    """Of each application, the version that it last noted in a table, by the checksum; None: it does not say."""
+    """Of each application, the version that it last noted in a table, by the checksum; None: it
+    does not say."""
     checksum = snapshot.checksumOpt()
     listed = checksum.get().setTransactions() if checksum.isDefined() else None
     if listed is None or not listed.isDefined():
@@ -255,7 +271,8 @@ def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int
 
 
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:
-    """The commit LSN of the last batch that a table took in. Raises MirrorError when another writer made the table."""
+    """The commit LSN of the last batch that a table took in. Raises MirrorError when another writer
+    made the table."""
     found = transaction_version(spark, location, application)
     if found is None:
         raise MirrorError(

@@ -1,8 +1,10 @@
-"""The rows of a local mirror as text that PostgreSQL reads back exactly, or as Parquet. No Spark, no Java: half a second.
+"""The rows of a local mirror as text that PostgreSQL reads back exactly, or as Parquet. No Spark,
+no Java: half a second.
 
-JSON lines: for each table a header {"table": ..., "columns": [...], "commit_lsn": ...}, then one array a row: null or text.
-Floats have their shortest exact form, bytes are \\x..., arrays are PostgreSQL's literals, a value in `_special` is its own
-text. Of a table without replica identity the rows are those that its log adds up to.
+JSON lines: for each table a header {"table": ..., "columns": [...], "commit_lsn": ...}, then one
+array a row: null or text. Floats have their shortest exact form, bytes are \\x..., arrays are
+PostgreSQL's literals, a value in `_special` is its own text. Of a table without replica identity
+the rows are those that its log adds up to.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ class DumpedTable:
         return (row for table in self.files.batches() for row in text_rows(table, self.columns, self.special))
 
     def _logged_rows(self) -> Iterator[TextRow]:
-        """Rows that something put there and nothing took away: a multiset, for there is no key. Raises MirrorError when the log
-        does not say which old rows went."""
+        """Rows that something put there and nothing took away: a multiset, for there is no key.
+        Raises MirrorError when the log does not say which old rows went."""
         events: list[tuple[int, int, str, TextRow]] = []
         for table in self.files.batches():
             places = zip(*(table[name].to_pylist() for name in ("_commit_lsn", "_ordinal", "_op")), strict=True)
@@ -166,7 +168,8 @@ def _list_text(column: pa.ChunkedArray | pa.Array) -> list[str | None]:
 
 
 def array_literal(items: list[str | None]) -> str:
-    """PostgreSQL's text of a one-dimensional array; every value in quotes, which its input always takes."""
+    """PostgreSQL's text of a one-dimensional array; every value in quotes, which its input always
+    takes."""
     return "{" + ",".join("NULL" if item is None else _in_quotes(item) for item in items) + "}"
 
 

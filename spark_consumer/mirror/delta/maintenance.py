@@ -1,4 +1,5 @@
-"""What a mirror compacts and removes, so that its files, Delta logs and manifest do not grow with its age.
+"""What a mirror compacts and removes, so that its files, Delta logs and manifest do not grow with
+its age.
 
 manifest   versions of the mirror older than the retention are removed, except the newest of them: what is read as of the
            beginning of the retention starts from it
@@ -29,9 +30,11 @@ from spark_consumer.tables import TableName
 
 _EVERY_S = 3600.0
 _FOREVER_S = 1e9
-# How long a write, or a reader of a version, may take: its files stay for that time, whatever the retention.
+# How long a write, or a reader of a version, may take: its files stay for that time, whatever the
+# retention.
 GRACE_S = 3600.0
-# The same of who reads a log. Each batch lists that of `changes`: 7,000 entries would cost it 0.1 s or more.
+# The same of who reads a log. Each batch lists that of `changes`: 7,000 entries would cost it 0.1 s
+# or more.
 LOG_GRACE_S = 900.0
 # Files below this size are compacted where there are so many.
 _SMALL_FILES = ((1 << 20, 32), (64 << 20, 96))
@@ -62,8 +65,8 @@ class Maintenance:
     _session: SparkSession | None = field(default=None, init=False)
 
     def run_if_due(self, spark: SparkSession, *, compacts: bool) -> tuple[str, ...]:
-        """Removes about once an hour; `compacts`: and compacts at each call. What failed, and why: a mirror goes on without it,
-        and tries it again when it removes the next time."""
+        """Removes about once an hour; `compacts`: and compacts at each call. What failed, and why:
+        a mirror goes on without it, and tries it again when it removes the next time."""
         is_due = time.monotonic() >= self._due
         is_well = is_due or not self._failed
         steps = {
@@ -154,7 +157,8 @@ def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
 
 
 def _keep_tombstones(spark: SparkSession, path: str, remembered: timedelta) -> None:
-    """Of every table for at least that long: VACUUM removes also what was replaced later, where the log has forgotten it."""
+    """Of every table for at least that long: VACUUM removes also what was replaced later, where the
+    log has forgotten it."""
     last = manifest.picture(spark, path)
     for name in () if last is None else last.tables:
         location = table_path(path, TableName.parse(name))
@@ -165,9 +169,11 @@ def _keep_tombstones(spark: SparkSession, path: str, remembered: timedelta) -> N
 def _remove_before(
     spark: SparkSession, location: str, now: datetime, retention: timedelta, needed: int, remembered: timedelta
 ) -> None:
-    """Of a table: what neither the version `needed` nor that of the retention's beginning, nor any later one, has.
+    """Of a table: what neither the version `needed` nor that of the retention's beginning, nor any
+    later one, has.
 
-    Files stay until the log has remembered for as long as `remembered` what was replaced, ever since the oldest of them.
+        Files stay until the log has remembered for as long as `remembered` what was replaced, ever
+        since the oldest of them.
     """
     oldest, old = _log_before(spark, location, now - retention, needed)
     if not old:  # few commits since the last time
@@ -180,7 +186,8 @@ def _remove_before(
 
 
 def _log_before(spark: SparkSession, location: str, time: datetime, needed: int) -> tuple[int, list[str]]:
-    """The oldest version that has to stay readable, that of `time` or `needed`, and the log entries that it does not need."""
+    """The oldest version that has to stay readable, that of `time` or `needed`, and the log entries
+    that it does not need."""
     names = delta_log.entries(spark, location)
     oldest = min(needed, delta_log.version_at(spark, location, names, time))
     return oldest, delta_log.needless(names, oldest)

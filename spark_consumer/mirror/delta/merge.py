@@ -1,7 +1,8 @@
-"""The last states of a batch into a Delta table: one commit, which a replay of the batch does not repeat.
+"""The last states of a batch into a Delta table: one commit, which a replay of the batch does not
+repeat.
 
-`txnVersion` is the commit LSN of the batch's last transaction: Delta skips a write whose version a table already has. Commit LSNs
-rise whatever happens to a checkpoint, which batch ids do not.
+`txnVersion` is the commit LSN of the batch's last transaction: Delta skips a write whose version a
+table already has. Commit LSNs rise whatever happens to a checkpoint, which batch ids do not.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ from spark_consumer.mirror.table_schema import TableSchema, special_key
 
 _CONF = "spark.databricks.delta.write."
 _COPIES_SOURCE = "spark.databricks.delta.merge.materializeSource"
-# Sources of merges with no more rows in all stay in the plan: Spark then needs no job to broadcast them.
+# Sources of merges with no more rows in all stay in the plan: Spark then needs no job to broadcast
+# them.
 FEW_ROWS = 1000
 # Of a merge's source: prefixes of the columns that have a state's key and row.
 KEY, ROW = "key.", "row."
 
 
-# OPTIMIZE, VACUUM or another writer of files was at the same table: the write is made again from what the table is now.
+# OPTIMIZE, VACUUM or another writer of files was at the same table: the write is made again from
+# what the table is now.
 _CONFLICTS = (
     ConcurrentAppendException,
     ConcurrentDeleteDeleteException,
@@ -49,9 +52,11 @@ _PAUSES_S = (0.1, 0.5, 1, 2, 5, 10, 20)
 
 
 def despite_conflicts(write: Callable[[], object], pause: Callable[[float], None] = time.sleep) -> None:
-    """Makes a write that is done once, again and again where others change files of the same table meanwhile.
+    """Makes a write that is done once, again and again where others change files of the same table
+    meanwhile.
 
-    Raises what Delta raises in the end, and at once where two writers are at one mirror (ConcurrentTransactionException).
+        Raises what Delta raises in the end, and at once where two writers are at one mirror
+        (ConcurrentTransactionException).
     """
     for pause_s in _PAUSES_S:
         try:
@@ -66,8 +71,9 @@ def despite_conflicts(write: Callable[[], object], pause: Callable[[float], None
 def once(spark: SparkSession, commit_lsn: int, rows_here: int | None = None) -> Iterator[None]:
     """Every Delta write of this session within is done once for this commit LSN.
 
-    `rows_here`: the sources of merges are in this process, with so many rows in all. Delta would copy them first, which is a job,
-    lest they change meanwhile. Many are no part of the plan: each step of Spark's planning would carry them.
+    `rows_here`: the sources of merges are in this process, with so many rows in all. Delta would
+    copy them first, which is a job, lest they change meanwhile. Many are no part of the plan: each
+    step of Spark's planning would carry them.
     """
     wanted = {f"{_CONF}txnAppId": APPLICATION, f"{_CONF}txnVersion": str(commit_lsn)}
     if rows_here is not None:
@@ -89,11 +95,11 @@ def write_once(
     expected: Mapping[str, int] = delta_append.NOTHING,
     note: str | None = None,
 ) -> None:
-    """Append to, overwrite or create (`mode`: errorifexists) a Delta table, once for this commit LSN. `properties`: of the table,
-    if this write makes it.
+    """Append to, overwrite or create (`mode`: errorifexists) a Delta table, once for this commit
+    LSN. `properties`: of the table, if this write makes it.
 
-    `expected`: as for direct.append, where that makes the commit. `note`: userMetadata of the commit. Raises Superseded also
-    where a table that is to be created is there.
+    `expected`: as for direct.append, where that makes the commit. `note`: userMetadata of the
+    commit. Raises Superseded also where a table that is to be created is there.
     """
     if (
         mode == "append"
@@ -122,9 +128,11 @@ def merge(
     unsent: set[str],
     bounds: Mapping[str, tuple[int | str, int | str]] = MappingProxyType({}),
 ) -> None:
-    """`source`: as `flat` makes it. Columns in a row's `unchanged` keep what the table has; `unsent` are all such names.
+    """`source`: as `flat` makes it. Columns in a row's `unchanged` keep what the table has;
+    `unsent` are all such names.
 
-    `bounds`: least and greatest value that some columns of the key have in `source`: files beyond them are not read.
+        `bounds`: least and greatest value that some columns of the key have in `source`: files beyond
+        them are not read.
     """
     own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
     values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
@@ -142,7 +150,8 @@ def merge(
 
 
 def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[str, Column]:
-    """Of every column, quoted, what it has behind a state `s` (columns as `flat` makes them) of the row `t`."""
+    """Of every column, quoted, what it has behind a state `s` (columns as `flat` makes them) of the
+    row `t`."""
     own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
     values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
     for name in unsent:
@@ -164,7 +173,8 @@ def laid_over(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: se
 
 
 def flat(states: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
-    """Columns fold.STATE -> the source of a merge. Without structs, which cost a tenth of its CPU time."""
+    """Columns fold.STATE -> the source of a merge. Without structs, which cost a tenth of its CPU
+    time."""
     key = [f.col(f"key.{quoted(field.name)}").alias(KEY + field.name) for field in shape.key_struct]
     row = [f.col(f"row.{quoted(name)}").alias(ROW + name) for name in shape.columns]
     return states.select(*key, *row, "deleted", "special", *(["unchanged"] if unsent else []))

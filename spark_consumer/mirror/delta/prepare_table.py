@@ -1,4 +1,5 @@
-"""What a table is before a batch is written into it: this mirror's, of the same relation, with the same columns and key."""
+"""What a table is before a batch is written into it: this mirror's, of the same relation, with the
+same columns and key."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ class TablePreparation:
     _doubts: list[str] = field(default_factory=list, init=False)  # what to report of the piece under way
     # Tables in the piece under way that were recreated, and where they begin.
     _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
-    # Of each table, the commit LSN that it has taken in and its version then: asking for the first costs a job.
+    # Of each table, the commit LSN that it has taken in and its version then: asking for the first
+    # costs a job.
     _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
 
     def take_notes(self) -> list[str]:
@@ -77,7 +79,8 @@ class TablePreparation:
     ) -> TableWork:
         """`last`: the last version of the mirror.
 
-        Raises MirrorError when a table is another writer's, or holds more than this batch; Superseded as `_applied_commit_lsn`.
+        Raises MirrorError when a table is another writer's, or holds more than this batch;
+        Superseded as `_applied_commit_lsn`.
         """
         shape = self.shapes.of(part.newest)
         texts = self.shapes.texts(part)
@@ -122,7 +125,8 @@ class TablePreparation:
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
-        """What a table has taken in. Raises Superseded where that is not what this writer has left there."""
+        """What a table has taken in. Raises Superseded where that is not what this writer has left
+        there."""
         known = self._applied.get(table)
         version = delta_table.version(spark, location)
         if known is not None and known[1] == version:
@@ -142,7 +146,8 @@ class TablePreparation:
         applied: int,
         last: manifest.RecordedVersion | None,
     ) -> Refit | None:
-        """Where columns were renamed, replaced, or added with a default. Raises MirrorError if `strict`."""
+        """Where columns were renamed, replaced, or added with a default. Raises MirrorError if
+        `strict`."""
         shape = self.shapes.of(part.newest)
         version = self._version_before(part, own, applied, last)
         if version in (None, part.newest) or (part.cut is not None and shape.key):
@@ -165,7 +170,8 @@ class TablePreparation:
     def _version_before(
         self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: manifest.RecordedVersion | None
     ) -> int | None:
-        """Schema id of the version of its relation whose columns a table has. None: it is not known."""
+        """Schema id of the version of its relation whose columns a table has. None: it is not
+        known."""
         taken = None
         if last is None or applied > last.commit_lsn:
             taken = replica_identity.newest_up_to(own, applied)
@@ -176,7 +182,8 @@ class TablePreparation:
     def _is_of_a_person(
         self, spark: SparkSession, table: TableName, location: str, applied: int, last: manifest.RecordedVersion | None
     ) -> bool:
-        """Who has overwritten the table with what the source has now, as an error said: there is nothing to be changed then."""
+        """Who has overwritten the table with what the source has now, as an error said: there is
+        nothing to be changed then."""
         known = None if last is None else last.tables.get(str(table))
         if last is None or known is None or applied > last.commit_lsn:
             return False
@@ -209,9 +216,11 @@ class TablePreparation:
         applied: int,
         last: manifest.RecordedVersion | None,
     ) -> TablePart:
-        """Where the table is of another relation than before, whose rows went without a word: cut where that begins.
+        """Where the table is of another relation than before, whose rows went without a word: cut
+        where that begins.
 
-        Raises MirrorError where it is a relation that was known by another name, or `on_recreated` says so.
+                Raises MirrorError where it is a relation that was known by another name, or `on_recreated`
+                says so.
         """
         self._emptied.pop(part.table, None)
         oids = {} if last is None else dict(last.oids)

@@ -22,7 +22,8 @@ def fitted(
     after: TableSchema,
     wanted: StructType,
 ) -> DataFrame:
-    """The rows of a table, or the entries of a log, in the columns `wanted`. A column may be gone already."""
+    """The rows of a table, or the entries of a log, in the columns `wanted`. A column may be gone
+    already."""
     fills = _one_row(spark, change, after)
     made = rows if fills is None else rows.crossJoin(f.broadcast(fills))
     of_log = LOG_COLUMNS if is_log(wanted.names) else ()

@@ -1,7 +1,7 @@
 """The versions of a local mirror, and one of them as SQL for DuckDB or Trino. No Spark, no Java.
 
-These programs show each Delta table as its own last merge left it. A version of the mirror names the Delta versions that belong
-together: all tables as of one commit of the source.
+These programs show each Delta table as its own last merge left it. A version of the mirror names
+the Delta versions that belong together: all tables as of one commit of the source.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ def listed_versions(path: Path) -> list[ListedVersion]:
 
 
 def version_at(path: Path, at: str) -> ListedVersion:
-    """The newest version that is not after a commit LSN, or `latest`. Raises MirrorError, ValueError."""
+    """The newest version that is not after a commit LSN, or `latest`. Raises MirrorError,
+    ValueError."""
     versions = listed_versions(path)
     limit = None if at == "latest" else parse_lsn(at)
     found = [version for version in versions if limit is None or version.commit_lsn <= limit]
@@ -78,7 +79,8 @@ def duckdb_views(path: Path, version: ListedVersion) -> Iterator[str]:
 
 
 def trino_views(path: Path, version: ListedVersion) -> Iterator[str]:
-    """Views in the schema `mirror_<schema>` over the tables that Trino's catalog `delta` has as `<schema>.<table>`."""
+    """Views in the schema `mirror_<schema>` over the tables that Trino's catalog `delta` has as
+    `<schema>.<table>`."""
     for table, number in _by_name(version):
         schema = _quoted(f"mirror_{table.namespace}")
         yield f"CREATE SCHEMA IF NOT EXISTS delta.{schema};"

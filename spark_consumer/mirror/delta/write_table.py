@@ -1,7 +1,7 @@
 """One table's part of a batch into its Delta table: one commit.
 
-A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job costs 50-200 ms whatever it does,
-and seconds where the JVM sees it for the first time.
+A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job
+costs 50-200 ms whatever it does, and seconds where the JVM sees it for the first time.
 """
 
 from __future__ import annotations
@@ -34,13 +34,15 @@ from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, 
 from spark_consumer.mirror.table_schema import TableSchema
 
 NEW = -1
-# Finding out which files of a table have keys between two bounds is a job of half a second, as is reading a million keys.
+# Finding out which files of a table have keys between two bounds is a job of half a second, as is
+# reading a million keys.
 _SKIPPED_IN_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """`before`: the version of the relation whose columns a table has; `wanted`: those that it gets."""
+    """`before`: the version of the relation whose columns a table has; `wanted`: those that it
+    gets."""
 
     before: TableSchema
     change: ColumnChange
@@ -49,7 +51,8 @@ class Refit:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """One table in one batch. `applied`: commit LSN that the table has taken in before; NEW: there is no table yet."""
+    """One table in one batch. `applied`: commit LSN that the table has taken in before; NEW: there
+    is no table yet."""
 
     location: str
     part: TablePart
@@ -61,7 +64,8 @@ class TableWork:
     refit: Refit | None = None  # where the rows that are there take other columns: the table is then written as a whole
 
     def base(self, spark: SparkSession) -> DataFrame | None:
-        """The rows that are there, where they count: those of a table with a key go where it is cut."""
+        """The rows that are there, where they count: those of a table with a key go where it is
+        cut."""
         if self.applied == NEW or (self.shape.key and not self.needs_merge):
             return None
         there = rows_of(spark, self.location)
@@ -97,14 +101,16 @@ def write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commi
 
 
 def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
-    """One table's part of a small batch, folded here: what goes to Spark is what is to be written."""
+    """One table's part of a small batch, folded here: what goes to Spark is what is to be
+    written."""
     shape = work.shape
     if not shape.key:
         log = small_log(records, shape, work.texts, work.emptied)
         log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
         _write_log(spark, work, to_frame(spark, log, log_table_schema(shape)), commit_lsn)
         return
-    # What the table has is not folded again: a column that was not sent may have been taken from a row that is gone.
+    # What the table has is not folded again: a column that was not sent may have been taken from a
+    # row that is gone.
     records = records.filter(pc.greater(records["commit_lsn"], work.applied))
     states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
     if not work.needs_merge:
@@ -145,7 +151,8 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
 
 
 def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
-    """Where a table has become another one since it was prepared, rows that are appended would be there twice."""
+    """Where a table has become another one since it was prepared, rows that are appended would be
+    there twice."""
     if work.applied == NEW:
         properties = work.properties(frame.columns)
         write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
@@ -163,8 +170,8 @@ def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn:
 
 
 def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
-    """The rows that are there in their new columns, and the states `source` (as `flat` makes them): one commit, so that columns
-    are never changed twice."""
+    """The rows that are there in their new columns, and the states `source` (as `flat` makes them):
+    one commit, so that columns are never changed twice."""
     base = work.base(spark)
     assert base is not None
     made = laid_over(base, source, work.shape, unsent)

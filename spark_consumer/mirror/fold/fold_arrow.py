@@ -1,8 +1,10 @@
-"""Keyed events applied one by one, as PostgreSQL did: what becomes of each key, told by places of events, not by values.
+"""Keyed events applied one by one, as PostgreSQL did: what becomes of each key, told by places of
+events, not by values.
 
-The same result as fold.py has for all keys at once in Spark, and for what that cannot do: a change of key with columns that
-were not sent, whose values are under the old key, in this batch or in the target. Used for small batches as a whole, which
-spares Spark jobs, and for the keys that changed in large ones. Values are never looked at: an Arrow `take` fetches them.
+The same result as fold.py has for all keys at once in Spark, and for what that cannot do: a change
+of key with columns that were not sent, whose values are under the old key, in this batch or in the
+target. Used for small batches as a whole, which spares Spark jobs, and for the keys that changed in
+large ones. Values are never looked at: an Arrow `take` fetches them.
 """
 
 from __future__ import annotations
@@ -28,10 +30,11 @@ _NAN = float("nan")
 
 @dataclass(slots=True)
 class FoldResult:
-    """The last state of a key. `last`: place of the event that decided; the columns it did not send are in one of
+    """The last state of a key. `last`: place of the event that decided; the columns it did not send
+    are in one of
 
-    `told`: place of the event that has the value; `kept`: the target's row under this key; `borrowed`: the target's row
-    under another key.
+        `told`: place of the event that has the value; `kept`: the target's row under this key;
+        `borrowed`: the target's row under another key.
     """
 
     last: int
@@ -47,8 +50,9 @@ def replay(
     deleted: Sequence[bool],
     unchanged: Sequence[Sequence[str]],
 ) -> dict[Key, FoldResult]:
-    """Outcomes of every key, in order of first touch. Events come in order of (commit_lsn, ordinal), a change of key before the
-    removal of its old key; `origins` is the old key of a change of key, None of other events."""
+    """Outcomes of every key, in order of first touch. Events come in order of (commit_lsn,
+    ordinal), a change of key before the removal of its old key; `origins` is the old key of a
+    change of key, None of other events."""
     outcomes: dict[Key, FoldResult] = {}
     for place, key in enumerate(keys):
         made = FoldResult(place, deleted[place])
@@ -96,7 +100,8 @@ def in_order(events: pa.Table) -> pa.Table:
 
 
 def whole_states(events: pa.Table) -> pa.Table:
-    """Columns fold.STATE of events that sent all their columns: the last one of each key has everything."""
+    """Columns fold.STATE of events that sent all their columns: the last one of each key has
+    everything."""
     ordered = in_order(events)
     columns = [_comparable(pc.struct_field(ordered["key"], [field_.name])) for field_ in ordered["key"].type]
     names = [f"key{number}" for number in range(len(columns))]
@@ -114,7 +119,8 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def key_tuples(keys: pa.ChunkedArray) -> list[Key]:
-    """Keys as tuples. Dates and times as their integers: Python's end at the year 9999, PostgreSQL's do not."""
+    """Keys as tuples. Dates and times as their integers: Python's end at the year 9999,
+    PostgreSQL's do not."""
     columns = []
     for field_ in keys.type:
         column = pc.struct_field(keys, [field_.name])
@@ -135,7 +141,8 @@ def borrowed_keys(outcomes: dict[Key, FoldResult]) -> set[Key]:
 
 
 def states(ordered: pa.Table, outcomes: dict[Key, FoldResult], held: pa.Table | None, shape: TableSchema) -> pa.Table:
-    """Columns fold.STATE, one row a key. `held`: key, row and special of the target's rows for `borrowed_keys`."""
+    """Columns fold.STATE, one row a key. `held`: key, row and special of the target's rows for
+    `borrowed_keys`."""
     last = [outcome.last for outcome in outcomes.values()]
     taken = ordered.take(pa.array(last, pa.int64()))
     places = {} if held is None else {key: place for place, key in enumerate(key_tuples(held["key"]))}

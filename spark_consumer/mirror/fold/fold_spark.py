@@ -1,8 +1,10 @@
-"""Keyed events of one batch -> one last state per key: a deletion, or a row with the columns that the batch never told.
+"""Keyed events of one batch -> one last state per key: a deletion, or a row with the columns that
+the batch never told.
 
-In the order of (commit_lsn, ordinal) the last event of a key decides, and a column it did not send has the value of the last
-event that did: since a new row sends all its columns, that event is never older than a deletion in between. The one
-exception is a change of key with columns that were not sent, whose values are under another key: see replay.py.
+In the order of (commit_lsn, ordinal) the last event of a key decides, and a column it did not send
+has the value of the last event that did: since a new row sends all its columns, that event is never
+older than a deletion in between. The one exception is a change of key with columns that were not
+sent, whose values are under another key: see replay.py.
 """
 
 from __future__ import annotations
@@ -20,8 +22,8 @@ def position() -> Column:
 
 
 def last_states(events: DataFrame, unsent: set[str]) -> DataFrame:
-    """Columns STATE, one row a key; `unchanged` then names the columns whose value the target has. `unsent`: every name that
-    `unchanged` has in these events."""
+    """Columns STATE, one row a key; `unchanged` then names the columns whose value the target has.
+    `unsent`: every name that `unchanged` has in these events."""
     names = sorted(unsent)
     state = f.struct(*STATE[1:])
     told = [_last_told(name, place) for place, name in enumerate(names)]

@@ -1,4 +1,5 @@
-"""Raw records of one table in one batch -> the last state of each key, by Spark or in this process."""
+"""Raw records of one table in one batch -> the last state of each key, by Spark or in this
+process."""
 
 from __future__ import annotations
 
@@ -24,8 +25,8 @@ from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.source.frames import TEXTS
 
 Cut = tuple[int, int] | None
-# Sources of merges with no more bytes are joined without a shuffle of the table's rows. Spark takes their size for several times
-# what it is.
+# Sources of merges with no more bytes are joined without a shuffle of the table's rows. Spark takes
+# their size for several times what it is.
 _BROADCAST_BYTES = 16 << 20
 
 
@@ -44,7 +45,8 @@ def small_states(
     shape: TableSchema,
     texts: dict[int, str],
 ) -> pa.Table:
-    """States of few records (columns fold.STATE). `base`: the rows of the table before; None: it is new, and has none."""
+    """States of few records (columns fold.STATE). `base`: the rows of the table before; None: it is
+    new, and has none."""
     kept = records.filter(_behind(records, part.cut)).combine_chunks()
     batches = list(decode_events(iter(kept.to_batches()), shape, texts))
     return arrow_fold(spark, base, pa.Table.from_batches(batches, shape.events), shape)
@@ -56,7 +58,8 @@ def unsent_columns(events: pa.Table) -> set[str]:
 
 
 def living_rows(states: pa.Table, shape: TableSchema) -> pa.Table:
-    """The rows that are there behind the batch, in the columns of the table; merge.rows for a DataFrame."""
+    """The rows that are there behind the batch, in the columns of the table; merge.rows for a
+    DataFrame."""
     living = states.filter(pc.invert(states["deleted"]))
     columns = living["row"].combine_chunks().flatten()
     specials = living["special"].to_pylist()
@@ -67,7 +70,8 @@ def living_rows(states: pa.Table, shape: TableSchema) -> pa.Table:
 
 
 def key_bounds(states: pa.Table, shape: TableSchema) -> dict[str, tuple[int | str, int | str]]:
-    """Least and greatest value of each column of the key, where it is a number or text and never anything else."""
+    """Least and greatest value of each column of the key, where it is a number or text and never
+    anything else."""
     found = {}
     for name in shape.key:
         kind = shape.row.field(name).type
@@ -78,8 +82,8 @@ def key_bounds(states: pa.Table, shape: TableSchema) -> dict[str, tuple[int | st
 
 
 def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> DataFrame:
-    """Columns fold.STATE -> the source of a merge, with `deleted` and `special` only where some row needs them; merge.flat for a
-    DataFrame."""
+    """Columns fold.STATE -> the source of a merge, with `deleted` and `special` only where some row
+    needs them; merge.flat for a DataFrame."""
     key, row = (states[name].combine_chunks() for name in ("key", "row"))
     columns: dict[str, Any] = {KEY + field.name: column for field, column in zip(key.type, key.flatten(), strict=True)}
     columns |= {ROW + field.name: column for field, column in zip(row.type, row.flatten(), strict=True)}
@@ -137,7 +141,8 @@ def spark_states(
     *,
     persist: bool = True,
 ) -> tuple[DataFrame, set[str], DataFrame]:
-    """States of many records, the columns that some event did not send, and the events: unpersist them in the end."""
+    """States of many records, the columns that some event did not send, and the events: unpersist
+    them in the end."""
     kept = records.where(f.col("op") != "TRUNCATE")
     if part.cut is not None:
         cut_lsn, cut_ordinal = part.cut
@@ -153,8 +158,8 @@ def spark_states(
 def spark_fold(
     spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableSchema
 ) -> tuple[DataFrame, set[str]]:
-    """As arrow_fold, of events that are not in this process; and the columns that some event did not send. Only keys that take
-    part in a change of key with unsent columns come here."""
+    """As arrow_fold, of events that are not in this process; and the columns that some event did
+    not send. Only keys that take part in a change of key with unsent columns come here."""
     unsent, moved_unsent = _unsent_columns(events)
     if not moved_unsent:
         return last_states(events, unsent), unsent

@@ -1,7 +1,8 @@
 """PostgreSQL's text of a key value -> the value as rows hold it.
 
-`old_key` has text for types whose Avro form cannot hold every value (schemas.avro_types.key_type); a row has the value, or
-null and the text in `special`. Both must become the same key. Sessions of the gateway are pinned to ISO and UTC.
+`old_key` has text for types whose Avro form cannot hold every value (schemas.avro_types.key_type);
+a row has the value, or null and the text in `special`. Both must become the same key. Sessions of
+the gateway are pinned to ISO and UTC.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _LONG_LIMIT = 2**63
 
 
 def parse_keys(texts: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    """Values of `arrow_type`, null where a row has `special`, and the text there (null elsewhere). A string is a time of day."""
+    """Values of `arrow_type`, null where a row has `special`, and the text there (null elsewhere).
+    A string is a time of day."""
     parse, storage = _parser(arrow_type)
     values: list[Any] = []
     specials: list[str | None] = []
@@ -54,7 +56,8 @@ def _long(text: str) -> int | None:
 
 
 def parse_date(text: str) -> int | None:
-    """Days since 1970-01-01; None for infinity, BC and years beyond 9999, which a row has as text."""
+    """Days since 1970-01-01; None for infinity, BC and years beyond 9999, which a row has as
+    text."""
     match = _DATE.fullmatch(text)
     return None if match is None else days_from_civil(int(match[1]), int(match[2]), int(match[3]))
 
@@ -75,7 +78,8 @@ def parse_time(text: str) -> str | None:
 
 
 def days_from_civil(year: int, month: int, day: int) -> int:
-    """Proleptic Gregorian calendar; Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms"."""
+    """Proleptic Gregorian calendar; Howard Hinnant, "chrono-Compatible Low-Level Date
+    Algorithms"."""
     year -= month <= 2
     era = year // 400
     year_of_era = year - era * 400

@@ -1,10 +1,12 @@
 """Typed changes of a table -> keyed events: what happens to which key.
 
-An event either deletes its key or puts a whole row there. A change of key is two events: the old key is deleted, the new one
-is put, with `origin` naming the old key, because columns that the change did not send are to be found there.
+An event either deletes its key or puts a whole row there. A change of key is two events: the old
+key is deleted, the new one is put, with `origin` naming the old key, because columns that the
+change did not send are to be found there.
 
-Columns that were not sent (UNCHANGED: a TOASTed value that the update left alone) are taken from `before` where it has them
-(REPLICA IDENTITY FULL); those left are null in `row` and named in `unchanged`.
+Columns that were not sent (UNCHANGED: a TOASTed value that the update left alone) are taken from
+`before` where it has them (REPLICA IDENTITY FULL); those left are null in `row` and named in
+`unchanged`.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ BEFORE = "before."
 def decode_events(
     batches: Iterator[pa.RecordBatch], shape: TableSchema, schemas: Mapping[int, str]
 ) -> Iterator[pa.RecordBatch]:
-    """For mapInArrow over raw records of one table: columns op, commit_lsn, ordinal, schema_id, value. No TRUNCATE among them."""
+    """For mapInArrow over raw records of one table: columns op, commit_lsn, ordinal, schema_id,
+    value. No TRUNCATE among them."""
     for batch in batches:
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
@@ -135,7 +138,8 @@ def _special_text(special: pa.Array, name: str) -> pa.Array:
 
 
 def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: TableSchema) -> pa.Array:
-    """The key before the change: of the key tuple, else of the old tuple; null fields where there is neither."""
+    """The key before the change: of the key tuple, else of the old tuple; null fields where there
+    is neither."""
     from_before = _row_key(before, special, shape, BEFORE)
     has_key = _mask(old_key.is_valid())
     if not has_key.any():

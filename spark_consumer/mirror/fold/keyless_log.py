@@ -1,10 +1,11 @@
 """Relations without replica identity: every change is appended, nothing is looked for.
 
-Columns of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and `_special`. `_op` is INSERT, DELETE (the
-old row; all columns null where the stream does not have it), UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE,
-where the stream has it), TRUNCATE (all columns null) or READ (a row from before the relation lost its identity, or of a
-snapshot): added up, they give the rows that are there now, if the stream has all old rows. A snapshot reads such a relation
-in one transaction, whose rows take the place of all others: before them is a TRUNCATE with the ordinal -1.
+Columns of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and `_special`. `_op`
+is INSERT, DELETE (the old row; all columns null where the stream does not have it), UPDATE (the new
+row), UPDATE_BEFORE (the old row of an UPDATE, where the stream has it), TRUNCATE (all columns null)
+or READ (a row from before the relation lost its identity, or of a snapshot): added up, they give
+the rows that are there now, if the stream has all old rows. A snapshot reads such a relation in one
+transaction, whose rows take the place of all others: before them is a TRUNCATE with the ordinal -1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ def log_table_schema(shape: TableSchema) -> StructType:
 
 
 def log_rows(records: DataFrame, shape: TableSchema, texts: Mapping[int, str]) -> DataFrame:
-    """Raw records of one table as rows of its log; `texts`: schema id -> JSON text of every schema they have."""
+    """Raw records of one table as rows of its log; `texts`: schema id -> JSON text of every schema
+    they have."""
     columns = records.select("op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
     decode = partial(decode_rows, shape=shape, schemas=texts)
     return columns.mapInArrow(decode, log_table_schema(shape)).coalesce(2)

@@ -1,7 +1,8 @@
 """What becomes of a table when the replica identity of its relation changes.
 
-A batch is cut where that happens, so that every part of it has one key for each table. A table with rows becomes a log and a log
-a table with rows; rows that are there must have a value in each column of a new key, or no change would find them again.
+A batch is cut where that happens, so that every part of it has one key for each table. A table with
+rows becomes a log and a log a table with rows; rows that are there must have a value in each column
+of a new key, or no change would find them again.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ COPY = (
 
 
 def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]:
-    """Of one table's records, an Arrow table in order or a DataFrame: schema id -> (commit_lsn, ordinal) of its first one."""
+    """Of one table's records, an Arrow table in order or a DataFrame: schema id -> (commit_lsn,
+    ordinal) of its first one."""
     if isinstance(records, DataFrame):
         found = records.groupBy("schema_id").agg(f.min(position()).alias("first")).collect()
         return {row["schema_id"]: tuple(row["first"]) for row in found}
@@ -45,7 +47,8 @@ def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]
 
 
 def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> list[int]:
-    """Of one table's records, an Arrow table or a DataFrame: the schemas of those behind a TRUNCATE at (commit_lsn, ordinal)."""
+    """Of one table's records, an Arrow table or a DataFrame: the schemas of those behind a TRUNCATE
+    at (commit_lsn, ordinal)."""
     commit_lsn, ordinal = cut
     if isinstance(records, DataFrame):
         at = f.struct(f.lit(commit_lsn).cast("long").alias("commit_lsn"), f.lit(ordinal).cast("long").alias("ordinal"))
@@ -57,7 +60,8 @@ def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> li
 
 
 def newest_up_to(records: pa.Table | DataFrame, commit_lsn: int) -> int | None:
-    """Of one table's records, an Arrow table in order or a DataFrame: schema id of the last one up to there; None: none."""
+    """Of one table's records, an Arrow table in order or a DataFrame: schema id of the last one up
+    to there; None: none."""
     if isinstance(records, DataFrame):
         found = records.where(f.col("commit_lsn") <= commit_lsn).agg(f.max_by("schema_id", position())).head()
         return None if found is None else found[0]
@@ -76,9 +80,10 @@ def is_empty(frame: DataFrame) -> bool:
 def recreated_at(
     table: TableName, location: str, first: Mapping[int, tuple[int, int]], oid_of: Callable[[int], int], newest: int
 ) -> tuple[int, int]:
-    """Position of the first record of the newest relation of this name. `first`: first_positions; `newest`: its oid.
+    """Position of the first record of the newest relation of this name. `first`: first_positions;
+    `newest`: its oid.
 
-    Raises MirrorError where a record of another relation comes behind it: then names were swapped.
+        Raises MirrorError where a record of another relation comes behind it: then names were swapped.
     """
     found = min(first[schema_id] for schema_id in first if oid_of(schema_id) == newest)
     if any(first[schema_id] > found for schema_id in first if oid_of(schema_id) != newest):
@@ -95,10 +100,12 @@ def beginning_of_relation(
     others: Collection[int],
     is_emptied: Callable[[], bool],
 ) -> tuple[int, int] | None:
-    """Where a table is of another relation than before, whose rows went without a word: position of its first record.
+    """Where a table is of another relation than before, whose rows went without a word: position of
+    its first record.
 
-    `known`: oid of the relation before, `others`: of those of other tables, and of those that had this name earlier;
-    `is_emptied`: whether the rows before are gone. Raises MirrorError where it is one of the others, or where names were swapped.
+        `known`: oid of the relation before, `others`: of those of other tables, and of those that had
+        this name earlier; `is_emptied`: whether the rows before are gone. Raises MirrorError where it
+        is one of the others, or where names were swapped.
     """
     oids = {oid_of(schema_id) for schema_id in part.schema_ids}
     if len(oids if known is None else oids | {known}) == 1:
@@ -113,8 +120,8 @@ def beginning_of_relation(
 
 
 def keep(spark: SparkSession, location: str, kept: str, applied: int) -> None:
-    """A copy of a table as it is behind the last transaction that it took in, once for that: an attempt that failed may have
-    altered the table since."""
+    """A copy of a table as it is behind the last transaction that it took in, once for that: an
+    attempt that failed may have altered the table since."""
     rows = spark.read.format("delta").load(location)
     write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties(rows.columns))
 
@@ -131,7 +138,8 @@ def recreated(table: TableName, location: str, *, may_empty: bool = False) -> Mi
 
 
 def keys_of(shapes: Mapping[int, TableSchema]) -> Callable[[int], tuple[Hashable, ...]]:
-    """The key of each version of a table, by schema id: by attnum, where that is known of all, since columns are renamed."""
+    """The key of each version of a table, by schema id: by attnum, where that is known of all,
+    since columns are renamed."""
     known = shapes.values()
     if len({shape.oid for shape in known}) == 1 and all(shape.key_numbers or not shape.key for shape in known):
         return lambda schema_id: shapes[schema_id].key_numbers
@@ -141,9 +149,10 @@ def keys_of(shapes: Mapping[int, TableSchema]) -> Callable[[int], tuple[Hashable
 def change_of_key(
     table: TableName, first: Mapping[int, tuple[int, int]], key_of: Callable[[int], tuple[Hashable, ...]]
 ) -> int | None:
-    """Commit LSN of the first transaction in which a table has another key than in its first record. `first`: first_positions.
+    """Commit LSN of the first transaction in which a table has another key than in its first
+    record. `first`: first_positions.
 
-    Raises MirrorError when that is the transaction of the first record.
+        Raises MirrorError when that is the transaction of the first record.
     """
     oldest = min(first, key=lambda schema_id: first[schema_id])
     others = [first[schema_id][0] for schema_id in first if key_of(schema_id) != key_of(oldest)]
@@ -159,7 +168,8 @@ def change_of_key(
 
 
 def convert(spark: SparkSession, location: str, table: TableName, shape: TableSchema, applied: int) -> None:
-    """Makes rows of a log or a log of rows, where `shape` is the other; one Delta commit. Raises MirrorError."""
+    """Makes rows of a log or a log of rows, where `shape` is the other; one Delta commit. Raises
+    MirrorError."""
     frame = spark.read.format("delta").load(location)
     made = converted(frame, table, location, shape, applied)
     if made is frame:
@@ -175,7 +185,8 @@ def converted(frame: DataFrame, table: TableName, location: str, shape: TableSch
 
 
 def as_log(rows: DataFrame, applied: int) -> DataFrame:
-    """Rows as the first entries of a log: READ, behind the last transaction that the table took in."""
+    """Rows as the first entries of a log: READ, behind the last transaction that the table took
+    in."""
     values = (f.lit("READ"), f.lit(applied).cast("long"), f.lit(None).cast("timestamp"), f.lit(-1).cast("long"))
     return rows.withColumns(dict(zip(LOG_COLUMNS, values, strict=True)))
 

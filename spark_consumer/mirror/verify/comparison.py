@@ -1,7 +1,8 @@
 """Rows that a VERIFY has read, compared with what the mirror holds behind the same commit.
 
-A chunk's rows are what the source had where it commits, so that every difference is an error somewhere. Written nowhere but into
-`<path>/differences`: one row a difference, with the key and the names of the columns, never a value of any other column.
+A chunk's rows are what the source had where it commits, so that every difference is an error
+somewhere. Written nowhere but into `<path>/differences`: one row a difference, with the key and the
+names of the columns, never a value of any other column.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ _DIFFERENCES = pa.schema(
 def compared(
     spark: SparkSession, location: str, records: pa.Table | DataFrame, shape: TableSchema, texts: Mapping[int, str]
 ) -> DataFrame:
-    """Differences between the READ records of one table and its rows: columns `kind`, `key` (JSON text) and `columns`."""
+    """Differences between the READ records of one table and its rows: columns `kind`, `key` (JSON
+    text) and `columns`."""
     schema = from_arrow_schema(shape.events)
     decode = partial(decode_events, shape=shape, schemas=texts)
     if isinstance(records, DataFrame):
@@ -78,8 +80,8 @@ def compared_log(
     shape: TableSchema,
     texts: Mapping[int, str],
 ) -> DataFrame:
-    """As `compared`, of a table without key: the rows that its log adds up to, and the READ records of all its rows, as
-    multisets. `key` is null."""
+    """As `compared`, of a table without key: the rows that its log adds up to, and the READ records
+    of all its rows, as multisets. `key` is null."""
     names = [*shape.columns, shape.special_column]
     if isinstance(records, DataFrame):
         read = log_rows(records, shape, texts)
@@ -93,8 +95,8 @@ def compared_log(
 
 
 def left_over(spark: SparkSession, location: str, shape: TableSchema, begin_lsn: int) -> DataFrame:
-    """As `compared_log`, of a table without key in which a snapshot that began at `begin_lsn` has found no row: those that were
-    there before, and did not go."""
+    """As `compared_log`, of a table without key in which a snapshot that began at `begin_lsn` has
+    found no row: those that were there before, and did not go."""
     rows = spark.read.format("delta").load(location)
     if is_log(rows.columns):
         is_later_row = (f.col("_commit_lsn") > begin_lsn) & ~f.col("_op").isin(*OUT)
@@ -103,7 +105,8 @@ def left_over(spark: SparkSession, location: str, shape: TableSchema, begin_lsn:
 
 
 def _odd_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
-    """`rows`: columns of the table, and _HELD: how often the target has a row more than the source."""
+    """`rows`: columns of the table, and _HELD: how often the target has a row more than the
+    source."""
     special = f.col(quoted(shape.special_column))
     entries = f.when(f.size(special) > 0, f.array_sort(f.map_entries(special)))
     equal = [f.col(quoted(name)).alias(f"column {place}") for place, name in enumerate(shape.columns)]
@@ -160,9 +163,10 @@ def _differing(shape: TableSchema, there: list[str]) -> list[Column]:
 
 
 def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None:
-    """Where a batch has to be cut: the first change of a table behind a chunk of it, which is compared with the table before.
+    """Where a batch has to be cut: the first change of a table behind a chunk of it, which is
+    compared with the table before.
 
-    `changes`: without signs; `chunks`: of it, in order.
+        `changes`: without signs; `chunks`: of it, in order.
     """
     first: dict[str, int] = {}
     for mark in chunks:
@@ -175,9 +179,11 @@ def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None
 
 
 def record(spark: SparkSession, path: str, found: list[tuple[str, DataFrame, str]], commit_lsn: int) -> int:
-    """Appends the differences of tables at one commit, once; how many there are. `found`: table, differences, snapshot id.
+    """Appends the differences of tables at one commit, once; how many there are. `found`: table,
+    differences, snapshot id.
 
-    Each table's are found by a plan of its own, and written together: a union of hundreds is more than Spark's planner bears.
+        Each table's are found by a plan of its own, and written together: a union of hundreds is more
+        than Spark's planner bears.
     """
     count, few = 0, []
     for place, (table, rows, snapshot_id) in enumerate(found):

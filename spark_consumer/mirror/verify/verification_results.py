@@ -1,4 +1,5 @@
-"""What `walgate verify` reads: for each snapshot of a table that has ended, what it came to (schemas/verification.py).
+"""What `walgate verify` reads: for each snapshot of a table that has ended, what it came to
+(schemas/verification.py).
 
 Written before the batch's version of the mirror: a batch that is run again writes the same.
 """
@@ -59,7 +60,8 @@ def note_reached(spark: SparkSession, path: str, commit_lsn: int) -> None:
 def _differences(
     spark: SparkSession, path: str, ended: Mapping[str, Window]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, list[Difference]]]:
-    """By table: how many of each kind, and the first of them. A key that is read twice counts once."""
+    """By table: how many of each kind, and the first of them. A key that is read twice counts
+    once."""
     begun = [(name, each.snapshot_id, each.begin_lsn) for name, each in ended.items() if each.purpose == VERIFY]
     if not begun or not exists(spark, differences_path(path)):
         return {}, {}

@@ -1,4 +1,5 @@
-"""Recorded streams as people see them. The oracle for values is the server: its own text beside its binary form."""
+"""Recorded streams as people see them. The oracle for values is the server: its own text beside its
+binary form."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`walgate tail` against real servers: what it prints is what the tables hold, and it leaves nothing behind."""
+"""`walgate tail` against real servers: what it prints is what the tables hold, and it leaves
+nothing behind."""
 
 from __future__ import annotations
 

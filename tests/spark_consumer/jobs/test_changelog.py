@@ -52,7 +52,8 @@ def test_a_changelog_has_every_change_once_wherever_batches_are_cut(
     tmp_path: Path,
     format: str,  # noqa: A002 - the option's name
 ) -> None:
-    """A batch that runs again, as after a crash, and one that begins early, as after a new checkpoint."""
+    """A batch that runs again, as after a crash, and one that begins early, as after a new
+    checkpoint."""
     tables = feed(feeder)
     for end in (f"lsn:{feeder.truth[3].commit_lsn}", "latest", "latest"):
         changelog = Changelog(str(tmp_path), format, SchemaCache(Registry({"url": feeder.registry_url})))

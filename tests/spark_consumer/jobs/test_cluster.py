@@ -1,4 +1,5 @@
-"""The recipe of docs/spark.md, word for word: `spark-submit` to a cluster, a mirror on S3, under load, with kills."""
+"""The recipe of docs/spark.md, word for word: `spark-submit` to a cluster, a mirror on S3, under
+load, with kills."""
 
 from __future__ import annotations
 

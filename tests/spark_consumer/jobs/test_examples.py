@@ -109,7 +109,8 @@ def test_a_truncate_ends_the_versions_before_it(spark: SparkSession) -> None:
 
 
 class History:
-    """Random transactions over a few keys, each with what is easily done wrong; `feeder` knows what they leave."""
+    """Random transactions over a few keys, each with what is easily done wrong; `feeder` knows what
+    they leave."""
 
     def __init__(self, feeder: Feeder, table: Table, seed: int) -> None:
         self.feeder, self.table, self.rnd = feeder, table, random.Random(seed)
@@ -118,7 +119,8 @@ class History:
         return {"id": key, "name": self.rnd.choice(["a", "b", None]), "note": f"long {self.rnd.random()}"}
 
     def step(self) -> None:
-        """One transaction, streamed or not. Some never end, some are rolled back in part, and some are sent again."""
+        """One transaction, streamed or not. Some never end, some are rolled back in part, and some
+        are sent again."""
         streamed = self.rnd.random() < 0.4
         rows = {key: dict(row) for (key,), row in self.table.rows.items()}
         transaction = self.feeder.begin(streamed=streamed)

@@ -1,4 +1,5 @@
-"""The jobs as programs of their own: killed at any moment and started again, they write what happened, once."""
+"""The jobs as programs of their own: killed at any moment and started again, they write what
+happened, once."""
 
 from __future__ import annotations
 
@@ -56,7 +57,8 @@ class Topics:
 async def start(
     verb: str, feeder: WrittenTopics, path: Path, *more: str, **variables: str
 ) -> asyncio.subprocess.Process:
-    """In a process group of its own, so that a kill takes the JVM and the workers too. errors.txt beside `path` is its stderr."""
+    """In a process group of its own, so that a kill takes the JVM and the workers too. errors.txt
+    beside `path` is its stderr."""
     environment = {
         **os.environ,
         **variables,
@@ -73,7 +75,8 @@ async def start(
 
 
 def errors_of(folder: Path) -> str:
-    """What a job has written to standard error: neither Spark nor Java says anything of its start."""
+    """What a job has written to standard error: neither Spark nor Java says anything of its
+    start."""
     return (folder / "errors.txt").read_text()
 
 
@@ -250,7 +253,8 @@ async def test_sigterm_ends_a_changelog_in_delta_cleanly(feeder: Feeder, tmp_pat
 async def test_a_mirror_that_is_stopped_within_a_batch_is_silent(
     feeder: Feeder, tmp_path: Path, number: signal.Signals, merge_every: str
 ) -> None:
-    """Ctrl-C reaches every process of the group; SIGTERM, as from a supervisor, the first one alone."""
+    """Ctrl-C reaches every process of the group; SIGTERM, as from a supervisor, the first one
+    alone."""
     tables = await asyncio.to_thread(one_batch_of_many_tables, feeder)
     path = tmp_path / "mirror"
     process = await start("mirror", feeder, path, "--merge-every", merge_every)

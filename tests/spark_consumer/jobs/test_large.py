@@ -1,4 +1,5 @@
-"""Transactions of sizes that nobody holds in memory: streamed while they are open, among others, and read back to the row."""
+"""Transactions of sizes that nobody holds in memory: streamed while they are open, among others,
+and read back to the row."""
 
 from __future__ import annotations
 

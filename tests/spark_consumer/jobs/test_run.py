@@ -282,8 +282,8 @@ def test_a_java_that_spark_cannot_use_is_told_in_one_line(java: str | None, said
 
 
 async def test_sigterm_ends_the_job_that_walgate_started(tmp_path: Path) -> None:
-    """`walgate mirror` is the job: there is no child that lives on, and holds the end of the pipe. Packages of the working
-    directory are not ours."""
+    """`walgate mirror` is the job: there is no child that lives on, and holds the end of the pipe.
+    Packages of the working directory are not ours."""
     words = ["--bootstrap-servers", "127.0.0.1:1", "--registry", "http://127.0.0.1:1", "--to", "/nowhere"]
     process = await asyncio.create_subprocess_exec(
         *(COMMAND[0], "mirror", *words), stdout=asyncio.subprocess.PIPE, cwd=foreign_folder(tmp_path / "mirror")

@@ -1,4 +1,5 @@
-"""The source, a mirror and changelogs on the Spark that is installed: `make spark-versions` has others."""
+"""The source, a mirror and changelogs on the Spark that is installed: `make spark-versions` has
+others."""
 
 from __future__ import annotations
 
@@ -58,7 +59,8 @@ def test_the_source_gives_what_happened_and_keeps_its_limit_over_restarts(
 
 
 async def test_a_mirror_and_changelogs_equal_the_source(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
-    """Started twice with changes between; each time in several batches, of which `--once` takes all."""
+    """Started twice with changes between; each time in several batches, of which `--once` takes
+    all."""
     from spark_consumer.mirror import versions
     from tests.spark_consumer.jobs.test_jobs import run
 

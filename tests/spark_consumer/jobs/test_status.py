@@ -1,4 +1,5 @@
-"""What a job says of itself before its first batch has ended, and what the gateway makes of a job that never ends one."""
+"""What a job says of itself before its first batch has ended, and what the gateway makes of a job
+that never ends one."""
 
 from __future__ import annotations
 
@@ -42,7 +43,8 @@ def insert(feeder: Feeder, items: Table, number: int) -> int:
 
 
 async def test_a_job_that_dies_again_and_again_before_its_first_batch_ends_is_behind(feeder: Feeder) -> None:
-    """Its process starts, looks at what waits, and dies: the gateway's metric does not forget it meanwhile."""
+    """Its process starts, looks at what waits, and dies: the gateway's metric does not forget it
+    meanwhile."""
     items = feeder.table(ITEMS)
     for number in range(3):
         insert(feeder, items, number)

@@ -1,7 +1,8 @@
-"""Reads tables of mirrors with DuckDB, Polars and deltalake: test_readers.py. Arguments: the folder that has the
-mirrors, and perhaps a file in it with SQL for DuckDB that makes views.
+"""Reads tables of mirrors with DuckDB, Polars and deltalake: test_readers.py. Arguments: the folder
+that has the mirrors, and perhaps a file in it with SQL for DuckDB that makes views.
 
-Prints for each reader and table how many rows have which text in the second column, or the error, as one line of JSON.
+Prints for each reader and table how many rows have which text in the second column, or the error,
+as one line of JSON.
 """
 
 from __future__ import annotations

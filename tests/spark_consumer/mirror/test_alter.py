@@ -1,4 +1,5 @@
-"""ALTER TABLE through a real gateway: behind each one the mirrors have, by value, what PostgreSQL has."""
+"""ALTER TABLE through a real gateway: behind each one the mirrors have, by value, what PostgreSQL
+has."""
 
 from __future__ import annotations
 
@@ -196,7 +197,8 @@ async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
     kinds: str,
     small_changes: int,
 ) -> None:
-    """By a merge a batch, by pictures over what is not merged yet, by the merge of all that, and in one batch."""
+    """By a merge a batch, by pictures over what is not merged yet, by the merge of all that, and in
+    one batch."""
     monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
     reports: list[BatchReport] = []
     made = mirrors(world, tmp_path, reports, kinds)

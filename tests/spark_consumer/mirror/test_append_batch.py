@@ -1,4 +1,5 @@
-"""Mirrors that append first and merge later: at every commit their versions are what the source's tables were behind it."""
+"""Mirrors that append first and merge later: at every commit their versions are what the source's
+tables were behind it."""
 
 from __future__ import annotations
 
@@ -217,7 +218,8 @@ def test_shuffles_have_a_partition_for_each_core_of_executors_that_came_late(
 
 
 def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
-    """A mirror from before, a merge that is killed, one by another program, another writer, and back to a merge a batch."""
+    """A mirror from before, a merge that is killed, one by another program, another writer, and
+    back to a merge a batch."""
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     path = str(tmp_path)
     before = merging_mirror(path, SchemaCache(Registry({"url": feeder.registry_url})))
@@ -403,7 +405,8 @@ def odd_change(feeder: Feeder, items: Table, odd: Table, number: int) -> int:
 def test_a_mirror_goes_on_without_a_table_that_no_merge_can_take(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, who_merges: str
 ) -> None:
-    """It is appended before a merge looks at it: then --exclude has to leave out what waits, too."""
+    """It is appended before a merge looks at it: then --exclude has to leave out what waits,
+    too."""
     items, odd = feeder.table(ITEMS), feeder.table(ODD)
     path, schemas = str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url}))
     every_s, reports = LATER if who_merges == "the mirror" else math.inf, list[BatchReport]()
@@ -469,7 +472,8 @@ def test_a_table_that_waits_and_is_left_out_is_in_no_picture_any_more(
 def test_a_mirror_that_was_run_without_a_table_does_not_get_it_back(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, every_s: float, is_new: bool
 ) -> None:
-    """Though no version tells of it: it was killed before its first merge, or its batch had nothing of the other tables."""
+    """Though no version tells of it: it was killed before its first merge, or its batch had nothing
+    of the other tables."""
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     path, schemas = str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url}))
 

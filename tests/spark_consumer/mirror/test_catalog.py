@@ -1,4 +1,5 @@
-"""`walgate mirror --catalog`: the tables of a mirror by name in Spark SQL, from a Hive metastore (Derby)."""
+"""`walgate mirror --catalog`: the tables of a mirror by name in Spark SQL, from a Hive metastore
+(Derby)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Deletion vectors as RoaringBitmap's specification writes them, read back. What Delta itself writes: test_dump.py."""
+"""Deletion vectors as RoaringBitmap's specification writes them, read back. What Delta itself
+writes: test_dump.py."""
 
 from __future__ import annotations
 

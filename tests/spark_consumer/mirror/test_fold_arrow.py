@@ -1,4 +1,5 @@
-"""Folding of keyed events: changes of key that were not sent whole, deletions and new rows, against a plain model of a table."""
+"""Folding of keyed events: changes of key that were not sent whole, deletions and new rows, against
+a plain model of a table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""OPTIMIZE and VACUUM by others, again and again while a mirror appends and merges: no row is lost, and no merge ends."""
+"""OPTIMIZE and VACUUM by others, again and again while a mirror appends and merges: no row is lost,
+and no merge ends."""
 
 from __future__ import annotations
 

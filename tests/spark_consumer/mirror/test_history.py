@@ -1,7 +1,9 @@
-"""Pictures at random commit LSNs are what the source's own history says, which triggers keep in PostgreSQL.
+"""Pictures at random commit LSNs are what the source's own history says, which triggers keep in
+PostgreSQL.
 
-A trigger of each table writes every change, as PostgreSQL's own text of each value, into a table that is not published. Markers
-tell the commit LSN of each xid: in that order the changes add up to the truth, in which no model of these tests has a part.
+A trigger of each table writes every change, as PostgreSQL's own text of each value, into a table
+that is not published. Markers tell the commit LSN of each xid: in that order the changes add up to
+the truth, in which no model of these tests has a part.
 """
 
 from __future__ import annotations
@@ -77,7 +79,8 @@ END $$;
 CREATE TRIGGER rows AFTER INSERT OR UPDATE OR DELETE ON {table} FOR EACH ROW EXECUTE FUNCTION history.note_{table}();
 CREATE TRIGGER all_rows AFTER TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION history.note_{table}()
 """
-# Another session was first, or has the row: the transaction, or its part behind a savepoint, is rolled back.
+# Another session was first, or has the row: the transaction, or its part behind a savepoint, is
+# rolled back.
 LOST = (asyncpg.UniqueViolationError, asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError)
 TextRow = tuple[str | None, ...]
 State = dict[str, Counter[TextRow]]
@@ -168,7 +171,8 @@ async def _savepoint(sql: asyncpg.Connection, rnd: random.Random) -> None:
 
 
 async def _much(sql: asyncpg.Connection, rnd: random.Random) -> None:
-    """More than logical_decoding_work_mem: it is sent while it is open, a part that is rolled back too."""
+    """More than logical_decoding_work_mem: it is sent while it is open, a part that is rolled back
+    too."""
     region = rnd.randint(100, 10**6)
     await sql.execute(
         f"INSERT INTO stock SELECT {region}, 'm' || i, i, i / 7.0, now(), NULL FROM generate_series(1, 400) i"
@@ -246,7 +250,8 @@ def states(history: Iterable[Any], commit_lsns: dict[int, int], wanted: Iterable
 
 
 def state_in(picture: versions.MirrorVersion) -> State:
-    """Rows of all tables, each value as PostgreSQL's text of it; of a log: what its entries add up to."""
+    """Rows of all tables, each value as PostgreSQL's text of it; of a log: what its entries add up
+    to."""
     found: State = {}
     for table, columns in COLUMNS.items():
         rows = found[table] = Counter()

@@ -1,4 +1,5 @@
-"""The text of a key becomes what a row of the same key holds: a value, or the text where the gateway sends `special`."""
+"""The text of a key becomes what a row of the same key holds: a value, or the text where the
+gateway sends `special`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
-"""Merges that are killed at each of their steps: what readers see is the source, then, behind the next merge, and behind an
-ALTER TABLE, or another relation of the same name, that comes before or after it.
+"""Merges that are killed at each of their steps: what readers see is the source, then, behind the
+next merge, and behind an ALTER TABLE, or another relation of the same name, that comes before or
+after it.
 
-A kill is an exception at a step: from then on no other step is made by that merge, nor is the mirror given back.
+A kill is an exception at a step: from then on no other step is made by that merge, nor is the
+mirror given back.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Step:
-    """The nth call of a function, for `table` if it is given; `behind`: killed when it has returned."""
+    """The nth call of a function, for `table` if it is given; `behind`: killed when it has
+    returned."""
 
     module: Any
     function: str
@@ -135,7 +138,8 @@ def item(number: int, amount: int | Decimal, name: str | None = None, named: str
 
 @dataclass
 class Scene:
-    """A mirror of three tables. `subject`: whose merge is killed, `items` or `calls`; `truth`: all rows behind each commit."""
+    """A mirror of three tables. `subject`: whose merge is killed, `items` or `calls`; `truth`: all
+    rows behind each commit."""
 
     spark: SparkSession
     feeder: Feeder
@@ -267,8 +271,8 @@ class Scene:
             assert rows_in(found, name) == sorted(rows, key=repr), place
 
     def readable(self, commit_lsn: int) -> int:
-        """From the end of a snapshot that replaces rows to the merge behind it, no version knows the tables
-        (standing.first_unreadable)."""
+        """From the end of a snapshot that replaces rows to the merge behind it, no version knows
+        the tables (standing.first_unreadable)."""
         merged = manifest.find(self.spark, self.path, commit_lsn)
         merged_lsn = -1 if merged is None else merged.commit_lsn
         ends = [end for end in self.ends if merged_lsn < end <= commit_lsn]
@@ -337,7 +341,8 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("scenario", "step", "then"), list(cases()))
 def test_a_merge_that_was_killed_is_made_again(scene: Scene, scenario: str, step: Step, then: str) -> None:
-    """`renamed later`: behind the next merge; `renamed`, `recreated`: before it, so that it takes in both."""
+    """`renamed later`: behind the next merge; `renamed`, `recreated`: before it, so that it takes
+    in both."""
     merged_lsn = max(scene.truth)
     getattr(scene, scenario)()
     with killed_at(step):
@@ -368,7 +373,8 @@ def test_a_merge_that_was_killed_is_made_again(scene: Scene, scenario: str, step
 def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
-    """`changes` has been cut before: below the oldest version there is only a part of what was ever appended."""
+    """`changes` has been cut before: below the oldest version there is only a part of what was ever
+    appended."""
     monkeypatch.setattr(maintenance, "LOG_GRACE_S", 0.0)
     monkeypatch.setattr(maintenance, "_old_log", lambda *_: ["an entry"])  # enough merges were made
     monkeypatch.setattr(delta_log, "remove", lambda *_: None)
@@ -420,7 +426,8 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
 def test_rows_of_a_dropped_table_are_kept_as_they_were_before_an_attempt_that_was_killed(
     scene: Scene, nth: int
 ) -> None:
-    """Killed before its new rows are written, or behind that: it has lost a column, or its rows have gone."""
+    """Killed before its new rows are written, or behind that: it has lost a column, or its rows
+    have gone."""
     before = scene.tables["items"]
     kept = kept_path(scene.path, TableName("public", "items"), before.description.oid)
     rows = sorted(rows_of(before), key=repr)

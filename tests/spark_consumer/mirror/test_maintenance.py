@@ -75,7 +75,8 @@ def append(spark: SparkSession, path: str, lsn: int) -> None:
 
 
 def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
-    """As a mirror does: an appended change, one row more, one less, and the picture. When all that was there."""
+    """As a mirror does: an appended change, one row more, one less, and the picture. When all that
+    was there."""
     append(spark, path, lsn)
     location = table_path(path, ITEMS)
     properties = {} if delta_table.exists(spark, location) else delta_table.properties(["id"], deletion_vectors=True)
@@ -219,7 +220,8 @@ def test_a_table_is_compacted_where_its_small_files_have_become_many(
 def test_files_whose_removal_the_log_has_forgotten_stay(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written long ago, replaced a moment ago, which the log of the table remembers for no time at all."""
+    """Written long ago, replaced a moment ago, which the log of the table remembers for no time at
+    all."""
     path, items = str(tmp_path), Path(table_path(str(tmp_path), ITEMS))
     monkeypatch.setattr(maintenance, "LOG_GRACE_S", 0.0)
     spark.conf.set(EVERY_SECOND, "2")

@@ -1,4 +1,5 @@
-"""The signs of a stream, stored in batches that are cut anywhere: read back, they make of a mirror what the stream says."""
+"""The signs of a stream, stored in batches that are cut anywhere: read back, they make of a mirror
+what the stream says."""
 
 from __future__ import annotations
 
@@ -32,15 +33,16 @@ End = tuple[str, Window]
 
 
 def row(kind: str, table: str | None, lsn: int, offset: int, **facts: Any) -> Row:
-    """As it is stored: frames.RAW, without the columns that only say where a record was in Kafka."""
+    """As it is stored: frames.RAW, without the columns that only say where a record was in
+    Kafka."""
     value = b"" if kind == CHANGE else json.dumps({**facts, MARKER_OFFSET: offset}).encode()
     return {"op": kind, "table": table, "commit_lsn": lsn, "ordinal": 0, "value": value, "commit_time": None}
 
 
 @dataclass
 class Gateway:
-    """Writes markers as a gateway does: the tables that begin or end together, and the whole snapshot with its first and last
-    ones, in one transaction."""
+    """Writes markers as a gateway does: the tables that begin or end together, and the whole
+    snapshot with its first and last ones, in one transaction."""
 
     rows: list[Row] = field(default_factory=list)
     lsn: int = 100
@@ -122,8 +124,8 @@ def written(steps: Sequence[tuple[Any, ...]]) -> list[Row]:
 
 
 def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, TableStates, list[End], dict[str, Window]]]:
-    """The stream, marker by marker: behind each commit, the state, the snapshots of tables that ended, and those that are over
-    without an end."""
+    """The stream, marker by marker: behind each commit, the state, the snapshots of tables that
+    ended, and those that are over without an end."""
     standing, known = TableStates(), set[str]()
     ended, over = list[End](), dict[str, Window]()
     for place, entry in enumerate(rows):

@@ -122,7 +122,8 @@ def test_a_large_batch_is_folded_to_the_same_rows(
     batch_here: bool,
     tables_here: bool,
 ) -> None:
-    """A batch that is too large for this process may have tables that fit, and tables of one that fits may have many columns."""
+    """A batch that is too large for this process may have tables that fit, and tables of one that
+    fits may have many columns."""
     if not batch_here:
         for module in (merge_batch, unmerged_overlay):
             monkeypatch.setattr(module, "look_at", lambda raw, _: (batch_contents.batch_content(raw), None))

@@ -1,4 +1,5 @@
-"""Mirrors of tables with odd columns: a key that is NaN, names with dots, columns that go, with what was not sent of them."""
+"""Mirrors of tables with odd columns: a key that is NaN, names with dots, columns that go, with
+what was not sent of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A mirror of a release that had no `changes` goes on without a new start: its tables, manifest, snapshot and checkpoint."""
+"""A mirror of a release that had no `changes` goes on without a new start: its tables, manifest,
+snapshot and checkpoint."""
 
 from __future__ import annotations
 
@@ -48,7 +49,8 @@ def check(spark: SparkSession, path: Path, source: Source, at: str | int = "late
 def test_an_older_mirror_goes_on_without_a_new_start(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, merge_every_s: float, has_checkpoint: bool
 ) -> None:
-    """Without its checkpoint the query begins at the start of the topics: nothing is taken in twice."""
+    """Without its checkpoint the query begins at the start of the topics: nothing is taken in
+    twice."""
     path, reports = tmp_path / "mirror", list[BatchReport]()
     with tarfile.open(ARCHIVE) as packed:
         packed.extractall(path, filter="data")

@@ -1,4 +1,5 @@
-"""pgbench through a real gateway into a mirror: its four sums are one at the end of every batch, as they are in the source."""
+"""pgbench through a real gateway into a mirror: its four sums are one at the end of every batch, as
+they are in the source."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ SUMS = {
 
 
 async def fill(connection: asyncpg.Connection) -> None:
-    """In one transaction, so that every batch has all tables; `work_mem` of the server's decoder is small: it is streamed."""
+    """In one transaction, so that every batch has all tables; `work_mem` of the server's decoder is
+    small: it is streamed."""
     async with connection.transaction():
         await connection.execute(
             f"INSERT INTO pgbench_branches SELECT i, 0 FROM generate_series(1, {BRANCHES}) i;"
@@ -49,7 +51,8 @@ async def fill(connection: asyncpg.Connection) -> None:
 
 
 async def buy(connection: asyncpg.Connection, rnd: random.Random, count: int) -> None:
-    """pgbench's TPC-B script, each in a transaction; some are rolled back after a savepoint, some at the end."""
+    """pgbench's TPC-B script, each in a transaction; some are rolled back after a savepoint, some
+    at the end."""
     for _ in range(count):
         aid, bid, tid = rnd.randint(1, ACCOUNTS), rnd.randint(1, BRANCHES), rnd.randint(1, TELLERS)
         delta = rnd.randint(-5000, 5000)

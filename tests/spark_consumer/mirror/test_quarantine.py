@@ -1,6 +1,8 @@
-"""A table that is put into quarantine, from PostgreSQL to a mirror: it stands still there, and comes back whole.
+"""A table that is put into quarantine, from PostgreSQL to a mirror: it stands still there, and
+comes back whole.
 
-Every part is a process of its own, as operators run it; the mirror is read without Spark, and held against the source.
+Every part is a process of its own, as operators run it; the mirror is read without Spark, and held
+against the source.
 """
 
 from __future__ import annotations

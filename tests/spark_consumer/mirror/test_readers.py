@@ -89,7 +89,8 @@ def said_by(*words: object) -> list[str]:
 
 
 async def test_other_readers_return_the_rows_of_a_mirror_or_refuse_it(feeder: Feeder, tmp_path: Path) -> None:
-    """But one, which returns null instead of the values of mapped columns: docs/spark.md warns of it."""
+    """But one, which returns null instead of the values of mapped columns: docs/spark.md warns of
+    it."""
     tables = [await asyncio.to_thread(feeder.table, described) for described in (ITEMS, MAPPED)]
     await asyncio.to_thread(insert, feeder, tables)
     mirrors = {"plain": ["--no-deletion-vectors"], "vectors": []}

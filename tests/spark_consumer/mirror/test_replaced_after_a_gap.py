@@ -1,4 +1,5 @@
-"""A gap that is accepted, and the snapshots that repair it, in a mirror as `walgate mirror` runs it by default."""
+"""A gap that is accepted, and the snapshots that repair it, in a mirror as `walgate mirror` runs it
+by default."""
 
 from __future__ import annotations
 
@@ -131,7 +132,8 @@ async def open_scene(
 async def test_rows_that_went_in_a_gap_go_from_the_mirror_with_the_end_of_each_snapshot(
     spark: SparkSession, database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Of one table, the last of its snapshot; then of all; and a verification finds them all, and all equal."""
+    """Of one table, the last of its snapshot; then of all; and a verification finds them all, and
+    all equal."""
     async with open_scene(spark, database, kafka, registry, topic_prefix, tmp_path) as scene:
         before = await scene.merged()
         assert not before.stale and set(before) == set(TABLES)

@@ -1,4 +1,5 @@
-"""Changes of a relation's replica identity, and mirrors that cannot be right: each is mirrored exactly, or refused."""
+"""Changes of a relation's replica identity, and mirrors that cannot be right: each is mirrored
+exactly, or refused."""
 
 from __future__ import annotations
 
@@ -325,7 +326,8 @@ def test_what_lies_behind_a_truncate_is_known(spark: SparkSession, form: str) ->
 def test_a_relation_that_gets_its_former_name_back_is_refused(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
-    """Its rows from before went when another relation had the name: they are not to be missed silently."""
+    """Its rows from before went when another relation had the name: they are not to be missed
+    silently."""
     first = feeder.table(KEYED)
     commit(feeder, first, *((None, {"id": number, "name": "old"}) for number in range(3)))
     run_mirror(spark, feeder, tmp_path)

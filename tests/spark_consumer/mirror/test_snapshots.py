@@ -1,4 +1,5 @@
-"""Snapshots, exclusions and gaps in a mirror on real parts: markers and records as a gateway writes them."""
+"""Snapshots, exclusions and gaps in a mirror on real parts: markers and records as a gateway writes
+them."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def account(number: int, owner: str = "a", note: str | None = "n") -> Row:
 
 
 class Reader:
-    """A mirror as `walgate mirror` runs it: each call of `take` is a query that takes what is there now."""
+    """A mirror as `walgate mirror` runs it: each call of `take` is a query that takes what is there
+    now."""
 
     def __init__(self, spark: SparkSession, feeder: Feeder, path: Path) -> None:
         self.spark, self.feeder, self.path = spark, feeder, path
@@ -118,7 +120,8 @@ def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
 def test_replace_deletes_the_keys_that_had_no_change(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
-    """After a gap: rows went, came and changed without an event. Until its end the table is stale."""
+    """After a gap: rows went, came and changed without an event. Until its end the table is
+    stale."""
     monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     inserts = [lambda t, n=n: t.insert(accounts, account(n)) for n in range(8)]

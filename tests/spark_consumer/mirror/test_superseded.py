@@ -1,4 +1,5 @@
-"""Two that merge one mirror at the same moment, each where the other could do most harm: rows are neither doubled nor lost."""
+"""Two that merge one mirror at the same moment, each where the other could do most harm: rows are
+neither doubled nor lost."""
 
 from __future__ import annotations
 
@@ -85,7 +86,8 @@ def expected(last: int) -> tuple[list[int], list[str]]:
 
 @pytest.mark.parametrize("tables", ["there", "new"])
 def test_a_merge_that_was_prepared_before_another_wrote_looks_again(scene: Scene, tables: str) -> None:
-    """The first writes its tables between the moment when the second has looked at them and its own writes."""
+    """The first writes its tables between the moment when the second has looked at them and its own
+    writes."""
     scene.insert(1, 1)
     if tables == "there":
         scene.merge()
@@ -124,7 +126,8 @@ def test_a_merge_that_was_prepared_before_another_wrote_looks_again(scene: Scene
 
 
 def test_who_was_followed_within_a_snapshot_deletes_nothing(scene: Scene) -> None:
-    """The keys that came in the snapshot are gone when the first goes on: another has taken its end in."""
+    """The keys that came in the snapshot are gone when the first goes on: another has taken its end
+    in."""
     scene.insert(1, 5)
     scene.merge()
     scene.replace(scene.items, list(scene.items.rows.values()))
@@ -169,7 +172,8 @@ def test_a_conflict_at_the_end_of_a_snapshot_is_met_again(scene: Scene) -> None:
         patched.setattr(snapshot_keys, "delete_surplus", meets)
         scene.take(mirror)
     assert len(calls) == 2
-    # Keys of a snapshot that began again, or that were left by a crash, go with the next start; those of one in progress stay.
+    # Keys of a snapshot that began again, or that were left by a crash, go with the next start;
+    # those of one in progress stay.
     lsn = scene.feeder.bound("SNAPSHOT_BEGIN", scene.items, "REPLACE", "two")
     scene.feeder.chunk(scene.items, [scene.items.rows[1,]], "REPLACE", "two")
     scene.take(mirror)
@@ -205,7 +209,8 @@ def test_a_snapshot_in_which_the_key_changed_deletes_nothing_and_says_so(scene: 
 
 
 def test_an_unpruned_change_below_the_oldest_version_is_no_picture(scene: Scene) -> None:
-    """Upkeep was stopped between the two tables that it prunes, and a reader looked at one before and at the other after."""
+    """Upkeep was stopped between the two tables that it prunes, and a reader looked at one before
+    and at the other after."""
     lsns = []
     for number in range(1, 7):
         lsns.append(scene.insert(number, number))

@@ -74,7 +74,8 @@ def test_a_snapshot_that_had_begun_before_a_gap_does_not_repair_its_table() -> N
     "ending", [mark("SNAPSHOT_END", 20, None), mark("SNAPSHOT_BEGIN", 20, None, snapshot_id="two")]
 )
 def test_a_snapshot_that_was_cancelled_is_over(ending: Mark) -> None:
-    """By its own sign, or because the next one begins, where the gateway is one that did not tell."""
+    """By its own sign, or because the next one begins, where the gateway is one that did not
+    tell."""
     begun = [
         mark("SNAPSHOT_BEGIN", 10, None),
         mark("SNAPSHOT_BEGIN", 11, "public.b", purpose="VERIFY"),
@@ -88,7 +89,8 @@ def test_a_snapshot_that_was_cancelled_is_over(ending: Mark) -> None:
 
 
 def test_the_last_table_ends_with_its_snapshot_in_whatever_order_they_are_stored() -> None:
-    """The gateway ends both in one transaction, and a table sorted by name has the end of all first."""
+    """The gateway ends both in one transaction, and a table sorted by name has the end of all
+    first."""
     begun = [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 10, purpose="REPLACE")]
     ends = [mark("SNAPSHOT_END", 20, None), mark("SNAPSHOT_END", 20, purpose="REPLACE")]
     gap = TableStates(gap="x", gap_lsn=5)

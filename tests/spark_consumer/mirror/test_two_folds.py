@@ -1,4 +1,5 @@
-"""The changes of a key are folded in this process or by Spark's workers: both give the same states, and the right ones."""
+"""The changes of a key are folded in this process or by Spark's workers: both give the same states,
+and the right ones."""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def key_of(history: int, key: Key, rnd: random.Random) -> dict[str, Any]:
 
 
 def events_of(found: list[History], rnd: random.Random) -> pa.Table:
-    """All of them in one table, a change of key and the removal of the old one at one position, in any order."""
+    """All of them in one table, a change of key and the removal of the old one at one position, in
+    any order."""
     rows: list[dict[str, Any]] = []
     for number, (_, events, _) in enumerate(found):
         place = 0

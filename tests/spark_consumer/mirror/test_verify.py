@@ -1,4 +1,5 @@
-"""`walgate verify` on a mirror that goes on while its source changes: it finds what was damaged, that alone, and mends it."""
+"""`walgate verify` on a mirror that goes on while its source changes: it finds what was damaged,
+that alone, and mends it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ from tests.gateway_process import DEFAULTS, GatewayProcess, environment_of
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(3000)]
 
 STALL_S = 300
-"""Neither gateway nor mirror may do nothing for so long; how long all of it takes, depends on the computer."""
+"""Neither gateway nor mirror may do nothing for so long; how long all of it takes, depends on the
+computer."""
 
 STOCK = TableName("public", "stock")
 PUBLICATION = "verify_test"
@@ -190,7 +192,8 @@ async def open_scene(
     *,
     under_load: bool = False,
 ) -> AsyncIterator[Scene]:
-    """`under_load`: the tables change from before the snapshot until the mirror has it, which appends first and merges later."""
+    """`under_load`: the tables change from before the snapshot until the mirror has it, which
+    appends first and merges later."""
     settings: dict[str, object] = {
         "source__dsn": database.dsn,
         "source__slot": f"slot_{prefix}",

@@ -1,4 +1,5 @@
-"""All tables of a mirror at one commit, in SQL: temporary views of Spark, and statements for other programs."""
+"""All tables of a mirror at one commit, in SQL: temporary views of Spark, and statements for other
+programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Two writers at one mirror, others that change its files, and tables that are left out: nothing twice, nothing lost."""
+"""Two writers at one mirror, others that change its files, and tables that are left out: nothing
+twice, nothing lost."""
 
 from __future__ import annotations
 
@@ -71,7 +72,8 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     with pytest.raises(MirrorError, match="another writer has taken over"):
         apply(0, 1)
     assert pages() == ["/1", "/2"]
-    # At once: the second stands within its batch, before its first write, when the third takes over.
+    # At once: the second stands within its batch, before its first write, when the third takes
+    # over.
     stands, goes_on = threading.Event(), threading.Event()
     write = write_table.write
 

@@ -1,4 +1,5 @@
-"""Planning and counting over random logs: every wanted record comes out exactly once, and any damage to a manifest raises."""
+"""Planning and counting over random logs: every wanted record comes out exactly once, and any
+damage to a manifest raises."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ def read_one(made: Logs, read: Read, chunk: int) -> list[tuple[str, int, int, in
 
 
 def read_one_by_one(made: Logs, transactions: list[CommittedTransaction]) -> list[tuple[str, int, int]]:
-    """(topic, partition, offset) of what TransactionReader gives out: a transaction, and in it a record, at a time."""
+    """(topic, partition, offset) of what TransactionReader gives out: a transaction, and in it a
+    record, at a time."""
     found = []
     for read in (read for one in transactions for read in reads_of(one)):
         counter = TransactionCounter(read)

@@ -1,4 +1,5 @@
-"""How far a query goes, and whether the topic is still the one in which it counted: on a transaction topic in memory."""
+"""How far a query goes, and whether the topic is still the one in which it counted: on a
+transaction topic in memory."""
 
 from __future__ import annotations
 
@@ -50,7 +51,8 @@ NOTICE = 1 << 40
 
 
 class Decoder(MarkerDecoder):
-    """An LSN above NOTICE is that of a notice; of the others, multiples of 10 change the table `public.a`."""
+    """An LSN above NOTICE is that of a notice; of the others, multiples of 10 change the table
+    `public.a`."""
 
     def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
         lsn = int.from_bytes(value, "big")
@@ -65,7 +67,8 @@ NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://unus
 
 
 def reader(topic: Topic, **more: str) -> StreamReader:
-    """Of a query that begins, or goes on after a restart: of all transactions, or of the changes that `more` chooses."""
+    """Of a query that begins, or goes on after a restart: of all transactions, or of the changes
+    that `more` chooses."""
     options = parse_options({**NEEDED, **more}, streaming=True)
     options = replace(options, broker=topic)
     planner = _Planner(options, ChangeShape(options, None) if more else TransactionShape(options))
@@ -139,7 +142,8 @@ def offsets_of(tasks: Sequence[InputPartition]) -> list[int]:
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_each_wanted_transaction_is_in_one_batch_and_no_batch_is_empty(data: st.DataObject) -> None:
-    """Whatever else is in the topic, whenever Spark asks, and where the query restarts with a batch that was planned."""
+    """Whatever else is in the topic, whenever Spark asks, and where the query restarts with a batch
+    that was planned."""
     steps = data.draw(st.lists(st.sampled_from([None, 0, 1, 2, NOTICE]), max_size=30))  # None: another marker
     lsns = [0 if sort is None else (number + 1) * 10 + sort for number, sort in enumerate(steps)]
     topic, choice = topic_of(), {"tables": "public.a"}
@@ -188,7 +192,8 @@ def test_the_limit_counts_what_the_query_gets() -> None:
 
 
 def test_a_first_batch_that_was_killed_is_planned_again_where_it_began() -> None:
-    """With `latest`, the initial offset is another one by then: what came between would be in no batch."""
+    """With `latest`, the initial offset is another one by then: what came between would be in no
+    batch."""
     topic = topic_of(10, 20)
     running = reader(topic, startingPosition="latest", tables="public.a")
     began = running.initialOffset()

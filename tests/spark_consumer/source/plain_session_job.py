@@ -1,4 +1,5 @@
-"""A session as a notebook has it, without jars or settings of ours: test_plain_session.py. Arguments: options as JSON, the table.
+"""A session as a notebook has it, without jars or settings of ours: test_plain_session.py.
+Arguments: options as JSON, the table.
 
 Prints what was found as one line of JSON.
 """

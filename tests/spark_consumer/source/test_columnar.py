@@ -66,7 +66,8 @@ def named_apart(schema: Any, suffix: str) -> Any:
 
 @st.composite
 def record_and_rows(draw: st.DrawFn) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A record schema of our kinds (optional, array, map, nested record over the scalars) and up to 12 rows of it."""
+    """A record schema of our kinds (optional, array, map, nested record over the scalars) and up to
+    12 rows of it."""
     fields: list[dict[str, Any]] = []
     values: dict[str, st.SearchStrategy[Any]] = {}
     for place, (schema, strategy) in enumerate(draw(st.lists(st.sampled_from(SCALARS), min_size=1, max_size=6))):

@@ -1,4 +1,5 @@
-"""What can go wrong outside of us: each ends the read within a minute, says what it was, and nothing of it comes out."""
+"""What can go wrong outside of us: each ends the read within a minute, says what it was, and
+nothing of it comes out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The two formats and `decode`, as far as they go without Spark: which options and columns they take."""
+"""The two formats and `decode`, as far as they go without Spark: which options and columns they
+take."""
 
 from __future__ import annotations
 

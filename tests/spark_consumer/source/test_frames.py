@@ -132,8 +132,8 @@ def is_exact(value: Any, target: pa.DataType) -> bool:
 
 
 def largest(*types: pa.DataType) -> float:
-    """Arrow refuses whole numbers that are not all in a floating-point type. A float is never carried over to a decimal, nor the
-    other way: 0.1 is not the same number in both."""
+    """Arrow refuses whole numbers that are not all in a floating-point type. A float is never
+    carried over to a decimal, nor the other way: 0.1 is not the same number in both."""
     floats = [each for each in types if pa.types.is_floating(each)]
     if len(floats) != 1:
         return math.inf

@@ -116,7 +116,8 @@ def test_positions_bound_a_batch_read(spark: SparkSession, feeder: Feeder) -> No
 
 
 def test_a_stretch_with_control_records_is_read_without_waiting_for_more(feeder: Feeder) -> None:
-    """Half of its offsets are ends of Kafka transactions: who waits for as many messages as offsets waits for the poll's end."""
+    """Half of its offsets are ends of Kafka transactions: who waits for as many messages as offsets
+    waits for the poll's end."""
     accounts = feeder.table(ACCOUNTS)
     for number in range(20):
         transaction = feeder.begin()
