@@ -26,8 +26,8 @@ class MergeThread:
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on
-    merging --fails--> pause --> merging, at most len(PAUSES_S) times; after that, or on a MirrorError,
-        --> ended, and `check` raises the error
+    merging --fails--> pause --> merging, at most len(PAUSES_S) times
+    merging --fails once more, or with MirrorError--> ended, and `check` raises the error
     any  --end---> ended, after the running merge
 
     A caller of `merge_now` waits for the next merge that begins.
