@@ -79,7 +79,9 @@ class AppendingMirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     merge_every_s: float | None = None
-    retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # called before a failed merge is retried
+    retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: (
+        None
+    )  # called before a failed merge is retried
     handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
     working: Told = told_nothing  # called during a batch or merge that takes long
     _merger: Mirror = field(init=False)

@@ -162,9 +162,7 @@ def _noted_size(newest: list[list[dict[str, Any]]], behind_lsn: int, last_lsn: i
         if not marks or marks[0] > last_lsn:
             continue
         note = next((found["commitInfo"].get("userMetadata") for found in actions if "commitInfo" in found), None)
-        if note is None or not note.startswith(
-            _SIZE
-        ):  # of an older release, or the user's own metadata
+        if note is None or not note.startswith(_SIZE):  # of an older release, or the user's own metadata
             return None
         sizes.append(BatchSize(**json.loads(note.removeprefix(_SIZE))))
     size = total(sizes) if sizes else None

@@ -93,7 +93,9 @@ class Mirror:
     _shapes: TableSchemas = field(init=False)
     _preparation: TablePreparation = field(init=False)
     _epoch: int = field(default=0, init=False)
-    _checked_at: float = field(default=0.0, init=False)  # last check of the epoch while tables are written; monotonic clock
+    _checked_at: float = field(
+        default=0.0, init=False
+    )  # last check of the epoch while tables are written; monotonic clock
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
     _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # progress of the running merge
 

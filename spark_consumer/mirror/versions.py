@@ -81,7 +81,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
         if found is not None and last_lsn > found.commit_lsn:
             found = find(spark, path, last_lsn)
         waiting = changes.between(kept, -1 if found is None else found.commit_lsn, last_lsn)
-        if found is None:  # checked last: it stays true until older versions may be removed
+        if found is None:  # checked last: it turns false before older versions are removed
             is_laid_over = not waiting.isEmpty() and changes.begin_with_mirror(spark, path)
         else:
             is_laid_over = last_lsn > found.commit_lsn
