@@ -43,13 +43,13 @@ MANY_CHANGES = 10_000_000
 # A batch of at least this many changes is part of a backlog.
 BACKLOG_CHANGES = 250_000
 _POOL = "batches"
-_LOOK_AGAIN_S = 1.0  # between checks whether `walgate merge` has ended, at least
+_LOOK_AGAIN_S = 1.0  # least time between checks whether `walgate merge` has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a mirror contains: all changes up to `commit_lsn`, which are merged into the tables up
-    to `merged_lsn` (0: none are). `stale`, `filling`: numbers of tables."""
+    """State of a mirror: it has all changes up to `commit_lsn`, and those up to `merged_lsn` (0:
+    none) are merged into the tables. `stale`, `filling`: numbers of tables."""
 
     commit_lsn: int
     merged_lsn: int
@@ -79,9 +79,7 @@ class AppendingMirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     merge_every_s: float | None = None
-    retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: (
-        None
-    )  # called before a failed merge is retried
+    retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # before a merge is retried
     handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
     working: Told = told_nothing  # called during a batch or merge that takes long
     _merger: Mirror = field(init=False)
@@ -272,7 +270,7 @@ class AppendingMirror:
             self._merge(min(TABLES_AT_ONCE, half), tasks(half))
 
     def _merge(self, tables_at_once: int, own: Mapping[str, str] = NO_SETTINGS) -> None:
-        """Merge, and do maintenance; do nothing while `walgate merge` has taken over the merges.
+        """Merge, then do maintenance. While `walgate merge` has taken over the merges, do nothing.
         `own`: settings for the session of the merges."""
         assert self._session is not None
         self._waiting, self._has_backlog = 0, False
@@ -418,5 +416,5 @@ def taken_in(spark: SparkSession, path: str) -> Taken | None:
         commit_time = changes.last_time(spark, path, merged_lsn) or commit_time
     standing = TableStates.of(None if last is None else last.standing)
     stale = 0 if last is None else len(standing.stale(last.complete))
-    time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # Row has local times
+    time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # a Row has local times
     return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(standing.filling))

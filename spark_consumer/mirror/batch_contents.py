@@ -35,8 +35,8 @@ _SMALL_CELLS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """One table's part of a batch. `newest`: schema id of its last record; `cut`: (commit_lsn,
-    ordinal) of its last TRUNCATE; `first_lsn`: commit LSN of its first change."""
+    """Part of a batch that belongs to one table. `newest`: schema id of its last record; `cut`:
+    (commit_lsn, ordinal) of its last TRUNCATE; `first_lsn`: commit LSN of its first change."""
 
     table: TableName
     changes: int
@@ -194,7 +194,7 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
     ]
     times = [
         row["commit_time"].astimezone(UTC) for row in found if row["commit_time"] is not None
-    ]  # Row has local times
+    ]  # a Row has local times
     return BatchContent(
         max(row["commit_lsn"] for row in found),
         max(times, default=None),

@@ -93,9 +93,7 @@ class Mirror:
     _shapes: TableSchemas = field(init=False)
     _preparation: TablePreparation = field(init=False)
     _epoch: int = field(default=0, init=False)
-    _checked_at: float = field(
-        default=0.0, init=False
-    )  # last check of the epoch while tables are written; monotonic clock
+    _checked_at: float = field(default=0.0, init=False)  # when the epoch was last checked; monotonic clock
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
     _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # progress of the running merge
 
@@ -173,7 +171,7 @@ class Mirror:
         found = rows.agg(f.max("commit_lsn").alias("lsn"), f.max("commit_time").alias("time")).head()
         reached = -1 if self.last is None else self.last.commit_lsn
         if found is not None and found["lsn"] == last_lsn > reached:
-            time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # Row has local times
+            time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # a Row has local times
             content = BatchContent(last_lsn, time_utc, 0, 0, [])
             self._take_in(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
 

@@ -95,7 +95,8 @@ def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -
 
 def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema | None) -> None:
     """Delete the rows whose keys had no change: one Delta commit, or none if there are no such
-    rows. `shape` None: the table never had a change."""
+    rows. All rows are deleted if no keys are stored, or if `shape` is None, since the table never
+    had a change."""
     target = DeltaTable.forPath(spark, location)
     if shape is None or not exists(spark, seen):
         target.delete()

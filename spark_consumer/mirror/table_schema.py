@@ -38,7 +38,7 @@ class MissingValue:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """One version of a relation, as the mirror sees it. It is pickled into Spark tasks.
+    """A version of a relation, as the mirror sees it. It is pickled into Spark tasks.
 
     `oid`: that of the relation, so a recreated table has another one. `key`: columns of the replica
     identity (the primary key under FULL); empty: there is none, and the Delta table is append-only.

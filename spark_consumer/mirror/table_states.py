@@ -113,8 +113,8 @@ class TableStates:
 
     `filling`: tables whose FILL is not complete. `frozen`: tables in quarantine, name -> reason.
     `gap`: reason why every table except those in `repaired` is stale; `gap_lsn`: LSN of the gap,
-    which a snapshot that began before it does not repair. `excludes`: patterns of the tables left
-    out by --exclude. `former`: for a table's name, the oids of other relations that had this name
+    which only a snapshot that began after it repairs. `excludes`: patterns of the tables left out
+    by --exclude. `former`: for a table's name, the oids of other relations that had this name
     before.
     """
 

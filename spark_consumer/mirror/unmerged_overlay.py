@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 
 READ_HERE = 50_000
-"""A reading process itself decodes and folds at most this many changes: it may want one table of
-many, or be a notebook on a cluster, and would wait for its single core. A merge does more in its
+"""Most changes of a table that a reading process decodes and folds itself. It may want one table of
+many, or be a notebook on a cluster, and would wait for its single core. A merge folds more in its
 own process, since it needs all tables at once."""
 
 

@@ -1,5 +1,5 @@
-"""All tables of a mirror as one transaction of the source left them, at any commit LSN for which
-the changes are kept.
+"""Access to all tables of a mirror as one transaction of the source left them, at any commit LSN
+for which the changes are kept.
 
 A row of the manifest lists the versions of the tables that belong together; later changes are
 applied to them when they are read: see unmerged_overlay.py.

@@ -29,7 +29,7 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 
 @dataclass
 class DeltaFiles:
-    """One version of a table. `columns` maps each column's name to its name in the files.
+    """A version of a table. `columns` maps each column's name to its name in the files.
 
     `files`: (path, id of the deletion vector) -> descriptor of that vector. `transactions`:
     application -> its version.

@@ -100,8 +100,8 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
 
 
 def special_texts(there: Mapping[str, DataType], wants: Mapping[str, DataType]) -> str | None:
-    """Return the name of the column with special texts, if columns are added or dropped; otherwise,
-    or if that column is itself another one, None."""
+    """Return the name of the column with special texts if columns are added or dropped. Return None
+    if none are, or if that column has another name before than after."""
     maps = (name for name, kind in wants.items() if isinstance(kind, MapType) and isinstance(there.get(name), MapType))
     return next(maps, None) if there.keys() != wants.keys() else None
 

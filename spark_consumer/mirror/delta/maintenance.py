@@ -52,7 +52,7 @@ _SETTINGS = {
     f"{_DELTA}vacuum.logging.enabled": "false",  # otherwise each VACUUM makes two versions
     f"{_DELTA}autoCompact.enabled": "false",
     f"{_DELTA}optimize.maxFileSize": str(128 << 20),
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # for VACUUM's listing: the default is 10,000 tasks
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # VACUUM's listing takes 10,000 tasks by default
 }
 
 

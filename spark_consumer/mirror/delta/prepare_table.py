@@ -219,10 +219,11 @@ class TablePreparation:
         applied: int,
         last: manifest.RecordedVersion | None,
     ) -> TablePart:
-        """If the table has become another relation, whose former rows were not removed by an event,
-        cut the part where the new relation begins.
+        """Cut the part where a new relation with the table's name begins, if the rows of the former
+        relation were not removed by an event. Return the part.
 
-        Raise MirrorError if that relation was known by another name, or if `on_recreated` is STOP.
+        Raise MirrorError if the new relation was known by another name, or if `on_recreated` is
+        STOP.
         """
         self._emptied.pop(part.table, None)
         oids = {} if last is None else dict(last.oids)

@@ -52,8 +52,8 @@ class Refit:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """One table's part of a batch, to be written. `applied`: commit LSN that the table has reached;
-    NEW: it does not exist yet."""
+    """Part of a batch that is to be written to one table. `applied`: commit LSN that the table has
+    reached; NEW: it does not exist yet."""
 
     location: str
     part: TablePart
@@ -77,7 +77,7 @@ class TableWork:
 
     @property
     def needs_merge(self) -> bool:
-        """Whether existing rows stay, so that the states have to be merged."""
+        """Return whether existing rows stay, so that the states have to be merged into them."""
         return self.applied != NEW and self.part.cut is None
 
     @property

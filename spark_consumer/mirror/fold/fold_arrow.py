@@ -115,7 +115,7 @@ def whole_states(events: pa.Table) -> pa.Table:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the column with a single kind of zero and of NaN: Arrow groups floats by their
+    """Return the column with one form of zero and one of NaN: Arrow groups floats by their
     bits."""
     if not pa.types.is_floating(column.type):
         return column
