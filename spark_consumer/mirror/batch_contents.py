@@ -162,7 +162,7 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
     """Return the contents of a batch (columns of frames.RAW, without table marks), or None if it is
     empty."""
     found = (
-        raw.groupBy("table", "schema_id")  # only numbers and strings, which Spark aggregates without sorting
+        raw.groupBy("table", "schema_id")  # numbers and strings only: Spark aggregates them without sorting
         .agg(
             f.count("*").alias("changes"),
             f.sum(f.length("value")).alias("value_bytes"),

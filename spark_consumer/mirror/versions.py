@@ -70,7 +70,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     """
     check_form(spark, path)
     appended = changes.appended_lsn(spark, path)
-    kept = changes.pinned(spark, path)  # before the manifest: a version there then has what is pruned later
+    kept = changes.pinned(spark, path)  # before the manifest, a version of which then has all that is pruned later
     found, last_lsn = None, appended
     if kept is not None and exists(spark, manifest_path(path)):
         found = find(spark, path, at)

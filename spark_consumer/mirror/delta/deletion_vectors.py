@@ -28,7 +28,7 @@ _UUID_CHARACTERS = 20
 
 _MAGIC = 1681511377
 _WITH_RUNS, _WITHOUT_RUNS = 12347, 12346
-_OFFSETS_FROM = 4  # containers from which on a bitmap with runs has offsets
+_OFFSETS_FROM = 4  # a bitmap with runs has offsets only from this many containers on
 _ARRAY_LIMIT = 4096
 _BITMAP_BYTES = 8192
 
