@@ -1,10 +1,9 @@
-"""A mirror: batches are appended, all tables at once, and merged into their tables later, beside
-them.
+"""Mirror that appends each batch at once and merges it into the tables later, in another thread.
 
-A batch is one Delta commit, however many tables it has: nothing is decoded or folded on its way.
-Every `merge_every_s` seconds a thread takes in what was appended (batch.Mirror), from `changes`
-instead of Kafka. versions.py reads through both. Also what an earlier run has left is merged by
-that thread: the first batch does not wait for it.
+A batch is one Delta commit to `changes`, however many tables it has; nothing is decoded or folded
+for it. Every `merge_every_s` seconds the merge thread applies what was appended to the tables
+(merge_batch.Mirror), reading it from `changes` instead of Kafka. `versions.read` combines both. The
+merge thread also merges what an earlier run has left, so that the first batch does not wait for it.
 """
 
 from __future__ import annotations
@@ -39,18 +38,18 @@ from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
-# So many changes that wait are merged before their time, also while more of a backlog comes.
+# With this many unmerged changes, merge at once, even while more of a backlog is being read.
 MANY_CHANGES = 10_000_000
-# A batch of so many is part of a backlog.
+# A batch of at least this many changes is part of a backlog.
 BACKLOG_CHANGES = 250_000
 _POOL = "batches"
-_LOOK_AGAIN_S = 1.0  # whether `walgate merge` has ended, at least
+_LOOK_AGAIN_S = 1.0  # least time between checks whether `walgate merge` has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a mirror has, merged or not: everything up to `commit_lsn`; its tables, up to
-    `merged_lsn` (0: nothing is merged). `stale`, `filling`: how many tables."""
+    """State of a mirror: it has all changes up to `commit_lsn`, and those up to `merged_lsn` (0:
+    none) are merged into the tables. `stale`, `filling`: numbers of tables."""
 
     commit_lsn: int
     merged_lsn: int
@@ -61,12 +60,12 @@ class Taken:
 
 @dataclass
 class AppendingMirror:
-    """`apply` is the function for foreachBatch, `finish` comes behind the last batch. Most fields
-    are those of Mirror.
+    """Mirror that is written batch by batch: `apply` is the function for foreachBatch, and `finish`
+    is called after the last batch. Most fields are those of merge_batch.Mirror.
 
-        `merge_every_s`: seconds from one merge to the next, None: see Merging; 0: each batch waits
-        until it is merged; infinite: others merge, or `finish`. `retention_s`: for how long versions of
-        the mirror can be read, at any commit LSN.
+    `merge_every_s`: seconds from one merge to the next; None: see MergeThread; 0: each batch waits
+    until it is merged; infinity: only `finish` or another process merges. `retention_s`: seconds
+    for which versions of the mirror can be read, at any commit LSN.
     """
 
     path: str
@@ -80,20 +79,20 @@ class AppendingMirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     merge_every_s: float | None = None
-    retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # told of a merge that failed
-    handed_over: Callable[[], None] = lambda: None  # told when `walgate merge` has taken over the merges
-    working: Told = told_nothing  # of a batch or merge that takes long
+    retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # before a merge is retried
+    handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
+    working: Told = told_nothing  # called during a batch or merge that takes long
     _merger: Mirror = field(init=False)
     _merging: MergeThread = field(init=False)
-    _session: SparkSession | None = field(default=None, init=False)  # of the merges
-    _known: set[str] = field(default_factory=set, init=False)  # tables
+    _session: SparkSession | None = field(default=None, init=False)  # session of the merges
+    _known: set[str] = field(default_factory=set, init=False)  # names of the tables in the mirror
     _appended: int = field(default=-1, init=False)
     _epoch: int = field(default=0, init=False)
     _batch: int = field(default=0, init=False)
-    _waiting: int = field(default=0, init=False)  # changes
-    _was_large: bool = field(default=False, init=False)  # the last batch
-    _has_backlog: bool = field(default=False, init=False)  # what waits is of large batches
-    _has_first: bool = field(default=False, init=False)  # version, or its merge was asked for
+    _waiting: int = field(default=0, init=False)  # number of unmerged changes
+    _was_large: bool = field(default=False, init=False)  # whether the last batch had BACKLOG_CHANGES
+    _has_backlog: bool = field(default=False, init=False)  # whether any unmerged batch was large
+    _has_first: bool = field(default=False, init=False)  # whether there is a version, or its merge was requested
     _is_handed_over: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -116,14 +115,14 @@ class AppendingMirror:
         )
 
     def apply(self, raw: DataFrame, batch: int) -> None:
-        """`raw`: frames.RAW, whole transactions. Raises MirrorError, also for the merge that ran
-        last."""
+        """Append a batch, in the columns of frames.RAW and of whole transactions. Raise
+        MirrorError, also for an error that ended the merges."""
         self.check()
         began = time.monotonic()
         if self._session is None:
             self._open(raw.sparkSession)
             self._start_merges()
-        tune(raw.sparkSession, compacts=False)  # batches do not wait for that: the merges compact
+        tune(raw.sparkSession, compacts=False)  # compaction is left to the merges, so that batches do not wait for it
         use_pool(raw.sparkSession, _POOL)
         rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
         try:
@@ -139,12 +138,13 @@ class AppendingMirror:
             self._merging.merge_now()
 
     def check(self) -> None:
-        """Raises what ended the merges: while nothing comes, no batch does. For any thread."""
+        """Raise the error that ended the merges. `apply` does so too, but is not called while
+        nothing arrives. May be called from any thread."""
         self._merging.check()
 
     def _open(self, spark: SparkSession) -> SparkSession:
-        """Takes the mirror over. Gives the session of the merges."""
-        session = cloned(spark)  # `once` sets some settings for all writes of a session
+        """Take over the mirror. Return the session for the merges."""
+        session = cloned(spark)  # of its own, since `once` changes settings for all writes of a session
         tune(session, compacts=True)
         writer_epoch.check_form(session, self.path)
         last = manifest.picture(session, self.path)
@@ -161,7 +161,7 @@ class AppendingMirror:
         self._known = set(last.tables) if last is not None else set()
         self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
         self._has_first = last is not None
-        if last is not None:  # what its tables have is compared with what comes
+        if last is not None:  # a merge compares the tables' present schemas with those of new changes
             self._keep_schemas(session, sorted({*last.schema_ids.values()}))
         self._session = session
         return session
@@ -172,7 +172,7 @@ class AppendingMirror:
         self._merging.start()
 
     def _waiting_tables(self, spark: SparkSession, behind_lsn: int) -> set[str]:
-        """Those with changes that nobody has merged."""
+        """Return the names of the tables that have unmerged changes."""
         if self._appended <= behind_lsn:
             return set()
         rows, _ = changes.waiting(spark, self.path, behind_lsn, self._appended)
@@ -184,12 +184,13 @@ class AppendingMirror:
 
     @property
     def taken_lsn(self) -> int:
-        """Commit LSN up to which everything is in the mirror, or on its way."""
+        """Commit LSN up to which the mirror has all changes, merged or not."""
         return max(self._appended, self._merger.merged_lsn)
 
     def _new_rows(self, raw: DataFrame) -> DataFrame:
-        """A new checkpoint begins early: what is in the mirror is left out, but not of a table that
-        is not."""
+        """Return the rows that the mirror does not have. A new checkpoint may start at an earlier
+        offset, so rows up to `taken_lsn` are dropped, except those of tables that are new to the
+        mirror."""
         is_sign = f.col("op").isin(list(KINDS))
         known = f.col("table").isin(list(self._known)) | is_sign
         raw = raw.where(f.col("table").isNotNull() | is_sign)
@@ -216,9 +217,13 @@ class AppendingMirror:
             self._want_merge(total["changes"], ends_snapshot=bool(total["ends"]))
 
     def _want_merge(self, changes_now: int, *, ends_snapshot: bool) -> None:
-        """A backlog is merged behind its last batch: one large merge costs less than several, and
-        batches need the cores. The end of a snapshot is told by a merge alone, and a mirror is soon
-        known by its first version."""
+        """Request a merge after a batch of `changes_now` changes.
+
+        A backlog is merged after its last batch: one large merge costs less than several, and
+        batches need the cores. The end of a snapshot is merged at once, since only a merge applies
+        and reports it. So is the first batch of a new mirror, which can then soon be read by its
+        first version.
+        """
         was_large, self._was_large = self._was_large, changes_now >= BACKLOG_CHANGES
         self._has_backlog |= self._was_large
         if ends_snapshot or self._waiting >= MANY_CHANGES:
@@ -254,9 +259,9 @@ class AppendingMirror:
         )
 
     def _merge_beside(self) -> None:
-        """Beside batches, which need cores too: half of them is for merges, a table at a time for
-        each, unless a backlog has just been taken in. Executors may have come since the last
-        merge."""
+        """Merge while batches run. Batches need cores too, so merges get half of the cores, and
+        write at most one table for each of them, unless a backlog has just been read. The cores are
+        counted for each merge, since executors may have been added."""
         assert self._session is not None
         if self._has_backlog or self.merge_every_s == 0:
             self._merge(TABLES_AT_ONCE)
@@ -265,7 +270,8 @@ class AppendingMirror:
             self._merge(min(TABLES_AT_ONCE, half), tasks(half))
 
     def _merge(self, tables_at_once: int, own: Mapping[str, str] = NO_SETTINGS) -> None:
-        """Nothing while `walgate merge` does it. `own`: settings of its session."""
+        """Merge, then do maintenance. While `walgate merge` has taken over the merges, do nothing.
+        `own`: settings for the session of the merges."""
         assert self._session is not None
         self._waiting, self._has_backlog = 0, False
         with settings(self._session, own):
@@ -278,12 +284,12 @@ class AppendingMirror:
         self._merger.keep_up(self._session, self._batch, compacts=True)
 
     def _merges_again(self, spark: SparkSession, tables_at_once: int) -> bool:
-        """Whether `walgate merge`, which has taken over the merges, has ended: what waits is merged
-        then."""
+        """Return whether the merges were taken back from a `walgate merge` that has ended. If so,
+        everything appended has been merged."""
         while self._is_given_back(spark):
             merger = self._new_merger(self._merger.schemas)
             merger.tables_at_once = tables_at_once
-            with suppress(writer_epoch.WriterSuperseded):  # by the next one
+            with suppress(writer_epoch.WriterSuperseded):  # raised if the next `walgate merge` has taken over
                 merger.open(spark)
                 merger.merge_waiting(spark, self._batch)
                 self._merger, self._is_handed_over = merger, False
@@ -295,16 +301,18 @@ class AppendingMirror:
         return False
 
     def _is_given_back(self, spark: SparkSession) -> bool:
-        """Raises TakenOver where another mirror has taken over this one."""
+        """Return whether `walgate merge` has given the merges back. Raise WriterSuperseded if
+        another writer has taken over the appends."""
         writer_epoch.check_appends(spark, self.path, self._epoch)
         return writer_epoch.is_given_back(spark, self.path)
 
     def stop(self) -> None:
-        """Waits for the merge that runs, whatever becomes of it: another mirror takes its place."""
+        """Wait for the running merge, without raising its error: the caller opens the mirror
+        again."""
         self._merging.end()
 
     def finish(self, spark: SparkSession, *, merge: bool) -> None:
-        """Waits for the merge that runs; `merge`: and takes in all that was appended. Raises
+        """Wait for the running merge, then, if `merge`, merge everything that was appended. Raise
         MirrorError."""
         self._merging.end()
         self.check()
@@ -317,8 +325,10 @@ class AppendingMirror:
 
 
 def contents(rows: DataFrame) -> list[dict[str, Any]]:
-    """Of each table (None: of none) its changes and first commit LSN, and at last of all: counts,
-    bytes of values, first and last commit LSN, last time, schema ids, ends of snapshots."""
+    """Summarize the rows of a batch: one dictionary for each table (None: rows of no table) with
+    its number of changes and first commit LSN, and last, one for the whole batch with counts, bytes
+    of values, first and last commit LSN, last commit time, schema ids and the number of snapshot
+    ends."""
     is_sign = f.col("op").isin(list(KINDS))
     found = (
         rows.groupBy("table", "schema_id", "commit_lsn")
@@ -356,11 +366,11 @@ def merge_once(
     catalog: Catalog | None = None,
     working: Told = told_nothing,
 ) -> int | None:
-    """Merges what waits, as the mirror was told to, and removes what the retention (None: that of
-    the mirror) ends.
+    """Merge everything appended, with the options of the mirror, and remove what is older than the
+    retention (None: that of the mirror).
 
-        The commit LSN that the tables have reached; None: nothing was ever appended. Raises
-        MirrorError.
+    Return the commit LSN that the tables have reached, or None if nothing was ever appended. Raise
+    MirrorError.
     """
     last = manifest.picture(spark, path)
     if last is None and not exists(spark, changes_path(path)):
@@ -393,7 +403,7 @@ def merge_once(
 
 
 def taken_in(spark: SparkSession, path: str) -> Taken | None:
-    """What a mirror has; None: nothing. Raises MirrorError."""
+    """Return what a mirror contains, or None if it has no changes. Raise MirrorError."""
     writer_epoch.check_form(spark, path)
     last = manifest.picture(spark, path) if exists(spark, manifest_path(path)) else None
     appended_lsn = changes.appended_lsn(spark, path)
@@ -406,5 +416,5 @@ def taken_in(spark: SparkSession, path: str) -> Taken | None:
         commit_time = changes.last_time(spark, path, merged_lsn) or commit_time
     standing = TableStates.of(None if last is None else last.standing)
     stale = 0 if last is None else len(standing.stale(last.complete))
-    time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # Row has local times
+    time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # a Row has local times
     return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(standing.filling))

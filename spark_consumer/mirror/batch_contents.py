@@ -1,8 +1,8 @@
-"""What a micro-batch holds: its tables, their schemas, where a TRUNCATE cuts. Nothing is decoded
-for it.
+"""Contents of a micro-batch: its tables, their schemas, and where a TRUNCATE occurs. Nothing is
+decoded for this.
 
-A small batch is brought into this process and looked at here, a large one by Spark. Of a large one,
-the changes of a table that are not too many are brought here when that table is written.
+A small batch is collected into this process and analyzed here, a large one by Spark. The changes of
+one table of a large batch are collected when that table is written, if they are few enough.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from spark_consumer.mirror.table_states import Mark, marks_of, verified_chunks
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
-# A batch, or a table of one, with no more than this is brought into this process: a Spark job costs
-# 50-200 ms whatever it does, and one sort and one fold of Arrow's cost a third of what Spark's
-# shuffles do. Of files each table would be read by itself.
+# A batch, or one table's part of it, within these limits is collected into this process: a Spark
+# job costs 50-200 ms whatever it does, and one sort and one fold in Arrow cost a third of what
+# Spark's shuffles do. Left in files, each table's changes would be read separately.
 SMALL_CHANGES = 1_000_000
 SMALL_BYTES = 64 << 20
-# Values of columns, null ones too: decoded, each takes some bytes.
+# Rows times columns, nulls included, since each decoded value takes some bytes.
 _SMALL_CELLS = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """One table. `newest`: schema id of its last record; `cut`: (commit_lsn, ordinal) of its last
-    TRUNCATE. `first_lsn`: commit LSN of its first change."""
+    """Part of a batch that belongs to one table. `newest`: schema id of its last record; `cut`:
+    (commit_lsn, ordinal) of its last TRUNCATE; `first_lsn`: commit LSN of its first change."""
 
     table: TableName
     changes: int
@@ -47,14 +47,15 @@ class TablePart:
     first_lsn: int
 
     def is_small(self, columns: int) -> bool:
-        """Its records fit into this process, decoded into so many columns."""
+        """Return whether its records, decoded into this many columns, fit into this process."""
         few = self.changes <= SMALL_CHANGES and self.changes * columns <= _SMALL_CELLS
         return few and self.value_bytes <= SMALL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class BatchContent:
-    """`commit_lsn`, `commit_time`: of the last transaction. `parts`: largest first."""
+    """Contents of a batch. `commit_lsn`, `commit_time`: those of its last transaction; `parts`: one
+    for each table, largest first."""
 
     commit_lsn: int
     commit_time: datetime | None
@@ -63,14 +64,14 @@ class BatchContent:
     parts: list[TablePart]
 
     def first_lsns(self, known: Collection[str]) -> dict[str, int]:
-        """Of the tables that are not known, the commit LSN of the first change."""
+        """Return the commit LSN of the first change of each table that is not in `known`."""
         return {str(part.table): part.first_lsn for part in self.parts if str(part.table) not in known}
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """`value_bytes`: of the changes. `first_lsn`, `last_lsn`: commit LSNs of what there is, -1
-    where there is nothing."""
+    """Size of a batch. `signs`: number of table marks; `value_bytes`: total size of the changes'
+    values; `first_lsn`, `last_lsn`: first and last commit LSN, -1 if the batch is empty."""
 
     changes: int
     signs: int
@@ -80,7 +81,7 @@ class BatchSize:
 
 
 def total(sizes: Sequence[BatchSize]) -> BatchSize:
-    """Of batches that hold something, one behind the other in any order."""
+    """Return the total size of batches, none of them empty, in any order."""
     return BatchSize(
         sum(size.changes for size in sizes),
         sum(size.signs for size in sizes),
@@ -91,7 +92,8 @@ def total(sizes: Sequence[BatchSize]) -> BatchSize:
 
 
 def batch_size(raw: DataFrame) -> BatchSize:
-    """Of frames.RAW, with or without the rows of signs."""
+    """Return the size of a batch (columns of frames.RAW, with or without the rows of table
+    marks)."""
     is_sign = f.col("op").isin(list(KINDS))
     found = raw.agg(
         f.count_if(~is_sign).alias("changes"),
@@ -106,7 +108,7 @@ def batch_size(raw: DataFrame) -> BatchSize:
 
 
 def marks_in(raw: DataFrame) -> list[Mark]:
-    """The signs of a batch, in the order of their markers."""
+    """Return the table marks of a batch, in the order of their markers."""
     columns = ("op", "table", "commit_lsn", "ordinal", "value", "commit_time")
     return marks_of(raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow().to_pylist())
 
@@ -116,16 +118,16 @@ def without_signs(raw: DataFrame) -> DataFrame:
 
 
 def divided(changes: DataFrame, chunks: Sequence[Mark]) -> tuple[DataFrame, DataFrame]:
-    """What is in the transactions of these chunks, and the rest. By a join: a plan with hundreds of
-    conditions is too large."""
+    """Split `changes` into those in the transactions of these chunks, and the rest. A join does
+    this: a plan with hundreds of conditions is too large."""
     lsns = changes.sparkSession.createDataFrame([(mark.commit_lsn,) for mark in chunks], "commit_lsn long")
     within, without = (changes.join(f.broadcast(lsns), "commit_lsn", how) for how in ("left_semi", "left_anti"))
     return within.select(*changes.columns), without.select(*changes.columns)
 
 
 def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:
-    """Content of a batch (frames.RAW, not empty), and the records of each of its tables in order of
-    (commit_lsn, ordinal)."""
+    """Return the contents of a batch (columns of frames.RAW, not empty), and the records of each of
+    its tables, ordered by (commit_lsn, ordinal)."""
     names = records["table"].combine_chunks().dictionary_encode()
     ordered = _in_order(records.append_column("number", names.indices), "number").drop_columns("number")
     counts = {found["values"]: found["counts"] for found in pc.value_counts(names.indices).to_pylist()}
@@ -142,7 +144,7 @@ def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.T
 
 
 def _in_order(records: pa.Table, *by: str) -> pa.Table:
-    """By the columns `by`, then in the order of commits."""
+    """Sort by the columns `by`, then by (commit_lsn, ordinal)."""
     return records.sort_by([(name, "ascending") for name in (*by, "commit_lsn", "ordinal")])
 
 
@@ -157,9 +159,10 @@ def _part_of(table: TableName, own: pa.Table) -> TablePart:
 
 
 def batch_content(raw: DataFrame) -> BatchContent | None:
-    """Of frames.RAW without signs; None: nothing."""
+    """Return the contents of a batch (columns of frames.RAW, without table marks), or None if it is
+    empty."""
     found = (
-        raw.groupBy("table", "schema_id")  # of numbers and texts alone, which Spark adds up without sorting
+        raw.groupBy("table", "schema_id")  # numbers and strings only: Spark aggregates them without sorting
         .agg(
             f.count("*").alias("changes"),
             f.sum(f.length("value")).alias("value_bytes"),
@@ -191,7 +194,7 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
     ]
     times = [
         row["commit_time"].astimezone(UTC) for row in found if row["commit_time"] is not None
-    ]  # Row has local times
+    ]  # a Row has local times
     return BatchContent(
         max(row["commit_lsn"] for row in found),
         max(times, default=None),
@@ -202,7 +205,7 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
 
 
 def _newest(raw: DataFrame, tables: list[str]) -> dict[str, int]:
-    """Schema id of the last record of each of these tables."""
+    """Return the schema id of the last record of each of these tables."""
     if not tables:
         return {}
     last = (
@@ -212,14 +215,14 @@ def _newest(raw: DataFrame, tables: list[str]) -> dict[str, int]:
 
 
 def _cuts(raw: DataFrame) -> dict[str, tuple[int, int]]:
-    """By table, where its last TRUNCATE is."""
+    """Return the position of the last TRUNCATE of each table that has one."""
     last = raw.where(f.col("op") == "TRUNCATE").groupBy("table").agg(f.max(position()).alias("cut"))
     return {row["table"]: (row["cut"]["commit_lsn"], row["cut"]["ordinal"]) for row in last.collect()}
 
 
 def summarize(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """What a batch holds, and where it is small, its records by table. None: nothing. `raw` has no
-    signs."""
+    """Return the contents of a batch without table marks and, if it is small, its records by table.
+    Return None if it is empty."""
     if size.changes and size.changes <= SMALL_CHANGES and size.value_bytes <= SMALL_BYTES:
         return split_records(raw.toArrow())
     content = batch_content(raw) if size.changes else None
@@ -227,20 +230,20 @@ def summarize(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[Table
 
 
 def own_records(raw: DataFrame, records: dict[TableName, pa.Table] | None, table: TableName) -> pa.Table | DataFrame:
-    """The records of one table."""
+    """Return the records of one table."""
     return raw.where(f.col("table") == str(table)) if records is None else records[table]
 
 
 def within_reach(spark: SparkSession, own: pa.Table | DataFrame, part: TablePart, columns: int) -> pa.Table | DataFrame:
-    """The records of one table of so many columns, in this process if they fit, decoded, and else
-    in Spark."""
+    """Return the records of a table with this many columns: as an Arrow table if they fit into this
+    process when decoded, else as a DataFrame."""
     if isinstance(own, DataFrame):
         return _in_order(own.toArrow()) if part.is_small(columns) else own
     return own if part.is_small(columns) else to_frame(spark, own, from_arrow_schema(own.schema))
 
 
 def from_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:
-    """What is below, and what is from there on."""
+    """Split the records of a table into those before `commit_lsn` and those from it on."""
     if isinstance(own, DataFrame):
         return own.where(f.col("commit_lsn") < commit_lsn), own.where(f.col("commit_lsn") >= commit_lsn)
     below = pc.less(own["commit_lsn"], commit_lsn)
@@ -248,7 +251,7 @@ def from_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:
 
 
 def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
-    """Of one table's records, not none."""
+    """Return the part that one table's records make; there is at least one record."""
     if isinstance(own, DataFrame):
         content = batch_content(own)
         assert content is not None, table
@@ -258,8 +261,8 @@ def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """The chunks of a VERIFY. `records`: those of each table, where they are few; else they are in
-    `changes`."""
+    """Rows of a batch that a VERIFY snapshot has read. `records`: those of each table, if they are
+    few; None: they are only in `changes`."""
 
     changes: DataFrame
     records: dict[TableName, pa.Table] | None
@@ -268,10 +271,10 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class BatchSlice:
-    """What is applied at once. `records`: those of each table, where they are few; else they are in
-    `changes`.
+    """Part of the appended changes that is applied in one step. `records`: those of each table, if
+    they are few; None: they are only in `changes`.
 
-        `verified`: what is compared with the tables behind all that, and written nowhere.
+    `verified`: rows that are only compared with the tables, after the slice is applied.
     """
 
     batch: int
@@ -283,7 +286,7 @@ class BatchSlice:
 
     @property
     def parts(self) -> list[TablePart]:
-        """Of all its changes; a table may have one that is merged and one that is compared."""
+        """The parts that are merged and those that are compared; a table may have one of each."""
         return [*self.content.parts, *(self.verified.content.parts if self.verified else ())]
 
     @property
@@ -291,11 +294,11 @@ class BatchSlice:
         return self.content.transactions + (self.verified.content.transactions if self.verified else 0)
 
     def snapshot_id(self, part: TablePart) -> str:
-        """Of the chunks that are compared."""
+        """Return the id of the VERIFY snapshot that has read the rows of this part."""
         chunks = verified_chunks(self.marks)
         return str(next(mark.facts["snapshot_id"] for mark in chunks if mark.table == str(part.table)))
 
     def row_count(self, name: str) -> int:
-        """Rows of the snapshot of a table that ended here."""
+        """Return the number of rows of a table's snapshot that ended in this slice."""
         ends = [mark.facts for mark in self.marks if mark.kind == SNAPSHOT_END and mark.table == name]
         return int(ends[-1]["row_count"])

@@ -1,10 +1,10 @@
-"""Committed changes of all tables, appended once, as they lie in Kafka: those that are not merged
-yet, and older ones for a time.
+"""Committed changes of all tables, appended once and stored as they are in Kafka: those that are
+not merged yet, and merged ones for the time of the retention.
 
-`<path>/changes` has the columns of a batch (COLUMNS, signs among them) in files sorted by table;
-one commit a batch, whose transaction version is the commit LSN up to which everything is there.
-`<path>/schemas` has the JSON text of their value schemas: neither merging nor reading asks Kafka or
-the registry.
+`<path>/changes` has the columns COLUMNS and contains table marks too. Its files are sorted by
+table. Each batch is one commit, whose transaction version is the commit LSN up to which all changes
+have been appended. `<path>/schemas` has the JSON text of the changes' value schemas, so that
+neither merging nor reading needs Kafka or the registry.
 """
 
 from __future__ import annotations
@@ -44,38 +44,39 @@ from spark_consumer.source.frames import RAW
 COLUMNS = ("table", "op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
 _SCHEMA = pa.schema([RAW.field(name) for name in COLUMNS])
 _SCHEMAS = pa.schema([("schema_id", pa.int32()), ("text", pa.string())])
-# A commit a second. Upkeep writes checkpoints, since batches would wait for them; Delta's own are
-# for mirrors without merges.
+# There is about one commit a second. Maintenance writes checkpoints, since batches would wait for
+# Delta's own; the interval below is for mirrors that are not merged.
 _PROPERTIES = {
-    "delta.columnMapping.mode": "none",  # its files are also read without Delta
+    "delta.columnMapping.mode": "none",  # the files are also read directly, without Delta
     "delta.dataSkippingStatsColumns": "table,commit_lsn,commit_time",
     "delta.checkpointInterval": "1000",
     **DELETION_VECTORS,
 }
 _CHANGES_A_FILE = 250_000
-# More entries of the log are not read one by one: a merge comes every few minutes.
+# If there are more commits than this since the last merge, the log is not read entry by entry.
 _COMMITS = 1000
 _LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
-# Its version in `changes`: the commit LSN up to which changes were removed.
+# Application whose version in `changes` is the commit LSN up to which changes were removed.
 _PRUNED = "walgate-pruned"
-# Begins the userMetadata of a commit, which says how much it has appended.
+# Prefix of a commit's userMetadata, before the BatchSize of what the commit has appended.
 _SIZE = "walgate.size "
 _GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
 def nothing(spark: SparkSession) -> DataFrame:
-    """No change."""
+    """Return a DataFrame of no changes."""
     return to_frame(spark, _SCHEMA.empty_table(), from_arrow_schema(_SCHEMA))
 
 
 def create(spark: SparkSession, path: str) -> None:
-    """An empty table, where there is none."""
+    """Create an empty table, unless it exists."""
     if not exists(spark, changes_path(path)):
         nothing(spark).write.format("delta").mode("ignore").options(**_PROPERTIES).save(changes_path(path))
 
 
 def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, int] = NOTHING) -> None:
-    """`rows`: COLUMNS, of this size; once. `expected`: as for direct.append."""
+    """Append a batch once. `rows`: the columns COLUMNS; `size`: its size; `expected`: as for
+    delta_append.append."""
     files = -(-(size.changes + size.signs) // _CHANGES_A_FILE)
     parted = rows.coalesce(1) if files <= 1 else rows.repartitionByRange(files, "table", "commit_lsn")
     note = _SIZE + json.dumps(asdict(size))
@@ -85,14 +86,15 @@ def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, i
 
 
 def appended_lsn(spark: SparkSession, path: str) -> int:
-    """Commit LSN up to which changes were appended; -1: none."""
+    """Return the commit LSN up to which changes were appended, or -1 if there are none."""
     location = changes_path(path)
     found = transaction_version(spark, location, APPLICATION) if exists(spark, location) else None
     return -1 if found is None else found
 
 
 def pinned(spark: SparkSession, path: str) -> DataFrame | None:
-    """All that is kept now, whatever is appended and pruned later; None: this mirror has none."""
+    """Return all changes kept now, unaffected by later appends and removals; None if the mirror has
+    no `changes`."""
     location = changes_path(path)
     return at_version(spark, location, version(spark, location)) if exists(spark, location) else None
 
@@ -100,12 +102,12 @@ def pinned(spark: SparkSession, path: str) -> DataFrame | None:
 def waiting(
     spark: SparkSession, path: str, behind_lsn: int, last_lsn: int
 ) -> tuple[DataFrame | None, BatchSize | None]:
-    """What was appended behind one commit LSN and up to another, which is not later than
-    `appended_lsn`, and how much that is.
+    """Return what was appended after `behind_lsn` and up to `last_lsn`, which is not after
+    `appended_lsn`, and its size.
 
-        Read from the files of the last commits where their entries in the log are there: for a version
-        of `changes` as a whole Delta would read its log, which is three jobs. None: this mirror has
-        none; the size is not known.
+    It is read from the files that the last entries of the log name, if these entries still exist:
+    to read a version of `changes`, Delta would read its whole log, which takes three jobs. The rows
+    are None if this mirror has no `changes`, the size is None if it is not known.
     """
     location = changes_path(path)
     newest = _commits_behind(spark, location, behind_lsn) if exists(spark, location) else None
@@ -120,8 +122,8 @@ def waiting(
 
 
 def _commits_behind(spark: SparkSession, location: str, behind_lsn: int) -> list[list[dict[str, Any]]] | None:
-    """Actions of the commits that have every change behind a commit LSN, newest first. None: the
-    table has to be asked."""
+    """Return the actions of the commits that contain every change after `behind_lsn`, newest first.
+    Return None if the log does not show them and the table has to be read as a whole."""
     if _GLOB.search(location):
         return None
     newest: list[list[dict[str, Any]]] = []
@@ -140,7 +142,7 @@ def _commits_behind(spark: SparkSession, location: str, behind_lsn: int) -> list
 
 
 def _files(location: str, newest: list[list[dict[str, Any]]]) -> list[str]:
-    """What these commits, newest first, have left of the files that they brought."""
+    """Return the files that these commits, newest first, have added and not removed."""
     names: dict[str, None] = {}
     for actions in reversed(newest):
         for found in actions:
@@ -151,17 +153,16 @@ def _files(location: str, newest: list[list[dict[str, Any]]]) -> list[str]:
 
 
 def _noted_size(newest: list[list[dict[str, Any]]], behind_lsn: int, last_lsn: int) -> BatchSize | None:
-    """Of what these commits, newest first, have appended behind one commit LSN and up to another.
-    None: it was not noted, or a merge has ended amid a commit."""
+    """Return the size of what these commits, newest first, have appended after `behind_lsn` and up
+    to `last_lsn`. Return None if it was not noted, or if a merge ended in the middle of a
+    commit."""
     sizes = []
     for actions in newest:
         marks = [found["txn"]["version"] for found in actions if found.get("txn", {}).get("appId") == APPLICATION]
         if not marks or marks[0] > last_lsn:
             continue
         note = next((found["commitInfo"].get("userMetadata") for found in actions if "commitInfo" in found), None)
-        if note is None or not note.startswith(
-            _SIZE
-        ):  # of an older release, maybe with a note that a session asked for
+        if note is None or not note.startswith(_SIZE):  # of an older release, or the user's own metadata
             return None
         sizes.append(BatchSize(**json.loads(note.removeprefix(_SIZE))))
     size = total(sizes) if sizes else None
@@ -173,8 +174,8 @@ def between(rows: DataFrame, behind_lsn: int, last_lsn: int) -> DataFrame:
 
 
 def last_before(rows: DataFrame, time: datetime | None) -> int:
-    """Commit LSN of the last change that was committed not after `time` (None: of all); -1:
-    none."""
+    """Return the commit LSN of the last change committed at or before `time` (None: of all
+    changes), or -1 if there is none."""
     chosen = rows if time is None else rows.where(f.col("commit_time") <= f.lit(time))
     found = chosen.agg(f.max("commit_lsn")).head()
     return -1 if found is None or found[0] is None else int(found[0])
@@ -186,17 +187,18 @@ def table_names(rows: DataFrame) -> set[str]:
 
 
 def last_time(spark: SparkSession, path: str, behind_lsn: int) -> datetime | None:
-    """Commit time of the last change behind a commit LSN; None: there is none, or nothing says."""
+    """Return the time of the last commit after `behind_lsn`, or None if there is none or it is not
+    known."""
     rows = pinned(spark, path)
     found = None if rows is None else rows.where(f.col("commit_lsn") > behind_lsn).agg(f.max("commit_time")).head()
     return None if found is None else found[0]
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
-    """Removes what is not behind `commit_lsn`, which must be that of a version of the mirror.
+    """Remove the changes up to `commit_lsn`, which must be that of a version of the mirror.
 
-    That is noted first: what stays no longer begins with the mirror, which a reader must know as
-    soon as older versions go.
+    The LSN is noted first: the remaining changes no longer reach back to the mirror's beginning,
+    and readers must know this before older versions are removed.
     """
     if exists(spark, changes_path(path)):
         write_once(nothing(spark), changes_path(path), "append", commit_lsn, application=_PRUNED, merge_schema=True)
@@ -205,12 +207,12 @@ def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
 
 
 def begin_with_mirror(spark: SparkSession, path: str) -> bool:
-    """Nothing was ever removed from `changes`, which is there."""
+    """Return whether nothing was ever removed from `changes`, which exists."""
     return transaction_version(spark, changes_path(path), _PRUNED) is None
 
 
 def keep_schemas(spark: SparkSession, path: str, schemas: Mapping[int, Schema], wanted: Iterable[int]) -> None:
-    """Appends these; a crash may leave one twice."""
+    """Append these schemas; after a crash, a schema may be stored twice."""
     rows = [{"schema_id": schema_id, "text": json.dumps(schemas[schema_id])} for schema_id in wanted]
     frame = to_frame(spark, pa.Table.from_pylist(rows, schema=_SCHEMAS))
     frame.write.format("delta").mode("append").save(schemas_path(path))

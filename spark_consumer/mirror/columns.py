@@ -1,16 +1,16 @@
-"""What becomes of a table's columns from one version of its relation to another: by attnum, which
-PostgreSQL gives once.
+"""Mapping of a table's columns from one version of its relation to another, by attnum, which
+PostgreSQL never reuses within a relation.
 
-    same attnum, other name      the column was renamed: its values stay, in rows and in `_special`
-    other attnum, same name      another column: the values of the former one go
-    a new attnum                 the rows that were there have its attmissingval, or null
+same attnum, other name      the column was renamed: its values stay, in rows and in `_special`
+other attnum, same name      another column: the values of the former one are removed
+a new attnum                 existing rows have its attmissingval, or null
 
-Where a schema has no attnum (an older gateway, or one that could not know it) columns are told by
-name.
+Columns of a schema without attnums (from an older gateway, or one that could not know them) are
+matched by name.
 
-This is applied to the rows that a table has (refit.py), and to records of older versions: their
-writer's schema is given the names of the newest version (`pg.name`), and what is to be filled in
-(FILL).
+The mapping is applied to the rows of a table (delta/rewrite_columns.py), and to records of older
+versions: the schema that they were written with gets the column names of the newest version
+(`pg.name`), and the values to be filled in (FILL).
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import STRINGS, TEXTS, carried_over
 
 FILL = "walgate.fill"
-# In front of the name of a column that is not that of the newest version: no name of PostgreSQL has
-# this character.
+# Prefix of the name of a column that the newest version does not have. PostgreSQL does not allow
+# this character in a name.
 FORMER = "\0"
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnChange:
-    """From one version to another. `sources`: of each new column, the old one whose values it has;
-    None: none has.
+    """Change of columns from one version to another. `sources`: for each new column, the old column
+    whose values it has, or None.
 
-        `fills`: what old rows have in new columns. `by_name`: new or former columns of which it is not
-        known what they are.
+    `fills`: values of new columns in old rows. `by_name`: new or former columns of which it is not
+    known what became of them, since attnums are missing.
     """
 
     sources: Mapping[str, str | None]
@@ -52,7 +52,8 @@ class ColumnChange:
     by_name: tuple[str, ...] = ()
 
     def is_plain(self, there: Iterable[str]) -> bool:
-        """Whether columns only come, null, and go. `there`: the columns before."""
+        """Return whether columns are only added, as null, or dropped. `there`: the columns
+        before."""
         names = set(there)
         renamed = any(source not in (name, None) for name, source in self.sources.items())
         replaced = any(source is None and name in names for name, source in self.sources.items())
@@ -60,8 +61,8 @@ class ColumnChange:
 
 
 def change_of_columns(before: TableSchema, after: TableSchema, missing: Mapping[int, MissingValue]) -> ColumnChange:
-    """`missing`: attmissingval by attnum, of any version."""
-    if before.oid != after.oid:  # a table that was made anew: a column of another type is another column
+    """Compare two versions of a table. `missing`: attmissingval by attnum, from any version."""
+    if before.oid != after.oid:  # the table was recreated: a column of another type is another column
         same = {
             name
             for name in after.columns
@@ -91,8 +92,8 @@ def change_of_columns(before: TableSchema, after: TableSchema, missing: Mapping[
 
 
 def missing_values(shapes: Iterable[TableSchema]) -> dict[int, MissingValue]:
-    """By attnum: the server forgets one when it rewrites the table, so that only some versions have
-    it."""
+    """Return attmissingval by attnum. Only some versions may have it, since the server forgets it
+    when it rewrites the table."""
     found: dict[int, MissingValue] = {}
     for shape in shapes:
         found = {**shape.missing, **found}
@@ -100,7 +101,8 @@ def missing_values(shapes: Iterable[TableSchema]) -> dict[int, MissingValue]:
 
 
 def doubts_of(before: TableSchema, after: TableSchema, change: ColumnChange) -> str:
-    """What an ALTER TABLE did to rows that the stream does not tell; "": nothing."""
+    """Describe the effects of an ALTER TABLE on existing rows that the stream does not report; ""
+    if there are none."""
     types = {name: after.row.field(name).type for name in after.columns}
     cast = [
         name
@@ -119,7 +121,7 @@ def doubts_of(before: TableSchema, after: TableSchema, change: ColumnChange) -> 
 
 
 def texts_of(schemas: Mapping[int, tuple[Schema, TableSchema]], newest_id: int) -> dict[int, str]:
-    """JSON text of each schema of some records, adapted to the columns of the newest."""
+    """Return the JSON text of each of these schemas, adapted to the columns of the newest one."""
     newest = schemas[newest_id][1]
     missing = missing_values(shape for _, shape in schemas.values())
     return {
@@ -131,8 +133,8 @@ def texts_of(schemas: Mapping[int, tuple[Schema, TableSchema]], newest_id: int) 
 
 
 def adapted(schema: Schema, change: ColumnChange, written: TableSchema) -> str:
-    """JSON text of a writer's schema, with the names that its columns have after the change, and
-    what is to be filled in."""
+    """Return the JSON text of a writer's schema with the column names after the change, and the
+    values to be filled in."""
     names = {source: name for name, source in change.sources.items() if source is not None}
     gone = {name: f"{FORMER}{name}" for name in written.columns if name not in names and name in change.sources}
     renames = {**gone, **{source: name for source, name in names.items() if source != name}}
@@ -146,7 +148,7 @@ def adapted(schema: Schema, change: ColumnChange, written: TableSchema) -> str:
 
 
 def _rename(schema: Schema, names: Mapping[str, str]) -> None:
-    """Of the fields of the records Row and Key."""
+    """Rename fields of the records Row and Key."""
     for envelope in schema["fields"]:
         for branch in envelope["type"] if isinstance(envelope["type"], list) else ():
             if isinstance(branch, dict) and branch.get("type") == "record":
@@ -156,8 +158,8 @@ def _rename(schema: Schema, names: Mapping[str, str]) -> None:
 
 
 def decode_records(shape: TableSchema, values: pa.Array, schema_text: str) -> list[pa.Array]:
-    """old_key, before, after, unchanged, special of records, in the columns of `shape`;
-    `schema_text` may be `adapted`."""
+    """Decode records in the columns of `shape`: old_key, before, after, unchanged and special.
+    `schema_text` may come from `adapted`."""
     old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text)
     unchanged, special = _of_columns(unchanged, special, set(shape.columns))
     fills = _fills(schema_text)
@@ -170,8 +172,8 @@ def decode_records(shape: TableSchema, values: pa.Array, schema_text: str) -> li
 
 
 def _of_columns(unchanged: pa.Array, special: pa.Array, columns: Set[str]) -> tuple[pa.Array, pa.Array]:
-    """Without the entries of columns that are gone: a later column of the same name has nothing of
-    them."""
+    """Drop the entries of columns that no longer exist, so that a later column of the same name
+    does not get them."""
 
     def is_there(name: str) -> bool:
         return name in columns or name.removeprefix(BEFORE_PREFIX) in columns
@@ -220,8 +222,8 @@ def _with_texts(special: pa.Array, texts: Mapping[str, str], before: np.ndarray,
 
 
 def fill_value(value: MissingValue, wanted: pa.DataType) -> pa.Array:
-    """An array of one. Raises ArrowInvalid where the column has another type since that cannot have
-    the value."""
+    """Return an array with this one value. Raise ArrowInvalid if the column's present type cannot
+    hold it."""
     record = {"type": "record", "name": "Missing", "fields": [{"name": "value", "type": value.avro_type}]}
     found = RecordDecoder(record).decode(binaries([value.encoded]), skip=0)["value"]
     return found if found.type.equals(wanted) else carried_over(found, wanted)

@@ -1,8 +1,9 @@
-"""The mirror manifest: after each merge, which version of every table belongs together.
+"""The mirror's manifest: the versions of all tables that belong together, recorded after each
+merge.
 
-Delta commits each table by itself. A reader that takes all tables at the versions of one row here
-sees the source exactly as it was behind one commit; a reader that takes the newest version of each
-may see a batch half done.
+Delta commits each table separately. A reader that takes all tables at the versions in one row of
+the manifest sees the source exactly as it was after one commit; a reader that takes the newest
+version of each table may see a batch half applied.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.source.frames import INSTANT
 
 OPTIONS = "walgate.options"
-"""A property of the manifest."""
+"""Property of the manifest that stores the options of the mirror."""
 _SCHEMA = pa.schema(
     [
         ("batch", pa.int64()),
@@ -49,12 +50,12 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
-    """`tables`: Delta version of every table that is there, by its name, behind the transaction at
-    `commit_lsn`.
+    """A version of the mirror. `tables`: name -> Delta version of each table, as of the transaction
+    at `commit_lsn`.
 
-        `keys`: the key columns of each, none of a log. `scope`: the only tables that the mirror has,
-        where it was told so. `oids`: the relation of the source that each is of. `schema_ids`: the
-        newest value schema of each. `standing`: Standing.text.
+    `keys`: key columns of each table, none for an append-only one. `scope`: the only tables of the
+    mirror, if it is limited to some. `oids`: oid of the relation that each table mirrors.
+    `schema_ids`: newest value schema of each table. `standing`: TableStates.text.
     """
 
     batch: int
@@ -69,53 +70,52 @@ class RecordedVersion:
 
     @classmethod
     def before_all(cls) -> RecordedVersion:
-        """Of a mirror that has merged nothing."""
+        """Return the version of a mirror into which nothing was merged."""
         return cls(-1, -1, None, {}, {}, [], {}, {}, "")
 
     @property
     def complete(self) -> dict[str, int]:
-        """The tables that are not still being filled."""
+        """Tables whose snapshot is complete, with their versions."""
         filling = TableStates.of(self.standing).filling
         return {name: version for name, version in self.tables.items() if name not in filling}
 
 
 def nothing(spark: SparkSession) -> DataFrame:
-    """No version."""
+    """Return a DataFrame of no versions."""
     return to_frame(spark, _SCHEMA.empty_table())
 
 
 def record(spark: SparkSession, path: str, picture: RecordedVersion, expected: Mapping[str, int] = NOTHING) -> None:
-    """Appends a version of the mirror, once for its commit LSN. `expected`: as for
-    direct.append."""
+    """Append a version of the mirror, once for its commit LSN. `expected`: as for
+    delta_append.append."""
     maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
     frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
     write = partial(
         write_once, frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True, expected=expected
     )
-    despite_conflicts(write)  # with `note_options` of who appends
+    despite_conflicts(write)  # with `note_options` of the process that appends
 
 
 def note_options(spark: SparkSession, path: str, options: Mapping[str, object]) -> None:
-    """What the mirror was told, for `walgate merge`: a commit where it was told something else
-    before."""
+    """Store the options of the mirror, for `walgate merge`. Commits only if they have changed."""
     text = json.dumps(options, sort_keys=True)
     if noted_property(spark, manifest_path(path), OPTIONS) != text:
         despite_conflicts(lambda: note_property(spark, manifest_path(path), OPTIONS, text))
 
 
 def noted_options(spark: SparkSession, path: str) -> dict[str, Any]:
-    """Empty: of a mirror that no release has written that notes them."""
+    """Return the stored options; empty if no release that stores them has written the mirror."""
     location = manifest_path(path)
     text = noted_property(spark, location, OPTIONS) if exists(spark, location) else None
     return {} if text is None else dict(json.loads(text))
 
 
 def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> RecordedVersion | None:
-    """The newest version that is not behind `at`: "latest", a commit LSN (text or number) or a
-    commit time. None: no batch yet.
+    """Return the newest version that is not after `at`: "latest", a commit LSN (text or number) or
+    a commit time. Return None if there is no manifest or, for "latest", no version.
 
-        Raises MirrorError when the mirror has versions, but none as old as `at`.
+    Raise MirrorError if the mirror begins after `at`.
     """
     location = manifest_path(path)
     if not exists(spark, location):
@@ -132,7 +132,8 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
 
 
 def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:
-    """As `picture`, of a mirror that has a manifest; None where no version is as old as `at`."""
+    """Do the same as `picture` for a mirror that has a manifest, but return None if no version is
+    as old as `at`."""
     chosen = spark.read.format("delta").load(manifest_path(path))
     if isinstance(at, datetime):
         chosen = chosen.where(f.col("commit_time") <= f.lit(at))
@@ -142,7 +143,7 @@ def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVe
     if found is None:
         return None
     facts = found.asDict()
-    # A manifest may be older than these columns.
+    # A manifest of an older release may not have these columns.
     keys, scope, oids = facts.get("keys") or {}, facts.get("scope") or [], facts.get("oids") or {}
     schema_ids, standing = facts.get("schema_ids") or {}, facts.get("standing") or ""
     return RecordedVersion(
@@ -151,21 +152,21 @@ def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVe
 
 
 def merged_before(spark: SparkSession, path: str, time: datetime) -> int | None:
-    """Commit LSN of the last version of the mirror that was recorded before `time`, by this
-    computer's clock."""
+    """Return the commit LSN of the last version that was recorded before `time`, by the clock of
+    the computer that recorded it."""
     chosen = spark.read.format("delta").load(manifest_path(path)).where(f.col("merged_at") < f.lit(time))
     found = chosen.agg(f.max("commit_lsn")).head()
     return None if found is None else found[0]
 
 
 def oldest_versions(spark: SparkSession, path: str) -> dict[str, int]:
-    """Of every table, the oldest Delta version that a version of the mirror has."""
+    """Return the oldest Delta version of each table that any version of the mirror has."""
     rows = spark.read.format("delta").load(manifest_path(path)).select(f.explode("tables").alias("name", "version"))
     return {row["name"]: row["oldest"] for row in rows.groupBy("name").agg(f.min("version").alias("oldest")).collect()}
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
-    """Removes the versions of the mirror before that at `commit_lsn`."""
+    """Remove the versions of the mirror before the one at `commit_lsn`."""
     table = DeltaTable.forPath(spark, manifest_path(path))
     despite_conflicts(lambda: table.delete(f.col("commit_lsn") < commit_lsn))
 

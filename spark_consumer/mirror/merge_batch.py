@@ -1,8 +1,8 @@
-"""What was appended to a mirror's `changes`, merged into its tables: whole transactions, each table
-one Delta commit, then one version of all.
+"""Merge what was appended to a mirror's `changes` into its tables: whole transactions, one Delta
+commit for each table, then one version of the mirror.
 
-Idempotent: a merge that is made again after a crash skips what it has written, table by table. See
-merge.py for how, and manifest.py for what readers see meanwhile.
+A merge is idempotent: when it is repeated after a crash, tables that it has written already are
+skipped. delta/merge.py does the writes; manifest.py defines what readers see meanwhile.
 """
 
 from __future__ import annotations
@@ -62,18 +62,20 @@ _CHECK_EVERY_S = 1.0
 
 @dataclass
 class Mirror:
-    """Merges what AppendingMirror, or one before it, has appended. One writer a mirror.
+    """Merges what AppendingMirror, in this process or an earlier one, has appended. A mirror has
+    one writer at a time.
 
-    `tables`, `exclude`: the same as the options of the reader; a mirror cannot be given more tables
-    later. `on_recreated`: what to do where a table was dropped and recreated, EMPTY, STOP or
-    KEEP_AS (a copy of the old rows is kept). `deletion_vectors`: whether new tables get them.
-    `strict`: an ALTER TABLE of which the stream does not tell what it did to the rows is an error,
-    else it is reported. `retention_s`: for how long versions of the mirror can be read. `catalog`:
-    gives the tables names. `tables_at_once`: how many tables are written at the same time.
+    `tables`, `exclude`: the same as the options of the reader; tables cannot be added to a mirror
+    later. `on_recreated`: what to do when a table was dropped and recreated: EMPTY, STOP or KEEP_AS
+    (keep a copy of the old rows). `deletion_vectors`: whether new tables get them. `strict`:
+    whether an ALTER TABLE whose effect on existing rows is unknown is an error; otherwise it is
+    reported. `retention_s`: seconds for which versions of the mirror can be read. `catalog`:
+    registers the tables under names. `tables_at_once`: number of tables that are written at the
+    same time.
     """
 
     path: str
-    schemas: dict[int, Schema]  # a SchemaCache, where they are to be had from a registry
+    schemas: dict[int, Schema]  # a SchemaCache, if a registry is available
     report: Callable[[BatchReport], None] = lambda _: None
     tables: Sequence[TableName] = ()
     exclude: Sequence[str] = ()
@@ -83,17 +85,17 @@ class Mirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
-    working: Told = told_nothing  # of a merge that takes long
+    working: Told = told_nothing  # called during a merge that takes long
     last: manifest.RecordedVersion | None = field(default=None, init=False)
-    opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended then
+    opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
     upkeep: Maintenance = field(init=False)
     _standing: TableStates = field(default_factory=TableStates, init=False)
     _shapes: TableSchemas = field(init=False)
     _preparation: TablePreparation = field(init=False)
     _epoch: int = field(default=0, init=False)
-    _checked_at: float = field(default=0.0, init=False)  # the epoch, between tables; monotonic
+    _checked_at: float = field(default=0.0, init=False)  # when the epoch was last checked; monotonic clock
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
-    _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # of the merge that runs
+    _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # progress of the running merge
 
     def __post_init__(self) -> None:
         self.upkeep = Maintenance(self.path, self.retention_s)
@@ -103,13 +105,13 @@ class Mirror:
         )
 
     def keep_up(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
-        """Removes what is too old, where that is due; `compacts`: and compacts `changes`. What
-        failed is only reported."""
+        """Remove what is too old, if that is due; if `compacts`, also compact `changes`. Errors are
+        only reported."""
         if self.last is not None:
             self._report_notes(self.upkeep.run_if_due(spark, compacts=compacts), batch)
 
     def _report_notes(self, notes: Sequence[str], batch: int = 0) -> None:
-        """Those that no version of the mirror is recorded with."""
+        """Report notes outside the report of a merge."""
         if notes and self.last is not None:
             standing, stale = self._standing, len(self._standing.stale(self.last.complete))
             self.report(
@@ -123,8 +125,8 @@ class Mirror:
             )
 
     def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
-        """Takes in what was appended to `changes` since the last merge, up to `last_lsn` (None:
-        all). Raises MirrorError."""
+        """Merge what was appended to `changes` since the last merge, up to `last_lsn` (None:
+        everything). Raise MirrorError."""
         behind_lsn = self.merged_lsn
         if last_lsn is None:
             last_lsn = changes.appended_lsn(spark, self.path)
@@ -132,7 +134,7 @@ class Mirror:
         if rows is None:
             return
         writer_epoch.check(spark, self.path, self._epoch)  # before anything is read
-        is_earlier = behind_lsn < self.opened_lsn  # of a run that may have had tables that this one leaves out
+        is_earlier = behind_lsn < self.opened_lsn  # appended by a run that may have had tables that this one leaves out
         out = self._left_out(rows) if is_earlier and (self.tables or self.exclude) else []
         try:
             if out:
@@ -152,32 +154,33 @@ class Mirror:
 
     @property
     def merged_lsn(self) -> int:
-        """Commit LSN of the last version; -1: none."""
+        """Commit LSN of the last version; -1 if there is none."""
         return -1 if self.last is None else self.last.commit_lsn
 
     def _left_out(self, rows: DataFrame) -> list[str]:
-        """Tables in these rows that are not wanted (any more)."""
+        """Return the tables in these rows that are not in the selection (any more)."""
         names = changes.table_names(rows)
         out = sorted(name for name in names if not table_selection.has(name, self.tables, self.exclude))
         notes = [f"{name} is left out: its changes that were waiting to be merged are not merged" for name in out]
-        self._notes += [note for note in notes if note not in self._notes]  # of an attempt that failed
+        self._notes += [note for note in notes if note not in self._notes]  # a retry after an error finds the same ones
         return out
 
     def _pass_by(self, spark: SparkSession, rows: DataFrame, batch: int, last_lsn: int) -> None:
-        """A version behind the last of these rows, of which all that is wanted is merged."""
+        """Record a version at `last_lsn` if rows of unwanted tables come last: all others are
+        merged already."""
         found = rows.agg(f.max("commit_lsn").alias("lsn"), f.max("commit_time").alias("time")).head()
         reached = -1 if self.last is None else self.last.commit_lsn
         if found is not None and found["lsn"] == last_lsn > reached:
-            time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # Row has local times
+            time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # a Row has local times
             content = BatchContent(last_lsn, time_utc, 0, 0, [])
             self._take_in(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
 
     def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
-        """In slices, where the key of a table changes, or a table comes to stand otherwise than
-        before. `size`: if known.
+        """Merge `rows` in slices: they are cut where the key of a table changes, and where
+        `table_states.first_cut` or a VERIFY requires it. `size`: None if it is not known.
 
-                They lie in files, which are read again at less cost than a copy in memory, unless in many
-                slices.
+        The rows are in files, and reading these again costs less than caching the rows, unless
+        there may be many slices.
         """
         tune(rows.sparkSession)
         self._count = ChangeCount()
@@ -201,15 +204,14 @@ class Mirror:
                 rows.unpersist()
 
     def open(self, spark: SparkSession) -> None:
-        """Takes the merges over. Raises MirrorError where the tables are not those that the mirror
-        was made for."""
+        """Take over the merges. Raise MirrorError if the mirror was created for other tables."""
         if self.catalog is not None:
             self.catalog.check(spark)
         tune(spark, compacts=True)
         writer_epoch.check_form(spark, self.path)
         self.check_scope(spark, manifest.picture(spark, self.path))
         self._epoch = writer_epoch.claim(spark, self.path, manifest.nothing(spark))
-        # From now on no other writer records a version.
+        # From here on, no other writer records a version.
         last = manifest.picture(spark, self.path)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
         self._standing = TableStates.of(None if last is None else last.standing)
@@ -217,30 +219,31 @@ class Mirror:
             spark, self.path, {name: each.begin_lsn for name, each in self._standing.open.items()}
         )
         self.opened_lsn = changes.appended_lsn(spark, self.path)
-        self.schemas.update(changes.kept_schemas(spark, self.path))  # of all that is appended up to there
+        self.schemas.update(changes.kept_schemas(spark, self.path))  # schemas of all changes appended so far
         self._register(spark)
         self._report_notes(self._notes)
         self._notes.clear()
 
     def give_back(self, spark: SparkSession) -> None:
-        """Leaves the merges to the mirror that they were taken from."""
+        """Return the merges to the mirror from which they were taken over."""
         if self._epoch:
             writer_epoch.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
 
     def check_scope(self, spark: SparkSession, last: manifest.RecordedVersion | None) -> None:
-        """Raises MirrorError where the mirror was run for other tables before: see scope.check."""
+        """Raise MirrorError if the mirror was run for other tables before: see
+        table_selection.check."""
         table_selection.check(last, manifest.noted_options(spark, self.path), self.path, self.tables, self.exclude)
 
     def note_options(self, spark: SparkSession) -> None:
-        """Before anything is taken in: for the next run, which cannot have more tables, and for
-        `walgate merge`, whose merges are those of this mirror."""
+        """Store the options in the manifest, before anything is appended: the next run cannot have
+        more tables, and `walgate merge` has to merge as this mirror does."""
         options = {name: getattr(self, name) for name in ("on_recreated", "deletion_vectors", "strict", "retention_s")}
         options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
         manifest.note_options(spark, self.path, options)
 
     def _merge_slice(self, raw: DataFrame, batch: int, size: BatchSize) -> int | None:
-        """Merges all of it; or gives the commit LSN from which on it has to be merged by itself,
-        behind what is below."""
+        """Merge all of `raw` and return None; or merge nothing and return the commit LSN at which
+        `raw` has to be cut, so that what is before it is merged first."""
         began = time.monotonic()
         spark = raw.sparkSession
         found = read = None
@@ -281,7 +284,7 @@ class Mirror:
         if content.parts:
             self._write_tables(spark, piece.changes, piece.records, content)
         differences = table_snapshots.compare(spark, self.path, self._shapes, piece, ended, self.last)
-        if ended:  # a writer that has taken over may have removed the keys that came
+        if ended:  # before rows are deleted: a writer that has taken over may have removed the collected keys
             writer_epoch.check(spark, self.path, self._epoch)
         kept = [
             table_snapshots.end_replace(spark, self.path, self._shapes, piece, name, window, self.last)
@@ -319,8 +322,9 @@ class Mirror:
     def _first_change_of_key(
         self, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
     ) -> int | None:
-        """Commit LSN of the first transaction that has one. Raises MirrorError also where a table
-        comes too late."""
+        """Return the commit LSN of the first transaction in which the key of a table changes. Raise
+        MirrorError, also for a table that is new to the mirror although the mirror is already past
+        its first change."""
         found = []
         for part in content.parts:
             is_new = self.last is not None and str(part.table) not in self.last.tables
@@ -336,8 +340,9 @@ class Mirror:
     def _write_tables(
         self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
     ) -> None:
-        """Tables are altered before `once`, which holds for every write of the session: Delta would
-        take such a commit for the batch's own."""
+        """Write the tables of a slice. They are altered before `once` applies, which affects every
+        write of the session: otherwise Delta would take an ALTER TABLE for the commit of the
+        batch."""
         own = {part.table: own_records(raw, records, part.table) for part in content.parts}
         for attempt in range(_ATTEMPTS):
             try:
@@ -347,7 +352,7 @@ class Mirror:
                 writer_epoch.check(spark, self.path, self._epoch)
                 if attempt == _ATTEMPTS - 1:
                     raise
-                self._preparation.forget()  # a writer that this one followed has written a table since it was prepared
+                self._preparation.forget()  # the former writer has written a table since it was prepared
 
     def _prepare_and_write(
         self, spark: SparkSession, own: Mapping[TableName, pa.Table | DataFrame], content: BatchContent
@@ -359,7 +364,7 @@ class Mirror:
         work = [item for item in work if item.applied < content.commit_lsn]
         are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
         with (
-            settings(spark, {COMPACT: "false"}),  # upkeep does that
+            settings(spark, {COMPACT: "false"}),  # Maintenance compacts
             once(spark, content.commit_lsn, content.changes if are_here else None),
             ThreadPoolExecutor(self.tables_at_once) as threads,
         ):

@@ -1,5 +1,4 @@
-"""When a mirror's changes are merged: in a thread of its own, every so many seconds while something
-waits."""
+"""Scheduling of merges: a thread merges at intervals while changes are waiting."""
 
 from __future__ import annotations
 
@@ -12,25 +11,26 @@ from spark_consumer.errors import MirrorError
 MERGE_EVERY_S = 60.0
 MERGES_SHARE = 0.2
 MERGE_AT_LEAST_EVERY_S = 300.0
-"""Where nobody has said how often, merges take no more than this share of the time, since batches
-need the same cores; but they are made at least so often."""
+"""If no interval was specified, merges take at most this share of the time, since batches need the
+same cores, but are made at least every MERGE_AT_LEAST_EVERY_S seconds."""
 RETENTION_S = 24 * 3600.0
 PAUSES_S = (1.0, 5.0, 15.0, 60.0)
-"""Between attempts of a merge."""
+"""Seconds between attempts of a merge."""
 
 
 class MergeThread:
-    """`every_s`: from the start of one merge to that of the next, at least; None: MERGE_EVERY_S, or
-    up to MERGE_AT_LEAST_EVERY_S where merges would take more than MERGES_SHARE of the time.
-    `retrying`: is told why a merge failed that will be made again, and the pause before, in
-    seconds.
+    """Thread that runs `merge`. `every_s`: least number of seconds from the start of one merge to
+    that of the next; None: MERGE_EVERY_S, or up to MERGE_AT_LEAST_EVERY_S if merges would take more
+    than MERGES_SHARE of the time. `retrying`: called with the error of a merge that will be
+    retried, and the seconds until then.
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on
-    merging --fails--> pause --> merging, PAUSES_S times; then, or with a MirrorError, ended, and `check` raises it
-    any  --end---> ended: a merge that runs comes to its end
+    merging --fails--> pause --> merging, at most len(PAUSES_S) times
+    merging --fails once more, or with MirrorError--> ended, and `check` raises the error
+    any  --end---> ended, after the running merge
 
-    Who calls `merge_now` waits for the merge that begins next.
+    A caller of `merge_now` waits for the next merge that begins.
     """
 
     def __init__(
@@ -44,9 +44,9 @@ class MergeThread:
         self._is_ours = every_s is None
         self._changed = threading.Condition()
         self._wanted = self._at_once = self._ended = False
-        self._due = 0.0  # by the monotonic clock
-        self._begun = self._done = 0  # merges
-        self._is_over = False  # no merge will begin any more
+        self._due = 0.0  # monotonic clock
+        self._begun = self._done = 0  # numbers of merges
+        self._is_over = False  # whether no further merge will begin
         self._problem: Exception | None = None
         self._thread: threading.Thread | None = None
 
@@ -60,14 +60,15 @@ class MergeThread:
             self._changed.notify_all()
 
     def postpone(self, at_least_s: float = 0.0) -> None:
-        """Wanted, but not for the next `every_s` seconds, or more, unless at once."""
+        """Request a merge, but not in the next `every_s` seconds (or `at_least_s`, if that is
+        more), unless one is requested at once."""
         with self._changed:
             self._wanted, self._due = True, time.monotonic() + max(self._every_s, at_least_s)
             self._changed.notify_all()
 
     def merge_now(self) -> None:
-        """Returns behind a merge that began after this call, or where no merge will begin any more.
-        Raises what ended them."""
+        """Return after a merge that began after this call, or when no further merge will begin.
+        Raise the error that ended the merges."""
         with self._changed:
             awaited = self._begun + 1
             self._wanted = self._at_once = True
@@ -83,14 +84,14 @@ class MergeThread:
             self._thread.join()
 
     def check(self) -> None:
-        """Raises what ended the merges."""
+        """Raise the error that ended the merges."""
         if self._problem is not None:
             raise self._problem
 
     def _run(self) -> None:
         try:
             self._merge_while_wanted()
-        except Exception as problem:  # of any kind: the thread that appends raises it
+        except Exception as problem:  # of any kind: `check` raises it in the thread that appends
             self._problem = problem
         finally:
             with self._changed:
@@ -112,7 +113,8 @@ class MergeThread:
                     self._due = max(self._due, began + spaced_s)
 
     def _merge_again(self) -> None:
-        """Whatever storage or a cluster says may pass; what Walgate itself says does not."""
+        """Merge, and retry after errors of the storage or the cluster, which may be temporary. A
+        MirrorError is not."""
         for pause_s in PAUSES_S:
             try:
                 self._merge()
@@ -129,7 +131,7 @@ class MergeThread:
         self._merge()
 
     def _is_due(self) -> bool:
-        """Waits until a merge is; False: ended."""
+        """Wait until a merge is due. Return False if the thread was ended."""
         with self._changed:
             self._changed.wait_for(lambda: self._wanted or self._ended)
             while not (self._at_once or self._ended) and (left_s := self._due - time.monotonic()) > 0:

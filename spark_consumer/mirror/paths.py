@@ -1,13 +1,15 @@
-"""Where the parts of a mirror lie.
+"""Locations of the parts of a mirror.
 
-<path>/tables/<schema>/<table>    one Delta table for each relation; parts of names are escaped as in topics
-<path>/manifest                   one row a merge: see versions.py
-<path>/changes, <path>/schemas    committed changes that were appended, and their value schemas: see changes.py
-<path>/kept/<schema>/<table>/<oid> a relation that was dropped and recreated, as it was before (--on-recreated keep-as)
-<path>/seen/<schema>/<table>/...  keys met while a snapshot replaces or verifies a table: see seen.py
-<path>/differences                what a VERIFY has found: see verify.py
-<path>/verdicts                   what each snapshot of a table came to: see schemas/verification.py
-<path>/checkpoint                 Spark's own
+<path>/tables/<schema>/<table>    one Delta table for each relation; names are escaped as in topics
+<path>/manifest                   one row for each merge: see manifest.py
+<path>/changes, <path>/schemas    appended changes, and their value schemas: see changes.py
+<path>/kept/<schema>/<table>/<oid> a relation that was dropped and recreated, as it was before
+                                  (--on-recreated keep-as)
+<path>/seen/<schema>/<table>/...  keys found while a snapshot replaces or verifies a table: see
+                                  snapshot_keys.py
+<path>/differences                differences that a VERIFY has found: see verify/comparison.py
+<path>/verdicts                   result of each snapshot of a table: see schemas/verification.py
+<path>/checkpoint                 Spark's checkpoint
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from spark_consumer.tables import TableName
 
 
 def table_path(path: str, table: TableName) -> str:
-    """Names go through the escaping of topics: no name can leave the folder."""
+    """Return the location of a table. Names are escaped as in topics, so no name can lead out of
+    the directory."""
     return f"{path}/tables/{topic_part(table.namespace)}/{topic_part(table.name)}"
 
 
@@ -56,7 +59,8 @@ NEWEST_FORM = APPENDED_FORM
 
 
 def refuse_newer(path: str, form: int | None) -> None:
-    """Raises MirrorError where this release does not know the form. None: no number is stored."""
+    """Raise MirrorError if this release does not know the format version. None: no number is
+    stored."""
     if form is not None and form > NEWEST_FORM:
         raise MirrorError(
             f"the mirror at {path} was written by a newer release of Walgate, in format version {form}; this release supports "

@@ -1,5 +1,5 @@
-"""Micro-batches and merges that take long: every ten seconds, what share of one is done, and how
-fast it goes."""
+"""Progress of micro-batches and merges that take long: every ten seconds, the share that is done
+and the speed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`name`: of the micro-batch or merge. `seconds`: since it began. `share`: what is done, 0 to
-    1; None: not known. `changes`: how many it has; None: not known."""
+    """Progress of a micro-batch or merge. `name`: its name; `seconds`: time since it began;
+    `share`: part that is done, 0 to 1, or None if not known; `changes`: number of its changes, or
+    None if not known."""
 
     name: str
     seconds: float
@@ -29,7 +30,7 @@ class Progress:
 
 @dataclass
 class ChangeCount:
-    """Of a merge: `total`, and how many of them are written."""
+    """Number of changes of a merge, in total and written so far."""
 
     total: int = 0
     done: int = 0
@@ -42,15 +43,15 @@ Told = Callable[[Progress], None]
 
 
 def told_nothing(_: Progress) -> None:
-    """For who does not want to know."""
+    """Ignore the progress."""
 
 
 @contextmanager
 def told_every(
     tell: Told, name: str, share: Callable[[], float | None], changes: Callable[[], int | None]
 ) -> Iterator[None]:
-    """Calls `tell` every EVERY_S seconds within. `share` and `changes` are asked by a thread of its
-    own."""
+    """Call `tell` every EVERY_S seconds within the context. `share` and `changes` are called in
+    another thread."""
     began, ended = time.monotonic(), threading.Event()
 
     def run() -> None:
@@ -67,8 +68,8 @@ def told_every(
 
 
 def task_share(spark: SparkSession) -> Callable[[], float | None]:
-    """What share of the tasks is done of the jobs that this thread has started and that have not
-    ended."""
+    """Return a function that computes the share of finished tasks of the running jobs that this
+    thread has started."""
     context = spark.sparkContext
     group = context.getLocalProperty("spark.jobGroup.id")
 
@@ -100,7 +101,7 @@ def line_of(progress: Progress) -> str:
 
 
 def facts_of(progress: Progress) -> dict[str, Any]:
-    """For JSON."""
+    """Return the progress as an object for JSON."""
     share = None if progress.share is None else round(progress.share, 3)
     return {
         "working": progress.name,

@@ -1,4 +1,4 @@
-"""What a batch, or a merge, did: for who watches a mirror or changelog."""
+"""Reports of what a batch or a merge did, for those who watch a mirror or changelog."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CONSEQUENCES = {
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """What one batch did. `tables`: changes of each."""
+    """Report of one batch or merge. `tables`: number of changes of each table."""
 
     batch: int
     commit_lsn: int
@@ -27,16 +27,17 @@ class BatchReport:
     changes: int
     tables: dict[str, int]
     seconds: float
-    notes: tuple[str, ...] = ()  # what a person should know
-    differences: int = 0  # that a VERIFY has found
+    notes: tuple[str, ...] = ()  # messages for the operator
+    differences: int = 0  # found by a VERIFY
     commit_time: datetime | None = None  # of the last transaction
-    stale: int = 0  # tables
+    stale: int = 0  # number of tables, as is `filling`
     filling: int = 0
-    is_merge: bool = False  # of changes that were reported when they were appended
+    is_merge: bool = False  # of changes that were already reported when they were appended
 
 
 def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window], unfinished: Mapping[str, Window]) -> list[str]:
-    """What of the signs a person should read. `unfinished`: see standing.unfinished."""
+    """Return messages for the operator about table marks. `unfinished`: see
+    table_states.unfinished."""
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
     notes += [
         f"{name}: its snapshot ({window.purpose}) is over before its rows were complete, since it was cancelled or the table "

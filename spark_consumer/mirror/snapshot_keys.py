@@ -2,8 +2,8 @@
 none.
 
 Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY
-reports them. The keys are kept in a Delta table of their own, by place instead of name: `k0`, `k1`,
-... are the fields of TableSchema.key_struct.
+reports them. The keys are stored in a separate Delta table whose columns are numbered rather than
+named: `k0`, `k1`, ... are the fields of TableSchema.key_struct.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def note_keys(
     commit_lsn: int,
     application: str = APPLICATION,
 ) -> None:
-    """Appends the keys of one table's records behind `begin_lsn`, once for the batch that ends at
+    """Append the keys of one table's records after `begin_lsn`, once for the batch that ends at
     `commit_lsn`, and for each `application`."""
     schema = _schema(shape)
     decode = partial(_keys, shape=shape, schemas=texts)
@@ -56,11 +56,11 @@ def note_keys(
 
 
 def remove_ended(spark: SparkSession, path: str, in_progress: Mapping[str, int]) -> None:
-    """What is left of snapshots that have ended or begun again, of which a crash leaves the keys.
-    `in_progress`: LSN of the beginning, by table."""
+    """Remove the keys of snapshots that have ended or were restarted, which a crash may have left.
+    `in_progress`: table -> LSN at which its snapshot began."""
     kept = {seen_path(path, TableName.parse(name), begin_lsn) for name, begin_lsn in in_progress.items()}
     found = [seen_root(path)]
-    for _ in range(3):  # schema, table, beginning
+    for _ in range(3):  # schema, table, begin LSN
         found = [f"{folder}/{name}" for folder in found for name in folder_names(spark, folder)]
     for location in found:
         if location not in kept:
@@ -79,13 +79,13 @@ def _keys(
 
 
 def condition(shape: TableSchema) -> Column:
-    """Rows `t` of the table whose key is `s`."""
+    """Match rows `t` of the table with their key `s`."""
     places = {field.name: place for place, field in enumerate(shape.key_struct)}
     return same_key(shape, lambda name: f.col(f"s.k{places[name]}"))
 
 
 def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -> DataFrame:
-    """Rows of the table whose keys had no change."""
+    """Return the rows of the table whose keys had no change."""
     rows = spark.read.format("delta").load(location)
     if not exists(spark, seen):
         return rows
@@ -94,20 +94,21 @@ def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -
 
 
 def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema | None) -> None:
-    """One Delta commit, or none where nothing is to be deleted. `shape` None: no change of the
-    table ever came."""
+    """Delete the rows whose keys had no change: one Delta commit, or none if there are no such
+    rows. All rows are deleted if no keys are stored, or if `shape` is None, since the table never
+    had a change."""
     target = DeltaTable.forPath(spark, location)
     if shape is None or not exists(spark, seen):
         target.delete()
         return
-    # Delta refuses two source rows for one row of the target: a key that had several changes was
-    # noted as often.
+    # A key that had several changes was noted several times, but Delta refuses two source rows for
+    # one row of the target.
     keys = spark.read.format("delta").load(seen).distinct()
     target.alias("t").merge(keys.alias("s"), condition(shape)).whenNotMatchedBySourceDelete().execute()
 
 
 def end_log(spark: SparkSession, location: str, begin_lsn: int) -> None:
-    """A relation without key that a snapshot found empty: what its log has from before is over."""
+    """Truncate the log of a table without a key that a snapshot found empty."""
     schema = spark.read.format("delta").load(location).schema
     facts: dict[str, Any] = dict(zip(LOG_COLUMNS, ("TRUNCATE", begin_lsn, None, -1), strict=True))
     row = tuple(facts.get(name) for name in schema.names)

@@ -1,9 +1,9 @@
-"""Settings of a session that a mirror's writes need, where nobody has set them: Spark's defaults
-are for large jobs.
+"""Session settings for a mirror's writes, where the user has set none: Spark's defaults are for
+large jobs.
 
-A batch is many small jobs. With 200 shuffle and 50 snapshot partitions each of them starts hundreds
-of tasks: 34 s of CPU time a batch instead of 3.5, measured on two cores. Each write leaves a file
-or two, so that Delta puts small ones together in time.
+A batch consists of many small jobs. With 200 shuffle and 50 snapshot partitions each of them starts
+hundreds of tasks: 34 s of CPU time for a batch instead of 3.5 s, measured on two cores. Each write
+leaves one or two files, so Delta compacts small ones from time to time.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from spark_consumer.jvm import java_session
 
 _SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
-_OURS = "spark.walgate.shuffle.partitions"  # what we have set it to
-# How many tasks a job has that reads little, or has shuffled what it read.
+_OURS = "spark.walgate.shuffle.partitions"  # the value that was set here
+# Numbers of tasks of a job that reads little, or that has shuffled what it read.
 _TASKS_AT_LEAST = _SHUFFLE_PARTITIONS, "spark.sql.files.minPartitionNum"
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 COMPACT = "spark.databricks.delta.autoCompact.enabled"
-# Bytes that opening a file counts as: with Spark's 4 MB, some hundred small files are a dozen
+# Bytes that opening a file counts as: with Spark's 4 MB, some hundred small files make a dozen
 # tasks, which take all cores.
 _CHEAP_TO_OPEN = MappingProxyType({"spark.sql.files.openCostInBytes": str(64 << 10)})
 _POOL = "spark.scheduler.pool"
@@ -31,7 +31,7 @@ _POOL = "spark.scheduler.pool"
 
 @contextmanager
 def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
-    """Of this session, within."""
+    """Change settings of this session within the context."""
     before = {name: spark.conf.get(name, None) for name in wanted}
     for name, value in wanted.items():
         spark.conf.set(name, value)
@@ -46,21 +46,24 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def tasks(count: int) -> dict[str, str]:
-    """Settings with which small jobs have so many tasks, and leave the other cores to others."""
+    """Return settings with which small jobs have this many tasks, and leave the other cores
+    free."""
     return {**dict.fromkeys(_TASKS_AT_LEAST, str(count)), **_CHEAP_TO_OPEN}
 
 
 def use_pool(spark: SparkSession, name: str) -> None:
-    """The jobs of this thread share the cores with those of other pools, where the session's
-    scheduler is fair: else the tasks of a job wait for all of an earlier one."""
+    """Run the jobs of this thread in the pool `name`. If the session's scheduler is fair, they
+    share the cores with jobs of other pools; otherwise the tasks of a job wait for all tasks of an
+    earlier one."""
     spark.sparkContext.setLocalProperty(_POOL, name)
 
 
 def tune(spark: SparkSession, *, compacts: bool | None = None) -> None:
-    """Of this session alone; what it has set already stays. Again for each batch: the executors of
-    a cluster, whose cores are counted, come after the session, and more may come later.
+    """Set what this session has not set itself. Called again for each batch: the number of
+    partitions follows the number of cores, and the executors of a cluster register after the
+    session is created.
 
-    `compacts`: whether a write compacts the small files of its table; None: who writes says that.
+    `compacts`: whether a write compacts the small files of its table; None: the caller sets that.
     """
     settings = java_session(spark).sessionState().conf()
     ours = {_SNAPSHOT_PARTITIONS: "2"}

@@ -1,5 +1,4 @@
-"""What a mirrored table looks like: the source's columns by their own names, and `_special` beside
-them."""
+"""Columns of a mirrored table: those of the source, by their own names, and `_special`."""
 
 from __future__ import annotations
 
@@ -16,14 +15,14 @@ from spark_consumer.source.frames import TEXTS, TableFrame
 
 SPECIAL = "_special"
 LOG_COLUMNS = ("_op", "_commit_lsn", "_commit_time", "_ordinal")
-# Words of `_op` whose row is no longer there.
+# Values of `_op` for rows that no longer exist.
 OUT = ("DELETE", "UPDATE_BEFORE")
 
 
 @dataclass(frozen=True)
 class MissingValue:
-    """attmissingval of a column. `encoded`: in the Avro type `avro_type`; `special`: PostgreSQL's
-    text of what is null there."""
+    """attmissingval of a column. `encoded`: the value in the Avro type `avro_type`; `special`:
+    PostgreSQL's text of a value that is null there."""
 
     avro_type: Any
     encoded: bytes = field(repr=False)
@@ -39,13 +38,13 @@ class MissingValue:
 
 @dataclass(frozen=True)
 class TableSchema:
-    """One version of a relation, as the mirror sees it. It pickles into tasks.
+    """A version of a relation, as the mirror sees it. It is pickled into Spark tasks.
 
-    `oid`: the relation's, which a table that is recreated does not share with the one before.
-    `key`: columns of the replica identity (the primary key under FULL); empty: no identity, its
-    Delta table is append-only. `uncertain_key`: those of the key whose Avro type cannot hold every
-    value, so that their text in `special` belongs to the key. `numbers`: attnum of the columns,
-    where it is known; `missing`: attmissingval by attnum.
+    `oid`: that of the relation, so a recreated table has another one. `key`: columns of the replica
+    identity (the primary key under FULL); empty: there is none, and the Delta table is append-only.
+    `uncertain_key`: key columns whose Avro type cannot hold every value, so that their text in
+    `special` belongs to the key. `numbers`: attnum of each column for which it is known; `missing`:
+    attmissingval by attnum.
     """
 
     frame: TableFrame
@@ -57,7 +56,7 @@ class TableSchema:
 
     @classmethod
     def of(cls, change: Schema) -> TableSchema:
-        """From a table's value schema. Raises UnsupportedSchema."""
+        """Make it from a table's value schema. Raise UnsupportedSchema."""
         frame = TableFrame.of(change)
         row = frame.schema.field("after").type
         fields = {frame.names.get(item["name"], item["name"]): item for item in _row_fields(change)}
@@ -81,7 +80,7 @@ class TableSchema:
 
     @property
     def key_numbers(self) -> tuple[int, ...]:
-        """attnum of each column of the key, none where one is not known."""
+        """attnum of each key column; empty if one is not known."""
         found = [self.numbers[name] for name in self.key if name in self.numbers]
         return tuple(found) if len(found) == len(self.key) else ()
 
@@ -95,13 +94,13 @@ class TableSchema:
 
     @cached_property
     def special_column(self) -> str:
-        """`_special`, with more underscores where the source has such a column itself."""
+        """`_special`, with more underscores if the source itself has such a column."""
         taken = [name for name in self.columns if name.lstrip("_") == SPECIAL.lstrip("_") != name]
         return f"_{max(taken, key=len)}" if taken else SPECIAL
 
     @property
     def key_struct(self) -> pa.StructType:
-        """The key's columns, and behind them the special texts of the uncertain ones."""
+        """Type of a key: the key's columns, then the special texts of the uncertain ones."""
         fields = [pa.field(name, self.row.field(name).type) for name in self.key]
         return pa.struct(
             [*fields, *(pa.field(special_key(name), pa.string()) for name in self.key if name in self.uncertain_key)]
@@ -109,7 +108,7 @@ class TableSchema:
 
     @property
     def events(self) -> pa.Schema:
-        """Columns of keyed events: see events.py."""
+        """Columns of keyed events: see fold/keyed_events.py."""
         return pa.schema(
             [
                 ("key", self.key_struct),
@@ -133,7 +132,8 @@ def special_key(name: str) -> str:
 
 
 def _row_fields(change: Schema) -> list[dict[str, Any]]:
-    """Fields of the record Row: it is defined where it is first used, in `before` or `after`."""
+    """Return the fields of the record Row, which is defined where it is first used: in `before` or
+    `after`."""
     for item in change["fields"]:
         if item["name"] in ("before", "after"):
             for branch in item["type"]:
@@ -147,5 +147,6 @@ def field_is_array(field: dict[str, Any]) -> bool:
 
 
 def field_is_time(field: dict[str, Any]) -> bool:
-    """Text here, both in keys and in rows, but 24:00 is special in rows."""
+    """Return whether a field is a time of day. This is text both in keys and in rows, but in rows
+    24:00 is in `special`."""
     return any(isinstance(branch, dict) and branch.get("logicalType") == "time-micros" for branch in field["type"])

@@ -12,7 +12,7 @@ from spark_consumer.reader.registry import Schema
 
 @dataclass
 class TableSchemas:
-    """Of `schemas`, by id."""
+    """TableSchema of each of `schemas`, by id, made on first use."""
 
     schemas: dict[int, Schema]
     _shapes: dict[int, TableSchema] = field(default_factory=dict, init=False)
@@ -23,6 +23,7 @@ class TableSchemas:
         return self._shapes[schema_id]
 
     def texts(self, part: TablePart) -> dict[int, str]:
-        """Schemas of the part's records, which are read in the columns of the newest one."""
+        """Return the JSON text of the schemas of the part's records, adapted to the columns of the
+        newest one."""
         schemas = {schema_id: (self.schemas[schema_id], self.of(schema_id)) for schema_id in part.schema_ids}
         return texts_of(schemas, part.newest)

@@ -1,5 +1,5 @@
-"""Which tables a mirror is for: it cannot be given more of them later, and those that are no longer
-wanted leave its versions."""
+"""Selection of a mirror's tables: tables cannot be added later, and tables that are no longer
+selected are left out of new versions."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def check(
     tables: Sequence[TableName],
     exclude: Sequence[str],
 ) -> None:
-    """Raises MirrorError where changes of these tables are not in the mirror, since it was run for
-    others before.
+    """Raise MirrorError if changes of these tables are missing in the mirror, since it was run for
+    other tables before.
 
-        `noted`: manifest.noted_options, which an earlier run has left before its first batch. No
-        version need tell of that batch: it may wait for a merge, or have had nothing of the tables that
-        were wanted.
+    `noted`: manifest.noted_options, which an earlier run has stored before its first batch. The
+    last version alone does not suffice: that batch may not be merged yet, or may have had no
+    changes of the selected tables.
     """
     names = {str(table) for table in tables}
     for only in (noted.get("tables", []), [] if last is None else last.scope):
@@ -50,23 +50,24 @@ def check(
 
 
 def has(table: str, tables: Sequence[TableName], exclude: Sequence[str]) -> bool:
-    """Whether a mirror that is run for these tables has this one."""
+    """Return whether a mirror with this selection has the table."""
     name = TableName.parse(table)
     return (not tables or name in tables) and not is_one_of(name, exclude)
 
 
 def wanted(found: Mapping[str, T], tables: Sequence[TableName], exclude: Sequence[str]) -> dict[str, T]:
-    """What was found of tables, without those that such a mirror does not have."""
+    """Return the entries of the tables that a mirror with this selection has."""
     return {name: each for name, each in found.items() if has(name, tables, exclude)}
 
 
 def without_left_out(last: RecordedVersion, tables: Sequence[TableName], exclude: Sequence[str]) -> RecordedVersion:
-    """Tables that are no longer wanted are in no new version of the mirror."""
+    """Return the version without tables that are no longer selected."""
     return replace(last, tables=wanted(last.tables, tables, exclude))
 
 
 def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
-    """A table is met whose changes up to `commit_lsn`, where the mirror stands, are not in it."""
+    """Return the error for a table that is new to the mirror although the mirror has already passed
+    its changes up to `commit_lsn`."""
     return MirrorError(
         f"{table} is new to the mirror at {path}, which has already reached {format_lsn(commit_lsn)}",
         hint="Use another path for it, or start after the mirror's last complete micro-batch "

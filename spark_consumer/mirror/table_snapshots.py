@@ -1,4 +1,4 @@
-"""Snapshots of tables that begin and end in a piece: what they replace, and what they compare."""
+"""Snapshots of tables that begin or end in a slice: the rows that they replace or compare."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spark_consumer.tables import TableName
 
 
 def note_key(shapes: TableSchemas, piece: BatchSlice, windows: dict[str, Window]) -> None:
-    """In each window, whether the key of its table changes."""
+    """Note in each window whether the key of its table changes."""
     for part in piece.parts:
         name, shape = str(part.table), shapes.of(part.newest)
         if name in windows:
@@ -32,7 +32,7 @@ def note_key(shapes: TableSchemas, piece: BatchSlice, windows: dict[str, Window]
 def note_keys(
     spark: SparkSession, path: str, shapes: TableSchemas, piece: BatchSlice, windows: Mapping[str, Window]
 ) -> None:
-    """Of rows that came in snapshots that replace rows, or compare them."""
+    """Store the keys of a slice's rows for snapshots that replace or compare rows."""
     written = (piece.changes, piece.records, piece.content)
     verified = piece.verified
     compared = None if verified is None else (verified.changes, verified.records, verified.content)
@@ -57,7 +57,7 @@ def compare(
     ended: Mapping[str, Window],
     last: manifest.RecordedVersion | None,
 ) -> int:
-    """Writes what differs, once for the piece; how many."""
+    """Write the differences that the slice shows, once, and return how many there are."""
     found = []
     verified = piece.verified
     for part in () if verified is None else verified.content.parts:
@@ -70,7 +70,7 @@ def compare(
         )
     for name, window in ended.items():
         location, schema_id = table_path(path, TableName.parse(name)), _newest(piece, name, last)
-        if window.purpose != VERIFY or window.has_two_keys:  # of two keys, which rows are too many is not known
+        if window.purpose != VERIFY or window.has_two_keys:  # with two keys, surplus rows cannot be determined
             continue
         if schema_id is None or not delta_table.exists(spark, location):
             continue
@@ -98,8 +98,8 @@ def end_replace(
     window: Window,
     last: manifest.RecordedVersion | None,
 ) -> str | None:
-    """The rows whose keys did not come are not in the source any more. Gives what to report where
-    it is not known which keys came: then all rows stay."""
+    """Delete the rows whose keys had no change during the snapshot: they are no longer in the
+    source. Return a message for the report if these keys are not known; then all rows stay."""
     table = TableName.parse(name)
     location, keys = table_path(path, table), seen_path(path, table, window.begin_lsn)
     if not delta_table.exists(spark, location):
@@ -123,14 +123,14 @@ def _all_stay(name: str, reason: str) -> str:
 
 
 def _newest(piece: BatchSlice, name: str, last: manifest.RecordedVersion | None) -> int | None:
-    """Schema id of the newest record of a table."""
+    """Return the schema id of the newest record of a table, or None if it has none."""
     parts = [*(piece.verified.content.parts if piece.verified else ()), *piece.content.parts]
     here = {str(part.table): part.newest for part in parts}
     return here.get(name, None if last is None else last.schema_ids.get(name))
 
 
 def conclude(spark: SparkSession, path: str, piece: BatchSlice, ended: Mapping[str, Window]) -> None:
-    """What `walgate verify` waits for."""
+    """Write the results that `walgate verify` waits for."""
     if ended:
         rows = {name: piece.row_count(name) for name in ended}
         verification_results.conclude(spark, path, ended, rows, piece.content.commit_lsn)

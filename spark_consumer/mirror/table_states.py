@@ -1,18 +1,18 @@
-"""What the tables of a mirror are worth: which are still being filled, compared or replaced, and
-which stand still and why.
+"""State of each table of a mirror: whether it is being filled, compared or replaced, or is not
+updated, and why.
 
-    FILL       the table is in no version of the mirror before its SNAPSHOT_END
-    REPLACE    at SNAPSHOT_END the keys without a change since SNAPSHOT_BEGIN go
-    VERIFY     its rows are compared with what the table holds, and written nowhere but into the report
-    excluded   the table stands still at its last state, until a FILL or REPLACE has ended
-    gap        changes were lost: every table is stale until it was filled or replaced
+FILL       the table is in no version of the mirror before its SNAPSHOT_END
+REPLACE    at SNAPSHOT_END, rows whose keys had no change since SNAPSHOT_BEGIN are deleted
+VERIFY     rows read are compared with those in the table; only differences are written
+excluded   the table keeps its last state until a FILL or REPLACE has ended
+gap        changes were lost: every table is stale until it has been filled or replaced
 
-A pure fold of signs (reader/signs.py) in the order of their markers; it is kept as JSON in the
-manifest of the mirror.
+The state is a pure function of the table marks (reader/table_marks.py) in the order of their
+markers. It is stored as JSON in the mirror's manifest.
 
-The gateway ends the last table and the snapshot as a whole in one transaction, so a commit LSN does
-not order signs. `changes` is stored sorted by table, and files are read in any order: `marks_of`
-puts signs back into the order of the marker topic.
+The gateway ends the last table and the snapshot as a whole in one transaction, so commit LSNs do
+not order table marks. `changes` is sorted by table, and files are read in any order: `marks_of`
+restores the order of the marker topic.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ FILL, REPLACE, VERIFY = "FILL", "REPLACE", "VERIFY"
 
 
 _NOTHING: Mapping[str, int] = MappingProxyType({})
-# The order in which the gateway writes the markers of one transaction: (kind, whether it is that of
-# a table).
+# The order in which the gateway writes the markers of one transaction: (kind, whether the marker is
+# for one table).
 _WRITTEN = (
     *((GAP, False), (SKIP, False), (SNAPSHOT_BEGIN, False), (SNAPSHOT_BEGIN, True), (SNAPSHOT_CHUNK, True)),
     *((EXCLUDED, True), (SNAPSHOT_END, True), (SNAPSHOT_END, False)),
@@ -50,7 +50,7 @@ _RANK = {place: rank for rank, place in enumerate(_WRITTEN)}
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A sign as the mirror reads it: `table` None: all."""
+    """A table mark as the mirror reads it. `table` None: all tables."""
 
     kind: str
     table: str | None
@@ -61,8 +61,8 @@ class Mark:
 
     @property
     def place(self) -> tuple[int, int, int, int, str]:
-        """Sorts marks as their markers lie in the topic. Releases that stored no offset are
-        followed by kind: the markers of one transaction come in the same order each time."""
+        """Sort key for the order of the markers in the topic. Marks of releases that stored no
+        offset are sorted by kind: the markers of one transaction always come in the same order."""
         offset = self.facts.get(MARKER_OFFSET, -1)
         return (
             self.commit_lsn,
@@ -74,8 +74,8 @@ class Mark:
 
 
 def marks_of(rows: Iterable[Mapping[str, Any]]) -> list[Mark]:
-    """Signs as they are stored (columns of frames.RAW), in any order -> marks in the order of their
-    markers."""
+    """Return the table marks in stored rows (columns of frames.RAW, in any order), in the order of
+    their markers."""
     marks = [
         Mark(row["op"], row["table"], row["commit_lsn"], row["ordinal"], json.loads(row["value"]), row["commit_time"])
         for row in rows
@@ -85,11 +85,11 @@ def marks_of(rows: Iterable[Mapping[str, Any]]) -> list[Mark]:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A snapshot of one table: its changes from behind `begin_lsn` on tell which keys the source
+    """A snapshot of one table in progress: the changes after `begin_lsn` show which keys the source
     has.
 
-        `key`: of the table in its first rows that came (attnums, or names where those are not known);
-        `has_two_keys`: it changed.
+    `key`: the table's key in the first rows that arrived (attnums, or names if those are not
+    known); `has_two_keys`: whether it changed since.
     """
 
     snapshot_id: str
@@ -99,7 +99,7 @@ class Window:
     has_two_keys: bool = False
 
     def met(self, key: list[Any]) -> Window:
-        """Rows with this key came."""
+        """Return the window after rows with this key."""
         if self.key is None:
             return replace(self, key=key)
         return self if key == self.key else replace(self, has_two_keys=True)
@@ -107,13 +107,15 @@ class Window:
 
 @dataclass
 class TableStates:
-    """`open`: snapshots of tables. `whole`: snapshots of all tables, id -> purpose, and `done`:
-    tables that ended in one of them.
+    """States of all tables of a mirror. `open`: snapshots of single tables in progress. `whole`:
+    snapshots of all tables in progress, id -> purpose; `done`: tables that one of these has
+    completed.
 
-        `excludes`: patterns of tables that were left out so far. `filling`: tables that were not
-        complete yet. `frozen`: table -> reason. `gap`: why every table but `repaired` is stale, and
-        `gap_lsn`: a snapshot that began before does not repair it. `former`: oids of other relations
-        that had a table's name before.
+    `filling`: tables whose FILL is not complete. `frozen`: tables in quarantine, name -> reason.
+    `gap`: reason why every table except those in `repaired` is stale; `gap_lsn`: LSN of the gap,
+    which only a snapshot that began after it repairs. `excludes`: patterns of the tables left out
+    by --exclude. `former`: for a table's name, the oids of other relations that had this name
+    before.
     """
 
     open: dict[str, Window] = field(default_factory=dict)
@@ -143,7 +145,7 @@ class TableStates:
     def _begin(self, name: str | None, mark: Mark) -> None:
         purpose = mark.facts["purpose"]
         if name is None:
-            for former in set(self.whole) - {mark.facts["snapshot_id"]}:  # it was cancelled: there is one at a time
+            for former in set(self.whole) - {mark.facts["snapshot_id"]}:  # it was cancelled: only one runs at a time
                 self._end(None, {"snapshot_id": former})
             self.whole[mark.facts["snapshot_id"]] = purpose
             return
@@ -163,7 +165,7 @@ class TableStates:
         if facts["purpose"] == VERIFY:
             return
         self.filling.discard(name)
-        if window is not None:  # else nobody knows which keys came, and rows that are no longer in the source stayed
+        if window is not None:  # else the keys are not known, and rows that are no longer in the source stayed
             self.frozen.pop(name, None)
             if self.gap is not None and window.begin_lsn > self.gap_lsn:
                 self.repaired.add(name)
@@ -171,8 +173,9 @@ class TableStates:
             self.done.add(name)
 
     def _close(self, snapshot_id: str) -> None:
-        """Of tables whose own end did not come, since the snapshot was cancelled or they are no
-        longer published. A FILL leaves them incomplete."""
+        """Close the windows of tables that had no end of their own, since the snapshot was
+        cancelled or they are no longer published. Windows of a FILL stay open: the tables are
+        incomplete."""
         self.open = {
             name: window
             for name, window in self.open.items()
@@ -180,13 +183,12 @@ class TableStates:
         }
 
     def meet(self, name: str) -> None:
-        """The first rows of a table come: behind the beginning of a FILL of all tables it is not
-        complete."""
+        """Note the first rows of a table: during a FILL of all tables, the table is incomplete."""
         if FILL in self.whole.values() and name not in self.done:
             self.filling.add(name)
 
     def stale(self, tables: Iterable[str]) -> dict[str, str]:
-        """Of these tables, those that are not what the source has, and why."""
+        """Return those of these tables that differ from the source, and why."""
         gap = {} if self.gap is None else {name: self.gap for name in tables if name not in self.repaired}
         return gap | self.frozen
 
@@ -196,7 +198,7 @@ class TableStates:
 
     @classmethod
     def of(cls, text: str | None) -> TableStates:
-        """From `text`; None: of a mirror that knows of no such things."""
+        """Parse `text`; None or "": the mirror is of a release without states."""
         if not text:
             return cls()
         facts = json.loads(text)
@@ -220,8 +222,8 @@ class TableStates:
 def advance(
     standing: TableStates, marks: Sequence[Mark], first_lsns: Mapping[str, int] = _NOTHING
 ) -> tuple[TableStates, dict[str, Window]]:
-    """What is so behind these marks, and the snapshots of tables that ended among them.
-    `first_lsns`: of tables that are new, the commit LSN of their first rows."""
+    """Return the states after these marks, and the snapshots of tables that ended among them.
+    `first_lsns`: commit LSN of the first rows of each table that is new."""
     made, ended = standing.copy(), {}
     new = sorted(first_lsns.items(), key=itemgetter(1), reverse=True)
     for mark in marks:
@@ -236,8 +238,8 @@ def advance(
 
 
 def unfinished(standing: TableStates, marks: Sequence[Mark]) -> dict[str, Window]:
-    """Snapshots of tables that are over without an end of their own, since the snapshot as a whole
-    ended among these marks."""
+    """Return the snapshots of tables that are over without an end of their own, since the snapshot
+    as a whole ended or was replaced by another one among these marks."""
     made, over = standing.copy(), dict[str, Window]()
     for mark in marks:
         if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
@@ -249,15 +251,15 @@ def unfinished(standing: TableStates, marks: Sequence[Mark]) -> dict[str, Window
 
 
 def verified_chunks(marks: Iterable[Mark]) -> list[Mark]:
-    """Chunks whose rows are compared, and not written."""
+    """Return the chunks whose rows are only compared, and not written."""
     return [mark for mark in marks if mark.kind == "SNAPSHOT_CHUNK" and mark.facts["purpose"] == VERIFY]
 
 
 def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None:
-    """Commit LSN from which on only a merge knows the tables.
+    """Return the commit LSN from which on tables can be built only by a merge; None: there is none.
 
-    There a snapshot ends that replaces rows, whose keys are not kept with the changes, or a copy of
-    a table that stood still, whose rows meanwhile are in no version.
+    At that LSN a snapshot ends that replaces rows, whose keys are not kept with the changes; or the
+    new copy of a table in quarantine, whose rows are in no version until then.
     """
     made = standing.copy()
     for mark in marks:
@@ -269,12 +271,12 @@ def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None
 
 
 def first_cut(standing: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
-    """Where a batch with these marks, whose commit LSNs are these, has to be cut: what is below is
-    applied by itself first.
+    """Return the commit LSN at which a batch with these marks, and commit LSNs from `first_lsn` to
+    `last_lsn`, has to be cut, so that what is before it is applied first. None: nowhere.
 
-        Before a table is excluded, since its last state before is kept; and where a snapshot of a table
-        begins of which one has ended in this batch. A VERIFY has cuts of its own: see
-        verify.first_later_change.
+    It is cut before a table is excluded, to keep the table's last state, and where a second
+    snapshot of a table begins after one has ended in this batch. VERIFY needs further cuts: see
+    verify/comparison.first_later_change.
     """
     frozen, ended, cuts = set(standing.frozen), set[str | None](), []
     for mark in marks:

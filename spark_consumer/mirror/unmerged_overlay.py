@@ -1,12 +1,11 @@
-"""The tables of a mirror behind its last merge: what they were there, and over it the changes
-since.
+"""Tables of a mirror after its last merge: the merged tables, with the changes since then applied.
 
-They are folded by what a merge folds them with (states.py, log.py, identity.py), and what a merge
-would write comes out as a frame. What only a merge can do ends the overlay before it: see
-standing.first_unreadable.
+The changes are folded by the same code that a merge uses (fold/fold_table.py, fold/keyless_log.py,
+fold/replica_identity.py), and the rows that a merge would write are returned as a DataFrame. The
+overlay ends before a change that only a merge can apply: see table_states.first_unreadable.
 
-Of a backlog that nobody has merged, each table that is asked for is read by itself, and folded by
-Spark's workers.
+If the unmerged changes are a backlog, each table that is requested is read separately, and folded
+by Spark's workers.
 """
 
 from __future__ import annotations
@@ -64,16 +63,16 @@ if TYPE_CHECKING:
 
 
 READ_HERE = 50_000
-"""A process that reads decodes and folds no more changes by itself: whoever asks for one table of
-many, or is a notebook on a cluster, waits for its one core. A merge does it with more, since it
-needs all of them at once."""
+"""Most changes of a table that a reading process decodes and folds itself. It may want one table of
+many, or be a notebook on a cluster, and would wait for its single core. A merge folds more in its
+own process, since it needs all tables at once."""
 
 
 def lay_over(
     spark: SparkSession, path: str, base: RecordedVersion, waiting: DataFrame
 ) -> tuple[RecordedVersion, dict[str, Callable[[], DataFrame]]]:
-    """The version behind `waiting` (changes.COLUMNS, all behind `base`), and how to get each table
-    that they change."""
+    """Return the version after `waiting` (changes.COLUMNS, all after `base`), and a function for
+    each table with changes that returns its rows."""
     size = batch_size(waiting)
     marks = marks_in(waiting) if size.signs else []
     standing = TableStates.of(base.standing)
@@ -103,7 +102,8 @@ def lay_over(
 
 
 def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """As parts.look_at; of more than READ_HERE changes, without their records."""
+    """Do the same as batch_contents.summarize, but return no records if there are more than
+    READ_HERE changes."""
     if size.changes <= READ_HERE:
         return summarize(told, size)
     content = batch_content(told)
@@ -111,7 +111,8 @@ def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[Table
 
 
 def _told(waiting: DataFrame, standing: TableStates, marks: list[Mark]) -> DataFrame:
-    """Without signs, what a VERIFY only compares, and what comes for tables that stand still."""
+    """Return the changes to be applied: without table marks, rows that a VERIFY only compares, and
+    changes of tables in quarantine."""
     told = without_signs(waiting) if marks else waiting
     frozen = dict.fromkeys(standing.frozen, -1)
     for mark in marks:
@@ -126,10 +127,10 @@ def _told(waiting: DataFrame, standing: TableStates, marks: list[Mark]) -> DataF
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A table as it was merged last. `rows` None: there was none. `oid`, `key`: of its relation;
-    `others`: other tables' oids.
+    """A table as of the last merge, or with a part of its changes. `rows` None: it did not exist.
+    `oid`, `key`: those of its relation; `others`: oids of the other tables.
 
-        `shape`: of the version of its relation whose columns the rows have, where it is known.
+    `shape`: version of the relation whose columns the rows have, if it is known.
     """
 
     table: TableName
@@ -161,8 +162,8 @@ def _overlaid(
     part: TablePart,
     schemas: Mapping[int, Schema],
 ) -> DataFrame:
-    """The table behind its changes, in pieces where its key changes. Raises MirrorError where a
-    merge would."""
+    """Return the table after its changes, applied in pieces if its key changes. Raise MirrorError
+    if a merge would."""
     shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
     if isinstance(own, pa.Table) or part.changes <= READ_HERE:
         own = within_reach(spark, own, part, len(shapes[part.newest].columns))
@@ -255,7 +256,8 @@ def _in_columns(
     *,
     casts: bool,
 ) -> DataFrame:
-    """As a merge would make them: with Mirror._refit, or target.align."""
+    """Return the rows in the columns that a merge would give them, by `rewrite_columns.fitted` or
+    `delta_table.align`."""
     if before is not None and before.oid == after.oid:
         change = change_of_columns(before, after, missing_values(shapes))
         if not change.is_plain(before.columns):
@@ -264,8 +266,8 @@ def _in_columns(
 
 
 def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
-    """With exactly these columns, as target.align would make them: a value of another type is cast
-    if `casts`, else null."""
+    """Return the rows with exactly these columns, as `delta_table.align` does: a value of another
+    type is cast if `casts`, else null."""
     there = {field.name: field.dataType for field in frame.schema}
     wants = {field.name: field.dataType for field in wanted}
     special = special_texts(there, wants)

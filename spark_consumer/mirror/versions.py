@@ -1,8 +1,8 @@
-"""All tables of a mirror as one transaction of the source left them, at any commit LSN of which the
-changes are kept.
+"""Access to all tables of a mirror as one transaction of the source left them, at any commit LSN
+for which the changes are kept.
 
-A row of the manifest says which versions of the tables belong together; the changes after it lie
-over them: see overlay.py.
+A row of the manifest lists the versions of the tables that belong together; later changes are
+applied to them when they are read: see unmerged_overlay.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class MirrorVersion(Mapping[str, DataFrame]):
     """
 
     def __init__(self, source: RecordedVersion, frames: Mapping[str, Callable[[], DataFrame]]) -> None:
-        """`frames`: of the complete tables; each is called once, when somebody wants the table."""
+        """`frames`: a function for each complete table, called once, when the table is first
+        requested."""
         self._makers = frames
         self._frames: dict[str, DataFrame] = {}
         self.commit_lsn = source.commit_lsn
@@ -61,15 +62,15 @@ class MirrorVersion(Mapping[str, DataFrame]):
 
 
 def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> MirrorVersion:
-    """All tables after the last transaction that is not after `at`: "latest", a commit LSN (text or
-    number) or a commit time.
+    """Return all tables after the last transaction that is not after `at`: "latest", a commit LSN
+    (text or number) or a commit time.
 
-        Where the changes up to there are not kept any more, after the last merge before it. Raises
-        MirrorError.
+    If the changes up to `at` are no longer kept, return the tables after the last merge before
+    `at`. Raise MirrorError.
     """
     check_form(spark, path)
     appended = changes.appended_lsn(spark, path)
-    kept = changes.pinned(spark, path)  # before the manifest is read: what is pruned later, a version in there has
+    kept = changes.pinned(spark, path)  # before the manifest, a version of which then has all that is pruned later
     found, last_lsn = None, appended
     if kept is not None and exists(spark, manifest_path(path)):
         found = find(spark, path, at)
@@ -80,7 +81,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
         if found is not None and last_lsn > found.commit_lsn:
             found = find(spark, path, last_lsn)
         waiting = changes.between(kept, -1 if found is None else found.commit_lsn, last_lsn)
-        if found is None:  # asked last: only then may older versions have gone
+        if found is None:  # checked last: it turns false before older versions are removed
             is_laid_over = not waiting.isEmpty() and changes.begin_with_mirror(spark, path)
         else:
             is_laid_over = last_lsn > found.commit_lsn
@@ -98,11 +99,11 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
 
 
 def register(spark: SparkSession, path: str, at: str | int | datetime = "latest", schema: str = "") -> MirrorVersion:
-    """Makes temporary views of all tables as of one commit, for SQL: `public_orders` is
+    """Make temporary views of all tables as of one commit, for SQL: `public_orders` is
     public.orders.
 
-        With `schema` only the tables of that schema, under their own names. The views of an earlier
-        call are replaced, and those of tables that are no longer there are dropped. Raises MirrorError.
+    With `schema`, only of the tables in that schema, under their own names. Views of an earlier
+    call are replaced, and those of tables that no longer exist are dropped. Raise MirrorError.
     """
     version = read(spark, path, at)
     names: dict[str, str] = {}
@@ -125,14 +126,14 @@ def register(spark: SparkSession, path: str, at: str | int | datetime = "latest"
 
 
 _registered: dict[tuple[SparkSession, str, str], set[str]] = {}
-"""Views by session, path and schema."""
+"""Names of the views by session, path and schema."""
 
 
 def _of_scope(
     frames: dict[str, Callable[[], DataFrame]], noted: Mapping[str, Any]
 ) -> dict[str, Callable[[], DataFrame]]:
-    """Without tables that the mirror leaves out now: their changes do not come any more. `noted`:
-    manifest.noted_options."""
+    """Drop tables that are left out of the mirror now, since it no longer gets their changes.
+    `noted`: manifest.noted_options."""
     tables, exclude = [TableName.parse(name) for name in noted.get("tables", [])], noted.get("exclude", [])
     return table_selection.wanted(frames, tables, exclude)
 

@@ -1,12 +1,13 @@
-"""One writer a mirror: whoever opened it last.
+"""Exclusive right to write to a mirror, held by the writer that opened it last.
 
-Each writer takes an epoch, a Delta transaction version of the manifest: a number above that of the
-writer before, and from the clock, so that two never have the same. A writer that finds another
-epoch than its own stops. Delta itself refuses the second of two commits that were begun at once for
-one application id, and a commit during which the writer changes (`held`). Who appends to `changes`
-has an epoch there, and who merges one in the manifest: a job has both, unless `walgate merge` has
-taken the second. That notes at its end that its epoch is given back: the job takes the second
-again.
+Each writer takes an epoch, stored as a Delta transaction version of the manifest: a number above
+that of the former writer, taken from the clock so that no two are equal. A writer that finds
+another epoch than its own stops. Delta itself refuses the second of two concurrent commits with the
+same application id, and a commit during which the writer changes (`held`).
+
+Appending to `changes` and merging have one epoch each, stored in `changes` and in the manifest. A
+job has both, unless `walgate merge` has taken the second. At its end `walgate merge` notes that its
+epoch is given back, and the job takes the second again.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from spark_consumer.mirror.paths import FORM, changes_path, manifest_path, refus
 
 WRITER = "walgate-writer"
 _GIVEN_BACK = "walgate-writer-ended"
-"""Its version is the epoch of a writer that has ended and leaves the mirror to the one before
-it."""
+"""Application whose version is the epoch of a writer that has ended and leaves the mirror to the
+former one."""
 CONFLICTS = (ConcurrentTransactionException, Superseded)
-"""What a write raises where another writer has the mirror now."""
+"""Errors of a write after another writer has taken over the mirror."""
 _ATTEMPTS = 5
 
 
 def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
-    """Takes the mirror over; its epoch. `nothing`: no row, in the columns of the manifest, which is
-    made where there is none."""
+    """Take over the mirror and return the epoch. `nothing`: an empty DataFrame in the columns of
+    the manifest, which is created if it does not exist."""
     return _claim(spark, path, manifest_path(path), nothing)
 
 
 def claim_appends(spark: SparkSession, path: str, nothing: DataFrame) -> int:
-    """The same of the right to append to `changes`, which is there."""
+    """Do the same as `claim` for the right to append to `changes`, which exists."""
     return _claim(spark, path, changes_path(path), nothing)
 
 
@@ -57,8 +58,8 @@ def _claim(spark: SparkSession, path: str, location: str, nothing: DataFrame) ->
 
 
 def give_back(spark: SparkSession, path: str, epoch: int, nothing: DataFrame) -> None:
-    """Leaves the mirror to the writer before; nothing where another one has it by now. `nothing`:
-    as for `claim`."""
+    """Leave the mirror to the former writer; do nothing if another one has taken it over.
+    `nothing`: as for `claim`."""
     location = manifest_path(path)
     for _ in range(_ATTEMPTS):
         if transaction_version(spark, location, WRITER) != epoch:
@@ -74,38 +75,38 @@ def is_given_back(spark: SparkSession, path: str) -> bool:
 
 
 def held(epoch: int) -> dict[str, int]:
-    """What a commit of the writer expects to be noted (direct.append)."""
+    """Return what a commit of this writer expects to be noted (delta_append.append)."""
     return {WRITER: epoch}
 
 
 def check(spark: SparkSession, path: str, epoch: int) -> None:
-    """Raises WriterSuperseded where another writer has the mirror now."""
+    """Raise WriterSuperseded if another writer has taken over the mirror."""
     if transaction_version(spark, manifest_path(path), WRITER) != epoch:
         raise taken_over(path)
 
 
 def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int | None = None) -> None:
-    """Raises WriterSuperseded where another writer appends now, or has appended behind
-    `appended_lsn` (-1: anything)."""
+    """Raise WriterSuperseded if another writer has taken over the appends, or if the last append is
+    not at `appended_lsn` (-1: there is none; None: do not check this)."""
     writer, appended = transaction_versions(spark, changes_path(path), WRITER, APPLICATION)
     if writer != epoch or appended_lsn not in (None, -1 if appended is None else appended):
         raise taken_over(path)
 
 
 def check_form(spark: SparkSession, path: str) -> None:
-    """Raises MirrorError where this release does not know the form of the mirror."""
+    """Raise MirrorError if this release does not know the format version of the mirror."""
     location = manifest_path(path)
     refuse_newer(path, transaction_version(spark, location, FORM) if exists(spark, location) else None)
 
 
 def note_form(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> None:
-    """From now on releases that do not know this form refuse the mirror; once. `nothing`: as for
-    `claim`."""
+    """Note the format version, once: releases that do not know it refuse the mirror. `nothing`: as
+    for `claim`."""
     write_once(nothing, manifest_path(path), "append", form, application=FORM, merge_schema=True)
 
 
 class WriterSuperseded(MirrorError):
-    """Another writer has the mirror now."""
+    """Another writer has taken over the mirror."""
 
 
 def taken_over(path: str) -> WriterSuperseded:

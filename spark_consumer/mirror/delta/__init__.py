@@ -1,2 +1,2 @@
-"""The tables of a mirror as Delta Lake keeps them: its log, its files, how they are written, merged
-and cleaned up."""
+"""A mirror's tables in Delta Lake: their logs and files, and how they are written, merged and
+cleaned up."""

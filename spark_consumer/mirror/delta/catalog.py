@@ -1,9 +1,9 @@
-"""Names in a catalog of Spark for the tables of a mirror (--catalog): external tables over their
+"""Registration of a mirror's tables in a Spark catalog (--catalog), as external tables over their
 directories.
 
-A table gets its name with the first version of the mirror that has all its rows, and keeps it. The
-rows, columns and properties are in Delta's log, wherever they are read from: the catalog only says
-where that is.
+A table gets its name with the first version of the mirror that has all its rows, and keeps it. Its
+rows, columns and properties are always read from the Delta log: the catalog only stores the
+location.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from spark_consumer.mirror.paths import table_path
 from spark_consumer.tables import TableName
 
 _PROBLEMS = (PySparkException, Py4JJavaError)
-"""PySpark has classes of its own for some of Java's exceptions; those of a metastore or a REST
-catalog come as they are."""
+"""PySpark has its own classes for some of Java's exceptions; those of a metastore or a REST catalog
+arrive as Py4JJavaError."""
 
 
 @dataclass
 class Catalog:
-    """`name`: of the catalog in Spark's settings, `spark_catalog` or another; `path`: of the
-    mirror."""
+    """A catalog for the tables of a mirror. `name`: its name in Spark's settings, `spark_catalog`
+    or another; `path`: that of the mirror."""
 
     name: str
     path: str
     _registered: set[str] = field(default_factory=set, init=False)
-    _told: dict[str, str] = field(default_factory=dict, init=False)  # of tables that could not be registered, why
+    _told: dict[str, str] = field(default_factory=dict, init=False)  # tables that could not be registered, and why
 
     def check(self, spark: SparkSession) -> None:
-        """Raises OptionError where Spark has no such catalog, or cannot reach it."""
+        """Raise OptionError if Spark has no such catalog, or cannot reach it."""
         try:
             spark.sql(f"SHOW SCHEMAS IN {quoted(self.name)}").head()
         except _PROBLEMS as problem:
@@ -46,8 +46,9 @@ class Catalog:
             ) from problem
 
     def register(self, spark: SparkSession, tables: Iterable[str]) -> list[str]:
-        """Of these tables, those that have no name yet. What a person should know: a name that is
-        in use, or not allowed there, leaves the mirror itself as it is."""
+        """Register those of these tables that have no name yet. Return messages for the operator
+        about names that are in use or not allowed in the catalog; the mirror itself is
+        unaffected."""
         notes = []
         for text in sorted(set(tables) - self._registered):
             table = TableName.parse(text)
@@ -57,7 +58,7 @@ class Catalog:
                 spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quoted(self.name)}.{quoted(table.namespace)}")
                 spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{literal(location)}'")
                 there = _location(spark, name)
-            except _PROBLEMS as problem:  # it may pass: the next version of the mirror tries again
+            except _PROBLEMS as problem:  # perhaps temporary: the next version of the mirror tries again
                 if _first_line(problem) != self._told.get(text):
                     notes.append(f"{text} was not registered in catalog {self.name}: {_first_line(problem)}")
                 self._told[text] = _first_line(problem)

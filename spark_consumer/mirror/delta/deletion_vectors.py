@@ -1,4 +1,4 @@
-"""Deletion vectors of Delta: which rows of a Parquet file are no longer there.
+"""Delta's deletion vectors, which list the deleted rows of a Parquet file.
 
 Protocol: https://github.com/delta-io/delta/blob/master/PROTOCOL.md#deletion-vector-format; the
 bitmaps in it: https://github.com/RoaringBitmap/RoaringFormatSpec
@@ -20,7 +20,7 @@ from spark_consumer.errors import MirrorError
 
 Places = npt.NDArray[np.uint64]
 
-# Z85 and Python's base85 differ in their alphabets only.
+# Z85 and Python's base85 differ only in their alphabets.
 _Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _TO_B85 = bytes.maketrans(_Z85, _B85)
@@ -28,19 +28,20 @@ _UUID_CHARACTERS = 20
 
 _MAGIC = 1681511377
 _WITH_RUNS, _WITHOUT_RUNS = 12347, 12346
-_OFFSETS_FROM = 4  # containers, of a bitmap that has runs
+_OFFSETS_FROM = 4  # a bitmap with runs has offsets only from this many containers on
 _ARRAY_LIMIT = 4096
 _BITMAP_BYTES = 8192
 
 
 def unique_id(vector: dict[str, Any] | None) -> str | None:
-    """Which vector a file has; a file of the log is told by its path and this."""
+    """Return the id of a file's deletion vector. The log identifies a file by its path and this
+    id."""
     return None if vector is None else f"{vector['storageType']}{vector['pathOrInlineDv']}@{vector.get('offset')}"
 
 
 def deleted_places(folder: Path, vector: dict[str, Any]) -> Places:
-    """Places of the deleted rows, from 0, of a file of the table in `folder`. `vector`: its
-    descriptor in the log."""
+    """Return the positions, from 0, of the deleted rows in a file of the table in `folder`.
+    `vector`: the descriptor of the deletion vector in the log."""
     text = str(vector["pathOrInlineDv"])
     if vector["storageType"] == "i":
         return read_bitmaps(_z85(text))
@@ -57,7 +58,8 @@ def _z85(text: str) -> bytes:
 
 
 def _stored(path: Path, offset: int, size: int) -> bytes:
-    """Length, bytes and checksum lie in the file. Raises MirrorError."""
+    """Return the data of a deletion vector in a file, which also has its length and checksum. Raise
+    MirrorError."""
     with path.open("rb") as file:
         file.seek(offset)
         found = file.read(size + 8)
@@ -70,8 +72,8 @@ def _stored(path: Path, offset: int, size: int) -> bytes:
 
 
 def read_bitmaps(data: bytes) -> Places:
-    """Of a RoaringBitmapArray: 32-bit bitmaps, each with the upper half of its places. Raises
-    MirrorError."""
+    """Return the positions in a RoaringBitmapArray: 32-bit bitmaps, each with the upper half of its
+    positions. Raise MirrorError."""
     magic, count = struct.unpack_from("<iq", data)
     if magic != _MAGIC:
         raise MirrorError(f"a deletion vector has an unknown format ({magic})", hint="Read the table with Spark.")
@@ -84,7 +86,7 @@ def read_bitmaps(data: bytes) -> Places:
 
 
 def _read_bitmap(data: bytes, at: int) -> tuple[Places, int]:
-    """Places, and where the bitmap ends."""
+    """Return the positions in the bitmap at `at`, and where it ends."""
     (cookie,) = struct.unpack_from("<I", data, at)
     has_runs = cookie & 0xFFFF == _WITH_RUNS
     if has_runs:

@@ -1,8 +1,8 @@
-"""Appends to a Delta table by Delta's own transaction, as its writer makes them with txnAppId and
-txnVersion.
+"""Appends to a Delta table in Delta's own transaction, equivalent to a DataFrameWriter with
+txnAppId and txnVersion.
 
-For these two, the writer reads the log of the table, which is a job for every version. The checksum
-that Delta keeps beside a version says the same.
+For these two options, the writer reads the log of the table, which is a job for every version. The
+checksum that Delta stores beside a version contains the same information.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _DELTA = "org.apache.spark.sql.delta"
 
 
 class Superseded(Exception):
-    """Another writer has noted another version of an application than was expected."""
+    """Another writer has noted a version of an application other than the expected one."""
 
 
 def append(
@@ -31,13 +31,13 @@ def append(
     expected: Mapping[str, int] = NOTHING,
     note: str | None = None,
 ) -> bool:
-    """One commit, once for this version (`number`) of the application. False: nothing was written,
-    for Delta's writer is needed: there is no table, it has other columns, or no checksum that knows
-    its applications.
+    """Append in one commit, once for this version (`number`) of the application. Return False if
+    nothing was written and Delta's writer is needed: the table does not exist, has other columns,
+    or has no checksum that lists its applications.
 
-    `expected`: what other applications have noted. `note`: userMetadata of the commit. Raises
-    Superseded where one has noted something else, and what Delta raises:
-    ConcurrentTransactionException where one does so during this commit.
+    `expected`: versions that other applications have noted. `note`: userMetadata of the commit.
+    Raise Superseded if another version was noted, and Delta's ConcurrentTransactionException if one
+    is noted during this commit.
     """
     with activated(frame.sparkSession):
         return _append(frame, location, application, number, expected, note)
@@ -52,7 +52,7 @@ def _append(
     snapshot = transaction.snapshot()
     noted = noted_versions(snapshot)
     rows = java_frame(frame)
-    if noted is None and expected:  # Delta's writer would not look at them
+    if noted is None and expected:  # Delta's writer would not check `expected`
         noted = versions_in_log(snapshot, (application, *expected))
     if noted is None:
         return False
@@ -67,7 +67,7 @@ def _append(
         raise Superseded(location)
     if noted.get(application, -1) >= number:
         return True
-    for name in (application, *expected):  # another commit of these meanwhile is a conflict
+    for name in (application, *expected):  # so that a concurrent commit of one of these conflicts
         transaction.readTxn().addOne(name)
     actions = transaction.writeFiles(rows)
     now = java_class(spark, "java.lang.System").currentTimeMillis()

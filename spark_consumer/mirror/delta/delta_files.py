@@ -1,8 +1,8 @@
-"""A Delta table of a mirror read without Spark: its log replayed to one version, its Parquet files
-by pyarrow.
+"""Reader for a mirror's Delta tables without Spark: replays the log to a version, and reads the
+Parquet files with pyarrow.
 
-Enough for tables that this package writes (classic checkpoints, column mapping by name, deletion
-vectors, no partitions); anything else is refused. Protocol:
+It supports the tables that this package writes (classic checkpoints, column mapping by name,
+deletion vectors, no partitions), and refuses anything else. Protocol:
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -29,9 +29,9 @@ _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 
 @dataclass
 class DeltaFiles:
-    """One version of a table: `columns` maps each column's name to the name it has in the files.
+    """A version of a table. `columns` maps each column's name to its name in the files.
 
-    `files`: a path and the id of its deletion vector -> that vector's descriptor. `transactions`:
+    `files`: (path, id of the deletion vector) -> descriptor of that vector. `transactions`:
     application -> its version.
     """
 
@@ -42,7 +42,8 @@ class DeltaFiles:
     transactions: dict[str, int] = field(default_factory=dict)
 
     def batches(self) -> Iterator[pa.Table]:
-        """One Arrow table a file; a column that the file does not have is null, of type null."""
+        """Yield one Arrow table for each file. A column that the file does not have is null, of
+        type null."""
         for (path, _), vector in self.files.items():
             file = pq.ParquetFile(self.folder / unquote(path), coerce_int96_timestamp_unit="us")
             there = set(file.schema_arrow.names)
@@ -58,8 +59,8 @@ class DeltaFiles:
             yield rows
 
     def apply(self, action: dict[str, Any]) -> None:
-        """One action of the log. A null member is an action of another kind (checkpoints have all
-        kinds as columns)."""
+        """Apply one action of the log. Members for other kinds of actions are null: checkpoints
+        have all kinds as columns."""
         if added := action.get("add"):
             vector = added.get("deletionVector")
             self.files[added["path"], unique_id(vector)] = vector
@@ -74,7 +75,7 @@ class DeltaFiles:
 
 
 def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
-    """The table at a version, or the newest. Raises MirrorError when there is no such table or
+    """Return a version of the table, or the newest. Raise MirrorError if there is no such table or
     version."""
     log = folder / "_delta_log"
     names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []

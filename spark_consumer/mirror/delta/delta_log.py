@@ -1,7 +1,8 @@
-"""The entries of a Delta table's log, and which of them no version from a given one on needs.
+"""Entries of a Delta table's log, and which of them are not needed from a given version on.
 
-Removed as Delta's protocol says (section "Metadata Cleanup"): everything below the last checkpoint
-up to that version. Delta's own clean-up goes by time alone, and keeps up to a day more.
+Entries are removed as Delta's protocol describes it (section "Metadata Cleanup"): all before the
+last checkpoint up to that version. Delta's own clean-up goes by time alone, and keeps up to a day
+more.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from spark_consumer.jvm import file_names, hadoop_path, java_log, java_session, 
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
-# Checkpoints of other kinds are Delta's own matter: a log that has one is not touched.
+# Checkpoints of other kinds are left to Delta: nothing is removed from a log that has one.
 _ENTRY = re.compile(r"(\d{20})\.(?:json|crc|checkpoint\.parquet|\d{20}\.compacted\.json)")
 
 
@@ -33,18 +34,18 @@ def committed_at(spark: SparkSession, location: str, version: int) -> datetime:
 
 
 def _checkpoints(names: Sequence[str]) -> list[int]:
-    """Versions of those among these names."""
+    """Return the versions of the checkpoints among these names."""
     return [int(match[1]) for name in names if (match := _CHECKPOINT.fullmatch(name))]
 
 
 def _versions(names: Sequence[str]) -> list[int]:
-    """Of the commits among these names, in the order of the names."""
+    """Return the versions of the commits among these names, in the order of the names."""
     return [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
 
 
 def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Version and actions of each commit, newest first; it ends before the first one that is not
-    there."""
+    """Yield version and actions of each commit, newest first, up to the first one that is
+    missing."""
     versions = set(_versions(entries(spark, location)))
     version = max(versions, default=-1)
     store, make_path = java_log(spark, location).store(), path_class(spark)
@@ -56,21 +57,22 @@ def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, list[dict
 
 
 def version_at(spark: SparkSession, location: str, names: Sequence[str], time: datetime) -> int:
-    """The newest version that was committed before `time`, or the oldest that is there."""
+    """Return the newest version that was committed at or before `time`, or the oldest that
+    exists."""
     versions = _versions(names)
     later = bisect_right(versions, time, key=lambda version: committed_at(spark, location, version))
     return versions[max(later - 1, 0)]
 
 
 def checkpoint(spark: SparkSession, location: str, every: int) -> None:
-    """Writes one where so many commits came behind the last."""
+    """Write a checkpoint if there are at least `every` commits after the last one."""
     names = entries(spark, location)
     if max(_versions(names), default=0) - max(_checkpoints(names), default=0) >= every:
         java_log(spark, location).checkpoint()
 
 
 def needless(names: Sequence[str], version: int) -> list[str]:
-    """Those of `names` without which all versions from `version` on can still be read."""
+    """Return those of `names` without which all versions from `version` on can still be read."""
     last = max((found for found in _checkpoints(names) if found <= version), default=0)
     if any(".checkpoint." in name and not _CHECKPOINT.fullmatch(name) for name in names):
         return []
@@ -78,7 +80,7 @@ def needless(names: Sequence[str], version: int) -> list[str]:
 
 
 def remove(spark: SparkSession, location: str, names: Sequence[str]) -> None:
-    """Oldest first: a log that is cut off on the way has no gap."""
+    """Remove log entries, oldest first: if this is interrupted, the log has no gap."""
     for name in names:
         path, files = hadoop_path(spark, f"{_folder(location)}/{name}")
         files.delete(path, False)

@@ -1,9 +1,9 @@
-"""Delta tables of a mirror: how they are made, how they get and lose columns, which version they
-have.
+"""Delta tables of a mirror: how they are created, how their columns change, and their versions and
+properties.
 
-Columns are mapped by name (delta.columnMapping.mode) where a name needs it, and from the moment
-when a column is dropped: not all that reads Delta knows of it, and some readers show NULL instead
-of the values of such a table.
+Columns are mapped by name (delta.columnMapping.mode) only if a name requires it, or once a column
+is dropped: not every reader of Delta supports it, and some show NULL instead of the values of such
+a table.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import delta_log, hadoop_path, java_class, java_log, java_snapshot
 from spark_consumer.mirror.spark_settings import settings
 
-# Application ids of Delta's transactions: a table belongs to one mirror or changelog, and versions
-# are commit LSNs, which rise.
+# Application ids of Delta's transactions: a table belongs to one mirror or changelog. Their
+# versions are commit LSNs, which only increase.
 APPLICATION = "walgate-mirror"
 CHANGELOG = "walgate-changelog"
-# Of a table whose columns Parquet cannot name, or that loses a column.
+# Properties of a table with a column name that Parquet does not allow, or from which a column is
+# dropped.
 MAPPED = {"delta.columnMapping.mode": "name"}
-# Of a table in which rows are changed: a merge writes which rows went beside the files, instead of
-# the files anew.
+# Properties of a table in which rows change: a merge stores which rows of a file are deleted,
+# instead of rewriting the file.
 DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
-# upkeep.py removes log entries by version; Delta's own clean-up goes by their age, whatever
-# versions of the mirror need.
+# delta_log.py removes log entries by version; Delta's own clean-up goes by their age, even if
+# versions of the mirror need them.
 _NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
 _REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
-# userMetadata of a commit by which the mirror rewrites a table.
+# userMetadata of a commit in which the mirror rewrites a table.
 _OWN = "walgate"
-# In a name, what Delta refuses without them being mapped.
+# Characters that Delta refuses in the names of unmapped columns.
 _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
 
 def properties(columns: Iterable[str], *, deletion_vectors: bool = False) -> dict[str, str]:
-    """Of a table that is made with these columns."""
+    """Return the properties of a new table with these columns."""
     mapped = MAPPED if needs_mapping(columns) else {}
     return {**_NO_CLEANUP, **mapped, **(DELETION_VECTORS if deletion_vectors else {})}
 
 
 def needs_mapping(columns: Iterable[str]) -> bool:
-    """Whether Delta takes columns of these names only mapped."""
+    """Return whether Delta requires column mapping for these names."""
     return any(map(_REFUSED.search, columns))
 
 
 def map_columns(spark: SparkSession, location: str) -> None:
-    """Where they are not yet: a commit without data, that asks for readers and writers of a newer
-    protocol."""
+    """Turn column mapping on, if it is off: a commit without data, after which readers and writers
+    need a newer version of the protocol."""
     if java_snapshot(spark, location).metadata().columnMappingMode().name() == "none":
         listed = ", ".join(f"'{name}' = '{value}'" for name, value in MAPPED.items())
         versions = "'delta.minReaderVersion' = '2', 'delta.minWriterVersion' = '5'"
@@ -66,19 +67,19 @@ def exists(spark: SparkSession, location: str) -> bool:
 
 
 def rewrite(rows: DataFrame, location: str) -> None:
-    """A table as a whole with other columns, before a batch is written. `was_overwritten` does not
-    take it for a person's."""
+    """Overwrite a table as a whole, with other columns, before a batch is written.
+    `was_overwritten` does not count this commit."""
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer.option("userMetadata", _OWN).save(location)
 
 
 def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool = True) -> None:
-    """Gives a table exactly the wanted columns. Each step is a commit of its own and is not
-    repeated when it is there already.
+    """Give a table exactly the wanted columns. Each step is a separate commit, and is skipped if it
+    was made before.
 
-        A new column is null in the rows that are there; a column whose type changed is cast (if not
-        `casts`: null as well), which rewrites the table. Texts of special values go before their column
-        does, or another column of its name would have them later.
+    A new column is null in existing rows. A column whose type changed is cast (without `casts`:
+    null as well), which rewrites the table. A column's special texts are removed before the column
+    is, otherwise a later column of the same name would get them.
     """
     there = {field.name: field.dataType for field in spark.read.format("delta").load(location).schema}
     wants = {field.name: field.dataType for field in wanted}
@@ -99,22 +100,22 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
 
 
 def special_texts(there: Mapping[str, DataType], wants: Mapping[str, DataType]) -> str | None:
-    """The column with texts of special values, where columns come or go. None: none, or it is
-    another one."""
+    """Return the name of the column with special texts if columns are added or dropped. Return None
+    if none are, or if that column has another name before than after."""
     maps = (name for name, kind in wants.items() if isinstance(kind, MapType) and isinstance(there.get(name), MapType))
     return next(maps, None) if there.keys() != wants.keys() else None
 
 
 def kept_texts(special: str, names: Iterable[str]) -> Column:
-    """The texts that belong to these columns; null: none."""
+    """Return the special texts that belong to these columns, or null if there are none."""
     kept = f.map_filter(quoted(special), lambda name, _: name.isin(sorted(names)))
     return f.when(f.size(kept) > 0, kept)
 
 
 def _forget_texts(spark: SparkSession, location: str, special: str, names: Iterable[str]) -> None:
-    """All but those of these columns. Only files with rows that have others are written: that is
-    rare, and tables are large. Done where a column comes, too: an older release left the texts of
-    dropped ones."""
+    """Remove all special texts except those of these columns. Only files with rows that have others
+    are written: such rows are rare, and tables are large. Also called when a column is added, since
+    an older release left the texts of dropped ones."""
     texts = f.col(quoted(special))
     has_others = f.exists(f.map_keys(texts), lambda name: ~name.isin(sorted(names)))
     DeltaTable.forPath(spark, location).update(
@@ -123,7 +124,8 @@ def _forget_texts(spark: SparkSession, location: str, special: str, names: Itera
 
 
 def _cast(spark: SparkSession, location: str, changed: dict[str, DataType], *, keeps_values: bool) -> None:
-    """ALTER COLUMN TYPE in PostgreSQL rewrites the rows without telling the stream: so do we."""
+    """Rewrite the rows with other column types, as PostgreSQL does for ALTER COLUMN TYPE without an
+    event in the stream."""
     frame: DataFrame = spark.read.format("delta").load(location)
     columns = [
         (f.col(quoted(name)) if keeps_values else f.lit(None)).cast(changed[name]).alias(name)
@@ -143,7 +145,7 @@ def quoted(name: str) -> str:
 
 
 def literal(text: str) -> str:
-    """What stands between single quotes in SQL."""
+    """Escape a text for use between single quotes in SQL."""
     return text.replace("\\", "\\\\").replace("'", "\\'")
 
 
@@ -161,13 +163,13 @@ def note_property(spark: SparkSession, location: str, name: str, text: str) -> N
 
 
 def remove(spark: SparkSession, location: str) -> None:
-    """A folder with all that is in it, if it is there."""
+    """Remove a directory and its contents, if it exists."""
     path, files = hadoop_path(spark, location)
     files.delete(path, True)
 
 
 def write_text(spark: SparkSession, location: str, text: str) -> None:
-    """A file in place of the one that may be there."""
+    """Write a file, replacing any that exists."""
     path, files = hadoop_path(spark, location)
     out = files.create(path, True)
     try:
@@ -181,8 +183,8 @@ def version(spark: SparkSession, location: str) -> int:
 
 
 def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
-    """Delta refuses a version that was committed more than a week ago, even where it was replaced a
-    moment ago."""
+    """Return a table at a version, without Delta's check, which refuses a version that was
+    committed more than a week ago, even if it was replaced a moment ago."""
     with settings(spark, {_REFUSES_OLD: "false"}):
         reader: Any = spark.read.format("delta").option("versionAsOf", number)
         frame: DataFrame = reader.load(location)
@@ -190,15 +192,16 @@ def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
 
 
 def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
-    """Whether somebody else than the mirror rewrote the whole table after the version `since`."""
+    """Return whether someone other than the mirror rewrote the whole table after the version
+    `since`."""
     later = DeltaTable.forPath(spark, location).history().where(f.col("version") > since)
     whole = (f.col("operationParameters.mode") == "Overwrite") | f.col("operation").contains("REPLACE TABLE")
     return not later.where(whole & ~f.col("userMetadata").eqNullSafe(_OWN)).isEmpty()
 
 
 def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) -> int:
-    """How many of its files are smaller. Where there are fewer than `enough` in all: those, which
-    costs no job."""
+    """Return the number of files smaller than `size` bytes. If the table has fewer than `enough`
+    files, return their number instead, which costs no job."""
     snapshot = java_snapshot(spark, location)
     checksum = snapshot.checksumOpt()
     if checksum.isDefined() and checksum.get().numFiles() < enough:
@@ -207,14 +210,14 @@ def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) 
 
 
 def byte_count(spark: SparkSession, location: str) -> int | None:
-    """Of its files; None: only a job would tell."""
+    """Return the total size of the table's files; None if that would take a job."""
     checksum = java_snapshot(spark, location).checksumOpt()
     return int(checksum.get().tableSizeBytes()) if checksum.isDefined() else None
 
 
 def own_retention_s(spark: SparkSession, location: str) -> float:
-    """For how long a table's own Delta properties say that its files and log entries stay; 0: they
-    do not say."""
+    """Return for how many seconds a table's own Delta properties keep its files and log entries; 0
+    if none is set."""
     metadata = java_snapshot(spark, location).metadata()
     log = java_log(spark, location)
     found = {
@@ -227,24 +230,25 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 
 
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
-    """For how long the log of a table says which files were replaced, by the properties that it had
-    at a version."""
+    """Return for how many seconds the log of a table lists replaced files, by the properties at a
+    version."""
     metadata = java_snapshot(spark, location, version).metadata()
     return float(delta_log(spark).tombstoneRetentionMillis(metadata)) / 1000
 
 
 def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:
-    """From now on; what the log has forgotten does not come back."""
+    """Make the log list replaced files for this long from now on; forgotten ones do not come
+    back."""
     spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ('{_TOMBSTONES}' = 'interval {hours} hours')")
 
 
 def transaction_version(spark: SparkSession, location: str, application: str) -> int | None:
-    """What an application last noted of itself in a table; None: nothing."""
+    """Return the version that an application last noted in a table, or None."""
     return transaction_versions(spark, location, application)[0]
 
 
 def transaction_versions(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
-    """The same of several, at once."""
+    """Do the same as `transaction_version` for several applications at once."""
     snapshot = java_snapshot(spark, location)
     noted = noted_versions(snapshot)
     if noted is None:
@@ -253,8 +257,8 @@ def transaction_versions(spark: SparkSession, location: str, *applications: str)
 
 
 def noted_versions(snapshot: Any) -> dict[str, int] | None:
-    """Of each application, the version that it last noted in a table, by the checksum; None: it
-    does not say."""
+    """Return the version that each application last noted in a table, from the checksum; None if
+    the checksum does not list them."""
     checksum = snapshot.checksumOpt()
     listed = checksum.get().setTransactions() if checksum.isDefined() else None
     if listed is None or not listed.isDefined():
@@ -264,15 +268,15 @@ def noted_versions(snapshot: Any) -> dict[str, int] | None:
 
 
 def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int]:
-    """The same of these applications, from the log of the table, which is a job."""
+    """Return the same for these applications from the log of the table, which takes a job."""
     listed = snapshot.transactions()
     found = {name: listed.get(name) for name in applications}
     return {name: int(version.get()) for name, version in found.items() if version.isDefined()}
 
 
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:
-    """The commit LSN of the last batch that a table took in. Raises MirrorError when another writer
-    made the table."""
+    """Return the commit LSN of the last batch that was applied to a table. Raise MirrorError if
+    another program created the table."""
     found = transaction_version(spark, location, application)
     if found is None:
         raise MirrorError(

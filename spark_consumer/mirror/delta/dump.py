@@ -1,10 +1,10 @@
-"""The rows of a local mirror as text that PostgreSQL reads back exactly, or as Parquet. No Spark,
-no Java: half a second.
+"""Output of a local mirror's rows as text that PostgreSQL reads back exactly, or as Parquet. It
+needs neither Spark nor Java, and takes half a second.
 
 JSON lines: for each table a header {"table": ..., "columns": [...], "commit_lsn": ...}, then one
-array a row: null or text. Floats have their shortest exact form, bytes are \\x..., arrays are
-PostgreSQL's literals, a value in `_special` is its own text. Of a table without replica identity
-the rows are those that its log adds up to.
+array for each row, of nulls and texts. Floats have their shortest exact form, bytes are \\x...,
+arrays are PostgreSQL's literals, and a value in `_special` is its text. For a table without replica
+identity, the rows are those that its log adds up to.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TextRow = tuple[str | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class DumpedTable:
-    """One table of the mirror's newest version."""
+    """A table in the mirror's newest version."""
 
     name: str
     commit_lsn: int
@@ -45,7 +45,7 @@ class DumpedTable:
 
     @property
     def special(self) -> str:
-        """As `TableShape.special_column`: the one with the most underscores."""
+        """The column that is `TableSchema.special_column`: the one with the most underscores."""
         return max((name for name in self.files.columns if name.lstrip("_") == SPECIAL.lstrip("_") != name), key=len)
 
     @property
@@ -59,8 +59,8 @@ class DumpedTable:
         return (row for table in self.files.batches() for row in text_rows(table, self.columns, self.special))
 
     def _logged_rows(self) -> Iterator[TextRow]:
-        """Rows that something put there and nothing took away: a multiset, for there is no key.
-        Raises MirrorError when the log does not say which old rows went."""
+        """Return the rows that the log added and did not remove, as a multiset, since there is no
+        key. Raise MirrorError if the log does not contain all old rows."""
         events: list[tuple[int, int, str, TextRow]] = []
         for table in self.files.batches():
             places = zip(*(table[name].to_pylist() for name in ("_commit_lsn", "_ordinal", "_op")), strict=True)
@@ -88,7 +88,7 @@ class DumpedTable:
 
 
 def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
-    """The tables of the newest version, all or those with these names. Raises MirrorError."""
+    """Return the tables of the newest version, all or those with these names. Raise MirrorError."""
     folder = Path(manifest_path(str(path)))
     if not folder.is_dir():
         raise MirrorError(
@@ -127,7 +127,7 @@ def dump_json(path: Path, names: Iterable[str], out: TextIO) -> None:
 
 
 def dump_parquet(path: Path, names: Iterable[str], to: Path) -> None:
-    """One file a table, typed, with `_special`."""
+    """Write one Parquet file for each table, with typed columns and `_special`."""
     to.mkdir(parents=True, exist_ok=True)
     for table in newest(path, list(names)):
         rows = pa.concat_tables(table.files.batches(), promote_options="permissive")
@@ -168,8 +168,8 @@ def _list_text(column: pa.ChunkedArray | pa.Array) -> list[str | None]:
 
 
 def array_literal(items: list[str | None]) -> str:
-    """PostgreSQL's text of a one-dimensional array; every value in quotes, which its input always
-    takes."""
+    """Return PostgreSQL's text of a one-dimensional array. Every value is quoted, which its input
+    always accepts."""
     return "{" + ",".join("NULL" if item is None else _in_quotes(item) for item in items) + "}"
 
 

@@ -1,13 +1,16 @@
-"""What a mirror compacts and removes, so that its files, Delta logs and manifest do not grow with
+"""Compaction and removal, so that the files, Delta logs and manifest of a mirror do not grow with
 its age.
 
-manifest   versions of the mirror older than the retention are removed, except the newest of them: what is read as of the
-           beginning of the retention starts from it
-changes    what that version contains is removed; small files are compacted after merges, in two sizes, so that a change is
-           rewritten about twice, and a checkpoint of the log is written
-tables     log entries and files that no remaining version needs are removed; small files are compacted as those of `changes`,
-           looked at whenever a table has so many more versions. Delta's auto compaction, which the rest has, would rewrite a
-           table behind the first write of each process, and again and again while it is below 128 MB.
+manifest   versions of the mirror older than the retention are removed, except the newest of them:
+           reads as of the beginning of the retention start from it
+changes    changes that this version contains are removed; small files are compacted after merges,
+           in two sizes, so that a change is rewritten about twice; checkpoints of the log are
+           written
+tables     log entries and files that no remaining version needs are removed; small files are
+           compacted as those of `changes`, after every _LOOK_EVERY versions of a table
+
+Delta's auto compaction is only used for the mirror's other Delta tables: it would rewrite a table
+after the first write of each process, and again and again while it is smaller than 128 MB.
 """
 
 from __future__ import annotations
@@ -30,43 +33,44 @@ from spark_consumer.tables import TableName
 
 _EVERY_S = 3600.0
 _FOREVER_S = 1e9
-# How long a write, or a reader of a version, may take: its files stay for that time, whatever the
+# Longest time of a write, or of reading a version: files stay for that time after the end of their
 # retention.
 GRACE_S = 3600.0
-# The same of who reads a log. Each batch lists that of `changes`: 7,000 entries would cost it 0.1 s
-# or more.
+# The same for reading a log. Every batch lists the log of `changes`: with 7,000 entries this would
+# take 0.1 s or more.
 LOG_GRACE_S = 900.0
-# Files below this size are compacted where there are so many.
+# (bytes, count): files smaller than this are compacted if there are so many of them.
 _SMALL_FILES = ((1 << 20, 32), (64 << 20, 96))
-# Commits of `changes` from one checkpoint to the next.
+# Number of commits of `changes` between checkpoints.
 _CHECKPOINT_EVERY = 100
-# Versions of a table from one look at its files to the next.
+# Number of versions of a table between checks of its files.
 _LOOK_EVERY = 16
 _DELTA = "spark.databricks.delta."
 _SETTINGS = {
     f"{_DELTA}retentionDurationCheck.enabled": "false",
-    f"{_DELTA}vacuum.retentionWindowIgnore.enabled": "false",  # it would be the table's property, a week
-    f"{_DELTA}vacuum.logging.enabled": "false",  # each VACUUM would be two versions
+    f"{_DELTA}vacuum.retentionWindowIgnore.enabled": "false",  # otherwise the table's property applies, a week
+    f"{_DELTA}vacuum.logging.enabled": "false",  # otherwise each VACUUM makes two versions
     f"{_DELTA}autoCompact.enabled": "false",
     f"{_DELTA}optimize.maxFileSize": str(128 << 20),
-    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # of VACUUM's listing: 10,000 tasks by default
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",  # VACUUM's listing takes 10,000 tasks by default
 }
 
 
 @dataclass
 class Maintenance:
-    """Of the mirror at `path`, by who merges it."""
+    """Maintenance of the mirror at `path`, done by the process that merges it."""
 
     path: str
     retention_s: float = RETENTION_S
-    _grown: set[str] = field(default_factory=set, init=False)  # tables with more files than when they were looked at
+    _grown: set[str] = field(default_factory=set, init=False)  # locations of tables whose files have to be checked
     _due: float = field(default=-math.inf, init=False)
     _failed: bool = field(default=False, init=False)  # since the last removal
     _session: SparkSession | None = field(default=None, init=False)
 
     def run_if_due(self, spark: SparkSession, *, compacts: bool) -> tuple[str, ...]:
-        """Removes about once an hour; `compacts`: and compacts at each call. What failed, and why:
-        a mirror goes on without it, and tries it again when it removes the next time."""
+        """Remove what is too old, about once an hour; if `compacts`, also compact `changes` at each
+        call. Return a message for each step that failed: the mirror continues without it, and tries
+        again at the next removal."""
         is_due = time.monotonic() >= self._due
         is_well = is_due or not self._failed
         steps = {
@@ -79,7 +83,7 @@ class Maintenance:
             try:
                 if step is not None:
                     step(spark)
-            except Exception as problem:  # of any kind: it is told
+            except Exception as problem:  # of any kind: it is reported
                 failed.append(f"could not {name} in {self.path}: {_told(problem)}")
         if is_due:
             self._due = time.monotonic() + min(self.retention_s, _EVERY_S)
@@ -87,20 +91,20 @@ class Maintenance:
         return tuple(failed)
 
     def remove(self, spark: SparkSession) -> None:
-        """What no version of the mirror in the retention needs."""
+        """Remove what no version of the mirror within the retention needs."""
         remove(self._own_session(spark), self.path, timedelta(seconds=min(self.retention_s, _FOREVER_S)))
 
     def compact(self, spark: SparkSession) -> None:
-        """The files of `changes`."""
+        """Compact the files of `changes`."""
         compact(self._own_session(spark), self.path)
 
     def note_version(self, location: str, before: int, version: int) -> None:
-        """Of a table that was written."""
+        """Note the new version of a table that was written."""
         if version // _LOOK_EVERY > before // _LOOK_EVERY:
             self._grown.add(location)
 
     def compact_tables(self, spark: SparkSession) -> None:
-        """The files of those that have many more versions than before."""
+        """Compact the files of the tables that have enough new versions."""
         while self._grown:
             compact_files(self._own_session(spark), self._grown.pop())
 
@@ -113,7 +117,7 @@ class Maintenance:
 
 
 def _told(problem: Exception) -> str:
-    """Without Java's stack; py4j says in the second line what happened."""
+    """Return the text of an error without Java's stack; py4j has the cause in the second line."""
     return " ".join([type(problem).__name__, *str(problem).splitlines()[:2]])
 
 
@@ -127,7 +131,7 @@ def compact(spark: SparkSession, path: str) -> None:
 
 
 def compact_files(spark: SparkSession, location: str) -> None:
-    """In two sizes, so that a row is rewritten about twice."""
+    """Compact small files in two sizes, so that a row is rewritten about twice."""
     table = DeltaTable.forPath(spark, location)
     for size, count in _SMALL_FILES:
         if delta_table.files_below(spark, location, size, count) >= count:
@@ -140,7 +144,7 @@ def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
     remembered = retention + timedelta(seconds=GRACE_S)
     if retention.total_seconds() < _FOREVER_S:
         _keep_tombstones(spark, path, remembered)
-    if not _old_log(spark, manifest_path(path), now):  # few merges since the last time
+    if not _old_log(spark, manifest_path(path), now):  # few merges since the last removal
         return
     oldest_lsn = manifest.merged_before(spark, path, now - retention)
     if oldest_lsn is not None:
@@ -157,8 +161,8 @@ def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
 
 
 def _keep_tombstones(spark: SparkSession, path: str, remembered: timedelta) -> None:
-    """Of every table for at least that long: VACUUM removes also what was replaced later, where the
-    log has forgotten it."""
+    """Make the log of every table list replaced files for at least `remembered`: VACUUM also
+    removes files that were replaced more recently, if the log has forgotten them."""
     last = manifest.picture(spark, path)
     for name in () if last is None else last.tables:
         location = table_path(path, TableName.parse(name))
@@ -169,14 +173,14 @@ def _keep_tombstones(spark: SparkSession, path: str, remembered: timedelta) -> N
 def _remove_before(
     spark: SparkSession, location: str, now: datetime, retention: timedelta, needed: int, remembered: timedelta
 ) -> None:
-    """Of a table: what neither the version `needed` nor that of the retention's beginning, nor any
-    later one, has.
+    """Remove from a table what is needed neither by the version `needed`, nor by the version at the
+    beginning of the retention, nor by any later one.
 
-        Files stay until the log has remembered for as long as `remembered` what was replaced, ever
-        since the oldest of them.
+    Files stay unless the log has listed replaced files for `remembered` ever since the oldest of
+    these versions.
     """
     oldest, old = _log_before(spark, location, now - retention, needed)
-    if not old:  # few commits since the last time
+    if not old:  # few commits since the last removal
         return
     if delta_table.version(spark, location) != oldest:
         retention = max(retention, now - delta_log.committed_at(spark, location, oldest))
@@ -186,19 +190,20 @@ def _remove_before(
 
 
 def _log_before(spark: SparkSession, location: str, time: datetime, needed: int) -> tuple[int, list[str]]:
-    """The oldest version that has to stay readable, that of `time` or `needed`, and the log entries
-    that it does not need."""
+    """Return the oldest version that has to stay readable, which is that of `time` or `needed`, and
+    the log entries that are not needed for it."""
     names = delta_log.entries(spark, location)
     oldest = min(needed, delta_log.version_at(spark, location, names, time))
     return oldest, delta_log.needless(names, oldest)
 
 
 def _old_log(spark: SparkSession, location: str, now: datetime) -> list[str]:
-    """Log entries that only readers of the newest version needed."""
+    """Return the log entries that are not needed to read the newest version."""
     return _log_before(spark, location, now - timedelta(seconds=LOG_GRACE_S), delta_table.version(spark, location))[1]
 
 
 def _vacuum(spark: SparkSession, location: str, age: timedelta) -> None:
-    """Removes what was replaced that long ago; in whole hours, since Delta rounds them."""
+    """Remove files that were replaced longer ago than `age`, rounded up to hours, since Delta
+    rounds it."""
     hours = math.ceil((age.total_seconds() + GRACE_S) / 3600)
     DeltaTable.forPath(spark, location).vacuum(hours)

@@ -1,8 +1,8 @@
-"""The last states of a batch into a Delta table: one commit, which a replay of the batch does not
-repeat.
+"""Writes of a batch's last states to a Delta table: one commit, which a replay of the batch does
+not repeat.
 
 `txnVersion` is the commit LSN of the batch's last transaction: Delta skips a write whose version a
-table already has. Commit LSNs rise whatever happens to a checkpoint, which batch ids do not.
+table already has. Unlike batch ids, commit LSNs increase even if a checkpoint is lost.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from spark_consumer.mirror.table_schema import TableSchema, special_key
 
 _CONF = "spark.databricks.delta.write."
 _COPIES_SOURCE = "spark.databricks.delta.merge.materializeSource"
-# Sources of merges with no more rows in all stay in the plan: Spark then needs no job to broadcast
-# them.
+# Sources of merges with at most this many rows in all stay in the plan, so that Spark needs no job
+# to broadcast them.
 FEW_ROWS = 1000
-# Of a merge's source: prefixes of the columns that have a state's key and row.
+# Prefixes of the columns of a merge's source that have a state's key and row.
 KEY, ROW = "key.", "row."
 
 
-# OPTIMIZE, VACUUM or another writer of files was at the same table: the write is made again from
-# what the table is now.
+# Errors when OPTIMIZE, VACUUM or another writer of files was at the same table: the write is
+# repeated from the table's present state.
 _CONFLICTS = (
     ConcurrentAppendException,
     ConcurrentDeleteDeleteException,
@@ -52,11 +52,11 @@ _PAUSES_S = (0.1, 0.5, 1, 2, 5, 10, 20)
 
 
 def despite_conflicts(write: Callable[[], object], pause: Callable[[float], None] = time.sleep) -> None:
-    """Makes a write that is done once, again and again where others change files of the same table
+    """Make a write that takes effect once, and repeat it if others change files of the same table
     meanwhile.
 
-        Raises what Delta raises in the end, and at once where two writers are at one mirror
-        (ConcurrentTransactionException).
+    Raise what Delta raises in the last attempt, and immediately if two writers use one mirror
+    (ConcurrentTransactionException).
     """
     for pause_s in _PAUSES_S:
         try:
@@ -69,11 +69,12 @@ def despite_conflicts(write: Callable[[], object], pause: Callable[[float], None
 
 @contextmanager
 def once(spark: SparkSession, commit_lsn: int, rows_here: int | None = None) -> Iterator[None]:
-    """Every Delta write of this session within is done once for this commit LSN.
+    """Make every Delta write of this session within the context take effect once for this commit
+    LSN.
 
-    `rows_here`: the sources of merges are in this process, with so many rows in all. Delta would
-    copy them first, which is a job, lest they change meanwhile. Many are no part of the plan: each
-    step of Spark's planning would carry them.
+    `rows_here`: total number of rows of the merge sources, if these are in this process. Then Delta
+    need not copy a source first, which is a job, to protect it from changes. A source of many rows
+    is kept out of the plan, since each step of Spark's planning would carry it.
     """
     wanted = {f"{_CONF}txnAppId": APPLICATION, f"{_CONF}txnVersion": str(commit_lsn)}
     if rows_here is not None:
@@ -95,11 +96,11 @@ def write_once(
     expected: Mapping[str, int] = delta_append.NOTHING,
     note: str | None = None,
 ) -> None:
-    """Append to, overwrite or create (`mode`: errorifexists) a Delta table, once for this commit
-    LSN. `properties`: of the table, if this write makes it.
+    """Append to, overwrite or create (`mode` errorifexists) a Delta table, once for this commit
+    LSN. `properties`: those of the table, if this write creates it.
 
-    `expected`: as for direct.append, where that makes the commit. `note`: userMetadata of the
-    commit. Raises Superseded also where a table that is to be created is there.
+    `expected`: as for delta_append.append, if that makes the commit. `note`: userMetadata of the
+    commit. Raise Superseded also if a table that is to be created exists.
     """
     if (
         mode == "append"
@@ -128,11 +129,11 @@ def merge(
     unsent: set[str],
     bounds: Mapping[str, tuple[int | str, int | str]] = MappingProxyType({}),
 ) -> None:
-    """`source`: as `flat` makes it. Columns in a row's `unchanged` keep what the table has;
-    `unsent` are all such names.
+    """Merge states into a table. `source`: as made by `flat`. Columns named in a state's
+    `unchanged` keep the table's value; `unsent`: all such names.
 
-        `bounds`: least and greatest value that some columns of the key have in `source`: files beyond
-        them are not read.
+    `bounds`: least and greatest value of some key columns in `source`, so that files with other
+    keys are not read.
     """
     own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
     values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
@@ -150,8 +151,8 @@ def merge(
 
 
 def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[str, Column]:
-    """Of every column, quoted, what it has behind a state `s` (columns as `flat` makes them) of the
-    row `t`."""
+    """Return for each quoted column name its value after the state `s` (columns as made by `flat`)
+    is applied to the row `t`."""
     own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
     values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
     for name in unsent:
@@ -161,7 +162,8 @@ def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[
 
 
 def laid_over(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
-    """What `merge` would make of the rows `base`; the other arguments are as there."""
+    """Return the rows that `merge` would make of the rows `base`; the other arguments are the
+    same."""
     names = [*shape.columns, shape.special_column]
     same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
     stay = base.alias("t").join(source.alias("s"), same, "left_anti").select(*map(quoted, names))
@@ -173,21 +175,22 @@ def laid_over(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: se
 
 
 def flat(states: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
-    """Columns fold.STATE -> the source of a merge. Without structs, which cost a tenth of its CPU
-    time."""
+    """Convert states (columns fold_spark.STATE) to the source of a merge. It has no structs, which
+    cost a tenth of a merge's CPU time."""
     key = [f.col(f"key.{quoted(field.name)}").alias(KEY + field.name) for field in shape.key_struct]
     row = [f.col(f"row.{quoted(name)}").alias(ROW + name) for name in shape.columns]
     return states.select(*key, *row, "deleted", "special", *(["unchanged"] if unsent else []))
 
 
 def rows(states: DataFrame, shape: TableSchema) -> DataFrame:
-    """The living rows, in the columns of the table."""
+    """Return the rows that are not deleted, in the columns of the table."""
     columns = [f.col(f"row.{quoted(name)}").alias(name) for name in shape.columns]
     return states.where(~f.col("deleted")).select(*columns, own_special("").alias(shape.special_column))
 
 
 def same_key(shape: TableSchema, state_key: Callable[[str], Column]) -> Column:
-    """`state_key`: the column that has a field of shape.key_struct."""
+    """Return the condition that row `t` has the key of a state. `state_key`: returns the state's
+    column for a field of shape.key_struct."""
     special = quoted(shape.special_column)
     condition: Column | None = None
     for name in shape.key:
@@ -203,13 +206,13 @@ def same_key(shape: TableSchema, state_key: Callable[[str], Column]) -> Column:
 
 
 def own_special(prefix: str = "s.") -> Column:
-    """null rather than an empty map: nearly every row has none."""
+    """Return the state's special texts, null instead of an empty map: nearly every row has none."""
     special = f.col(f"{prefix}special")
     return f.when(f.size(special) > 0, special)
 
 
 def _filled_special(shape: TableSchema) -> Column:
-    """With the table's entries of the columns that were not sent."""
+    """Return the state's special texts and, for columns that were not sent, those of the table."""
     there = f.col(f"t.{quoted(shape.special_column)}")
     kept = f.map_filter(there, lambda name, _: f.array_contains("s.unchanged", name))
     both = f.when(there.isNull(), f.col("s.special")).otherwise(f.map_concat(kept, f.col("s.special")))

@@ -1,5 +1,5 @@
-"""What a table is before a batch is written into it: this mirror's, of the same relation, with the
-same columns and key."""
+"""Preparation of a table for a batch: it must belong to this mirror and mirror the same relation,
+and gets the columns and key of the batch."""
 
 from __future__ import annotations
 
@@ -33,22 +33,24 @@ _NOT_KNOWN = -1
 
 @dataclass
 class TablePreparation:
-    """Of the tables of the mirror at `path`; the other options are those of batch.Mirror."""
+    """Prepares the tables of the mirror at `path`; the other fields are those of
+    merge_batch.Mirror."""
 
     path: str
     shapes: TableSchemas
     on_recreated: str
     deletion_vectors: bool
     strict: bool
-    _doubts: list[str] = field(default_factory=list, init=False)  # what to report of the piece under way
-    # Tables in the piece under way that were recreated, and where they begin.
+    _doubts: list[str] = field(default_factory=list, init=False)  # messages for the report of the current slice
+    # Tables recreated in the current slice, and the position before the new relation's first
+    # record.
     _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
-    # Of each table, the commit LSN that it has taken in and its version then: asking for the first
+    # The commit LSN that each table has reached, and its Delta version then: reading the former
     # costs a job.
     _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
 
     def take_notes(self) -> list[str]:
-        """What to report of the piece that was written."""
+        """Return the messages for the report of the slice that was written, and forget them."""
         notes = [
             f"{table} was dropped and recreated: the rows of the old table were removed" for table in self._emptied
         ]
@@ -58,14 +60,15 @@ class TablePreparation:
         return notes
 
     def forget(self) -> None:
-        """What the tables were: another writer has written some."""
+        """Forget which commit LSNs the tables have reached, since another writer has written
+        some."""
         self._applied.clear()
 
     def note_applied(self, table: TableName, commit_lsn: int) -> None:
         self._applied[table] = (commit_lsn, _NOT_KNOWN)
 
     def note_version(self, table: TableName, version: int) -> None:
-        """Behind the write, which may have been one of a snapshot's end."""
+        """Note the version after a write, which may also be that of a snapshot's end."""
         if table in self._applied:
             self._applied[table] = (self._applied[table][0], version)
 
@@ -77,10 +80,10 @@ class TablePreparation:
         commit_lsn: int,
         last: manifest.RecordedVersion | None,
     ) -> TableWork:
-        """`last`: the last version of the mirror.
+        """Prepare a table and return the work to do. `last`: the last version of the mirror.
 
-        Raises MirrorError when a table is another writer's, or holds more than this batch;
-        Superseded as `_applied_commit_lsn`.
+        Raise MirrorError if a table belongs to another writer, or is already past this batch;
+        Superseded as `_applied_commit_lsn` does.
         """
         shape = self.shapes.of(part.newest)
         texts = self.shapes.texts(part)
@@ -110,11 +113,11 @@ class TablePreparation:
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), refit=refit)
             if refit is None:
                 is_emptied = part.table in self._emptied
-                if not (shape.key and is_emptied):  # all that is there goes
+                if not (shape.key and is_emptied):  # all existing rows are removed
                     despite_conflicts(partial(replica_identity.convert, spark, location, part.table, shape, applied))
                 if work.needs_merge or not shape.key:
                     despite_conflicts(partial(delta_table.align, spark, location, columns, casts=not is_emptied))
-                elif delta_table.needs_mapping(columns.names):  # the rows are overwritten, and their columns with them
+                elif delta_table.needs_mapping(columns.names):  # the rows are overwritten, and their columns too
                     delta_table.map_columns(spark, location)
             keys = {} if last is None else last.keys
             if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
@@ -125,8 +128,8 @@ class TablePreparation:
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
-        """What a table has taken in. Raises Superseded where that is not what this writer has left
-        there."""
+        """Return the commit LSN that a table has reached. Raise Superseded if it is not the one
+        that this writer has left there."""
         known = self._applied.get(table)
         version = delta_table.version(spark, location)
         if known is not None and known[1] == version:
@@ -146,15 +149,15 @@ class TablePreparation:
         applied: int,
         last: manifest.RecordedVersion | None,
     ) -> Refit | None:
-        """Where columns were renamed, replaced, or added with a default. Raises MirrorError if
-        `strict`."""
+        """Return how to rewrite the columns, if some were renamed, replaced, or added with a
+        default. Raise MirrorError if `strict` and the effect on existing rows is unknown."""
         shape = self.shapes.of(part.newest)
         version = self._version_before(part, own, applied, last)
         if version in (None, part.newest) or (part.cut is not None and shape.key):
             return None
         try:
             before = self.shapes.of(version)
-        except KeyError:  # it was merged before schemas were kept in the mirror
+        except KeyError:  # merged by a release that did not store schemas
             return None
         if before.oid != shape.oid:
             return None
@@ -170,8 +173,8 @@ class TablePreparation:
     def _version_before(
         self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: manifest.RecordedVersion | None
     ) -> int | None:
-        """Schema id of the version of its relation whose columns a table has. None: it is not
-        known."""
+        """Return the schema id of the relation's version whose columns a table has, or None if it
+        is not known."""
         taken = None
         if last is None or applied > last.commit_lsn:
             taken = replica_identity.newest_up_to(own, applied)
@@ -182,8 +185,8 @@ class TablePreparation:
     def _is_of_a_person(
         self, spark: SparkSession, table: TableName, location: str, applied: int, last: manifest.RecordedVersion | None
     ) -> bool:
-        """Who has overwritten the table with what the source has now, as an error said: there is
-        nothing to be changed then."""
+        """Return whether the operator has overwritten the table with the source's current rows, as
+        an error message advised: then no columns have to be changed."""
         known = None if last is None else last.tables.get(str(table))
         if last is None or known is None or applied > last.commit_lsn:
             return False
@@ -194,7 +197,7 @@ class TablePreparation:
             self._note_doubt(table, doubts)
 
     def _note_rename(self, table: TableName, oid: int, last: manifest.RecordedVersion | None) -> None:
-        """A table that is new in the mirror was there by another name."""
+        """Note that a table new in the mirror was there under another name."""
         before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
         if before and before != [str(table)]:
             self._note_doubt(table, f"it was {before[0]} before, and the rows from before are only there")
@@ -216,11 +219,11 @@ class TablePreparation:
         applied: int,
         last: manifest.RecordedVersion | None,
     ) -> TablePart:
-        """Where the table is of another relation than before, whose rows went without a word: cut
-        where that begins.
+        """Cut the part where a new relation with the table's name begins, if the rows of the former
+        relation were not removed by an event. Return the part.
 
-                Raises MirrorError where it is a relation that was known by another name, or `on_recreated`
-                says so.
+        Raise MirrorError if the new relation was known by another name, or if `on_recreated` is
+        STOP.
         """
         self._emptied.pop(part.table, None)
         oids = {} if last is None else dict(last.oids)
@@ -239,7 +242,7 @@ class TablePreparation:
             return part
         if self.on_recreated == STOP:
             raise replica_identity.recreated(part.table, location, may_empty=True)
-        if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows have gone already
+        if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows are gone already
             replica_identity.keep(spark, location, kept_path(self.path, part.table, known), applied)
         self._emptied[part.table] = (begin[0], begin[1] - 1)
         return replace(part, cut=max(self._emptied[part.table], part.cut or (-1, -1)))
@@ -247,7 +250,8 @@ class TablePreparation:
     def _was_emptied(
         self, spark: SparkSession, location: str, table: TableName, last: manifest.RecordedVersion | None
     ) -> bool:
-        """Or filled anew by a person, who knows what is in the source."""
+        """Return whether the table is empty, or was overwritten by the operator with the source's
+        rows."""
         assert last is not None
         return replica_identity.is_empty(rows_of(spark, location)) or delta_table.was_overwritten(
             spark, location, last.tables[str(table)]

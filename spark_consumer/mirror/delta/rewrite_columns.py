@@ -1,4 +1,5 @@
-"""The rows of a table in the columns of a newer version of its relation: see columns.py."""
+"""Conversion of a table's rows to the columns of a newer version of its relation: see
+columns.py."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def fitted(
     after: TableSchema,
     wanted: StructType,
 ) -> DataFrame:
-    """The rows of a table, or the entries of a log, in the columns `wanted`. A column may be gone
-    already."""
+    """Return the rows of a table, or the entries of a log, in the columns `wanted`. An old column
+    may be gone already."""
     fills = _one_row(spark, change, after)
     made = rows if fills is None else rows.crossJoin(f.broadcast(fills))
     of_log = LOG_COLUMNS if is_log(wanted.names) else ()
@@ -45,7 +46,8 @@ def fitted(
 
 
 def _has_row(before: TableSchema, log: DataFrame) -> Column:
-    """A TRUNCATE has none, and a DELETE without the old row."""
+    """Select log entries that have a row: a TRUNCATE has none, nor has a DELETE without the old
+    row."""
     values = [f.col(quoted(name)) for name in before.columns if name in log.columns]
     return (f.col("_op") != "TRUNCATE") & (
         (f.col("_op") != "DELETE") | f.coalesce(*map(_is_there, values), f.lit(False))

@@ -1,7 +1,8 @@
-"""The versions of a local mirror, and one of them as SQL for DuckDB or Trino. No Spark, no Java.
+"""The versions of a local mirror, and SQL that shows one of them in DuckDB or Trino. It needs
+neither Spark nor Java.
 
-These programs show each Delta table as its own last merge left it. A version of the mirror names
-the Delta versions that belong together: all tables as of one commit of the source.
+These programs show each Delta table as of its own last merge. A version of the mirror lists the
+Delta versions that belong together: all tables as of one commit of the source.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from spark_consumer.tables import TableName
 
 @dataclass(frozen=True, slots=True)
 class ListedVersion:
-    """`tables`: the Delta version of each complete table. `merged_at`: None in manifests of 0.1."""
+    """A version of the mirror. `tables`: Delta version of each complete table; `merged_at`: None in
+    manifests of release 0.1."""
 
     commit_lsn: int
     commit_time: datetime | None
@@ -34,7 +36,7 @@ class ListedVersion:
 
 
 def listed_versions(path: Path) -> list[ListedVersion]:
-    """From the oldest that can be read to the newest. Raises MirrorError."""
+    """Return the versions that can be read, oldest first. Raise MirrorError."""
     folder = Path(manifest_path(str(path)))
     if not folder.is_dir():
         raise MirrorError(
@@ -53,8 +55,8 @@ def listed_versions(path: Path) -> list[ListedVersion]:
 
 
 def version_at(path: Path, at: str) -> ListedVersion:
-    """The newest version that is not after a commit LSN, or `latest`. Raises MirrorError,
-    ValueError."""
+    """Return the newest version that is not after a commit LSN, or for `latest` the newest. Raise
+    MirrorError, or ValueError for an invalid LSN."""
     versions = listed_versions(path)
     limit = None if at == "latest" else parse_lsn(at)
     found = [version for version in versions if limit is None or version.commit_lsn <= limit]
@@ -68,7 +70,8 @@ def version_at(path: Path, at: str) -> ListedVersion:
 
 
 def duckdb_views(path: Path, version: ListedVersion) -> Iterator[str]:
-    """Views under the names of the source's tables, by DuckDB's extension for Delta."""
+    """Yield statements that create views with the names of the source's tables, using DuckDB's
+    Delta extension."""
     for table, number in _by_name(version):
         location = table_path(str(path.absolute()), table).replace("'", "''")
         yield f"CREATE SCHEMA IF NOT EXISTS {_quoted(table.namespace)};"
@@ -79,8 +82,8 @@ def duckdb_views(path: Path, version: ListedVersion) -> Iterator[str]:
 
 
 def trino_views(path: Path, version: ListedVersion) -> Iterator[str]:
-    """Views in the schema `mirror_<schema>` over the tables that Trino's catalog `delta` has as
-    `<schema>.<table>`."""
+    """Yield statements that create views in the schema `mirror_<schema>` over the tables
+    `<schema>.<table>` of Trino's catalog `delta`."""
     for table, number in _by_name(version):
         schema = _quoted(f"mirror_{table.namespace}")
         yield f"CREATE SCHEMA IF NOT EXISTS delta.{schema};"
@@ -94,7 +97,8 @@ DIALECTS: dict[str, Callable[[Path, ListedVersion], Iterator[str]]] = {"duckdb":
 
 
 def view_statements(path: Path, at: str, dialect: str) -> list[str]:
-    """Raises MirrorError, and ValueError of an LSN or dialect that is none."""
+    """Return the SQL statements for a version. Raise MirrorError, or ValueError for an invalid LSN
+    or unknown dialect."""
     if dialect not in DIALECTS:
         raise ValueError(f"--sql must be {' or '.join(DIALECTS)}, not {dialect!r}")
     version = version_at(path, at)

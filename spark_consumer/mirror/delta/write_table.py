@@ -1,7 +1,8 @@
-"""One table's part of a batch into its Delta table: one commit.
+"""Write of one table's part of a batch to its Delta table, in one commit.
 
-A small batch is folded in this process (replay.py), a large one in Spark (fold.py): a Spark job
-costs 50-200 ms whatever it does, and seconds where the JVM sees it for the first time.
+A small batch is folded in this process (fold/fold_arrow.py), a large one in Spark
+(fold/fold_spark.py): a Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
+for the first time.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, 
 from spark_consumer.mirror.table_schema import TableSchema
 
 NEW = -1
-# Finding out which files of a table have keys between two bounds is a job of half a second, as is
-# reading a million keys.
+# For tables up to this size, no files are skipped by key bounds: finding the files with keys
+# between two bounds is a job of half a second, as is reading a million keys.
 _SKIPPED_IN_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """`before`: the version of the relation whose columns a table has; `wanted`: those that it
-    gets."""
+    """Change of a table's columns. `before`: version of the relation whose columns the table has;
+    `wanted`: the columns that it gets."""
 
     before: TableSchema
     change: ColumnChange
@@ -51,21 +52,21 @@ class Refit:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """One table in one batch. `applied`: commit LSN that the table has taken in before; NEW: there
-    is no table yet."""
+    """Part of a batch that is to be written to one table. `applied`: commit LSN that the table has
+    reached; NEW: it does not exist yet."""
 
     location: str
     part: TablePart
     shape: TableSchema
     texts: dict[int, str]  # schema id -> JSON text
     applied: int
-    emptied: tuple[int, int] | None = None  # where a relation that was made anew begins
-    deletion_vectors: bool = True  # of a new table
-    refit: Refit | None = None  # where the rows that are there take other columns: the table is then written as a whole
+    emptied: tuple[int, int] | None = None  # position of the TRUNCATE with which a recreated relation begins
+    deletion_vectors: bool = True  # for a new table
+    refit: Refit | None = None  # if existing rows get other columns: the table is then rewritten as a whole
 
     def base(self, spark: SparkSession) -> DataFrame | None:
-        """The rows that are there, where they count: those of a table with a key go where it is
-        cut."""
+        """Return the existing rows, or None if they are not needed: if `part` has a TRUNCATE, a
+        table with a key loses them all."""
         if self.applied == NEW or (self.shape.key and not self.needs_merge):
             return None
         there = rows_of(spark, self.location)
@@ -76,16 +77,17 @@ class TableWork:
 
     @property
     def needs_merge(self) -> bool:
-        """Something of what the table holds stays."""
+        """Return whether existing rows stay, so that the states have to be merged into them."""
         return self.applied != NEW and self.part.cut is None
 
     @property
     def mode(self) -> str:
-        """Of a write that is no merge."""
+        """Mode of a write that is not a merge."""
         return "append" if self.part.cut is None else "overwrite"
 
     def properties(self, columns: Sequence[str]) -> dict[str, str]:
-        """Of a new table; nothing is ever deleted from a log."""
+        """Return the properties for a new table. A log gets no deletion vectors, since nothing is
+        ever deleted from it."""
         return delta_table.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
 
 
@@ -101,7 +103,7 @@ def write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commi
 
 
 def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
-    """One table's part of a small batch, folded here: what goes to Spark is what is to be
+    """Write one table's part of a small batch, which is folded here: Spark gets only the rows to be
     written."""
     shape = work.shape
     if not shape.key:
@@ -109,8 +111,8 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
         log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
         _write_log(spark, work, to_frame(spark, log, log_table_schema(shape)), commit_lsn)
         return
-    # What the table has is not folded again: a column that was not sent may have been taken from a
-    # row that is gone.
+    # Changes that the table has already are not folded again: the values of unsent columns may have
+    # come from a row that no longer exists.
     records = records.filter(pc.greater(records["commit_lsn"], work.applied))
     states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
     if not work.needs_merge:
@@ -125,13 +127,14 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
 
 
 def _is_large(spark: SparkSession, location: str) -> bool:
-    """Reading all keys of the table costs more than finding the files that may have some."""
+    """Return whether reading all keys of the table costs more than finding the files that may
+    contain some."""
     size = delta_table.byte_count(spark, location)
     return size is None or size > _SKIPPED_IN_BYTES
 
 
 def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
-    """One table's part of a large batch, decoded and folded by Spark's workers."""
+    """Write one table's part of a large batch, decoded and folded by Spark's workers."""
     shape = work.shape
     if not shape.key:
         log = large_log(spark, records, shape, work.texts, work.emptied)
@@ -151,8 +154,8 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
 
 
 def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
-    """Where a table has become another one since it was prepared, rows that are appended would be
-    there twice."""
+    """Write rows that are not merged. The write fails if the table has changed since it was
+    prepared: appended rows would then be there twice."""
     if work.applied == NEW:
         properties = work.properties(frame.columns)
         write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
@@ -170,8 +173,8 @@ def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn:
 
 
 def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
-    """The rows that are there in their new columns, and the states `source` (as `flat` makes them):
-    one commit, so that columns are never changed twice."""
+    """Write the existing rows in their new columns together with the states `source` (as made by
+    `flat`), in one commit, so that columns are never changed twice."""
     base = work.base(spark)
     assert base is not None
     made = laid_over(base, source, work.shape, unsent)

@@ -1,2 +1,2 @@
-"""Changes of a key -> its last state: what a row is after all its changes, in the driver (Arrow)
-and on the workers (Spark)."""
+"""Fold of the changes of each key into the last state of its row, in the driver (Arrow) and on the
+workers (Spark)."""

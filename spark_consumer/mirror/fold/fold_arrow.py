@@ -1,10 +1,10 @@
-"""Keyed events applied one by one, as PostgreSQL did: what becomes of each key, told by places of
-events, not by values.
+"""Fold of keyed events one by one, as PostgreSQL applied the changes. It works with positions of
+events, not with values.
 
-The same result as fold.py has for all keys at once in Spark, and for what that cannot do: a change
-of key with columns that were not sent, whose values are under the old key, in this batch or in the
-target. Used for small batches as a whole, which spares Spark jobs, and for the keys that changed in
-large ones. Values are never looked at: an Arrow `take` fetches them.
+The result is the same that fold_spark.py computes for all keys at once in Spark. In addition, this
+handles a change of key with columns that were not sent: their values are under the old key, in this
+batch or in the target. It is used for small batches as a whole, which saves Spark jobs, and for the
+keys that changed in large ones. The values themselves are fetched by an Arrow `take`.
 """
 
 from __future__ import annotations
@@ -24,17 +24,19 @@ from spark_consumer.source.frames import STRINGS, TEXTS
 
 Key = tuple[Any, ...]
 
-# One object for all: tuples with it are equal, as NaN is to PostgreSQL and Spark.
+# One object for all NaNs: tuples that contain it are equal, as NaN equals NaN in PostgreSQL and
+# Spark.
 _NAN = float("nan")
 
 
 @dataclass(slots=True)
 class FoldResult:
-    """The last state of a key. `last`: place of the event that decided; the columns it did not send
-    are in one of
+    """The last state of a key. `last`: position of the event that decided it. Each column that this
+    event did not send is in one of
 
-        `told`: place of the event that has the value; `kept`: the target's row under this key;
-        `borrowed`: the target's row under another key.
+    `told`: position of the event that has the value;
+    `kept`: the value is in the target's row with this key;
+    `borrowed`: the value is in the target's row with another key.
     """
 
     last: int
@@ -50,9 +52,11 @@ def replay(
     deleted: Sequence[bool],
     unchanged: Sequence[Sequence[str]],
 ) -> dict[Key, FoldResult]:
-    """Outcomes of every key, in order of first touch. Events come in order of (commit_lsn,
-    ordinal), a change of key before the removal of its old key; `origins` is the old key of a
-    change of key, None of other events."""
+    """Return the last state of every key, in the order in which keys first occur.
+
+    Events come in the order of (commit_lsn, ordinal), a change of key before the removal of its old
+    key. `origins`: the old key for a change of key, None for other events.
+    """
     outcomes: dict[Key, FoldResult] = {}
     for place, key in enumerate(keys):
         made = FoldResult(place, deleted[place])
@@ -82,7 +86,7 @@ def _find_unsent(
 
 
 def replay_events(events: pa.Table) -> tuple[pa.Table, dict[Key, FoldResult]]:
-    """`events` (TableSchema.events) in order, and their outcomes."""
+    """Return the events (TableSchema.events) in order, and the last state of every key."""
     ordered = in_order(events)
     origins = key_tuples(ordered["origin"])
     moved = ordered["origin"].is_valid().to_pylist()
@@ -100,8 +104,8 @@ def in_order(events: pa.Table) -> pa.Table:
 
 
 def whole_states(events: pa.Table) -> pa.Table:
-    """Columns fold.STATE of events that sent all their columns: the last one of each key has
-    everything."""
+    """Return the last states (columns fold_spark.STATE) of events that sent all their columns: the
+    last event of each key has every value."""
     ordered = in_order(events)
     columns = [_comparable(pc.struct_field(ordered["key"], [field_.name])) for field_ in ordered["key"].type]
     names = [f"key{number}" for number in range(len(columns))]
@@ -111,7 +115,8 @@ def whole_states(events: pa.Table) -> pa.Table:
 
 
 def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """With one zero and one NaN: Arrow groups by bits."""
+    """Return the column with one form of zero and one of NaN: Arrow groups floats by their
+    bits."""
     if not pa.types.is_floating(column.type):
         return column
     zero, nan = (pa.scalar(value, column.type) for value in (0.0, _NAN))
@@ -119,8 +124,8 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def key_tuples(keys: pa.ChunkedArray) -> list[Key]:
-    """Keys as tuples. Dates and times as their integers: Python's end at the year 9999,
-    PostgreSQL's do not."""
+    """Return keys as tuples. Dates and times are integers, since Python's types end at the year
+    9999 and PostgreSQL's do not."""
     columns = []
     for field_ in keys.type:
         column = pc.struct_field(keys, [field_.name])
@@ -136,13 +141,13 @@ def key_tuples(keys: pa.ChunkedArray) -> list[Key]:
 
 
 def borrowed_keys(outcomes: dict[Key, FoldResult]) -> set[Key]:
-    """Keys whose rows in the target are needed under another key."""
+    """Return the keys whose rows in the target are needed under another key."""
     return {key for outcome in outcomes.values() for key in outcome.borrowed.values()}
 
 
 def states(ordered: pa.Table, outcomes: dict[Key, FoldResult], held: pa.Table | None, shape: TableSchema) -> pa.Table:
-    """Columns fold.STATE, one row a key. `held`: key, row and special of the target's rows for
-    `borrowed_keys`."""
+    """Return the last states (columns fold_spark.STATE), one row for each key. `held`: key, row and
+    special of the target's rows with the keys in `borrowed_keys`."""
     last = [outcome.last for outcome in outcomes.values()]
     taken = ordered.take(pa.array(last, pa.int64()))
     places = {} if held is None else {key: place for place, key in enumerate(key_tuples(held["key"]))}
@@ -156,7 +161,7 @@ def states(ordered: pa.Table, outcomes: dict[Key, FoldResult], held: pa.Table | 
 def _values(
     ordered: pa.Table, taken: pa.Table, outcomes: list[FoldResult], held: pa.Table | None, places: dict[Key, int]
 ) -> tuple[pa.Array, pa.Array]:
-    """Rows and special texts with every told and borrowed column put in."""
+    """Return rows and special texts in which every told and borrowed column is filled in."""
     row = _one(taken["row"])
     if not any(outcome.told or outcome.borrowed for outcome in outcomes):
         return row, _one(taken["special"])

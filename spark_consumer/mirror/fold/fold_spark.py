@@ -1,10 +1,10 @@
-"""Keyed events of one batch -> one last state per key: a deletion, or a row with the columns that
-the batch never told.
+"""Fold of one batch's keyed events into one last state for each key: a deletion, or a row and the
+names of the columns that the batch never sent.
 
-In the order of (commit_lsn, ordinal) the last event of a key decides, and a column it did not send
-has the value of the last event that did: since a new row sends all its columns, that event is never
-older than a deletion in between. The one exception is a change of key with columns that were not
-sent, whose values are under another key: see replay.py.
+In the order of (commit_lsn, ordinal), the last event of a key decides. A column that it did not
+send has the value of the last event that did send it: since a new row sends all its columns, that
+event is never older than a deletion in between. The one exception is a change of key with columns
+that were not sent, whose values are under another key: see fold_arrow.py.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ def position() -> Column:
 
 
 def last_states(events: DataFrame, unsent: set[str]) -> DataFrame:
-    """Columns STATE, one row a key; `unchanged` then names the columns whose value the target has.
-    `unsent`: every name that `unchanged` has in these events."""
+    """Return the last states (columns STATE), one row for each key; `unchanged` then names the
+    columns whose value is in the target. `unsent`: all names that occur in `unchanged` of these
+    events."""
     names = sorted(unsent)
     state = f.struct(*STATE[1:])
     told = [_last_told(name, place) for place, name in enumerate(names)]
@@ -49,7 +50,7 @@ def last_states(events: DataFrame, unsent: set[str]) -> DataFrame:
 
 
 def _last_told(name: str, place: int) -> Column:
-    """Value and special text of a column in the last event that sent it."""
+    """Return the value and special text of a column in the last event that sent it."""
     told = f.struct(f.col("row")[name].alias("value"), f.col("special")[name].alias("special"))
     sent = ~f.col("deleted") & ~f.array_contains("unchanged", name)
     return f.max_by(f.when(sent, told), f.when(sent, position())).alias(f"told{place}")
@@ -60,6 +61,6 @@ def _quoted(name: str) -> str:
 
 
 def moved_keys(events: DataFrame, shape: TableSchema) -> DataFrame:
-    """Every key that takes part in a change of key, once: column `key`."""
+    """Return every key that takes part in a change of key, once, in the column `key`."""
     moved = events.where(f.col("origin").isNotNull())
     return moved.select(f.explode(f.array("key", "origin")).alias("key")).distinct()

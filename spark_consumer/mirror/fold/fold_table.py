@@ -1,4 +1,4 @@
-"""Raw records of one table in one batch -> the last state of each key, by Spark or in this
+"""Fold of one table's raw records in one batch into the last state of each key, by Spark or in this
 process."""
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.source.frames import TEXTS
 
 Cut = tuple[int, int] | None
-# Sources of merges with no more bytes are joined without a shuffle of the table's rows. Spark takes
-# their size for several times what it is.
+# A merge source of at most this many bytes is joined without a shuffle of the table's rows. Spark
+# itself estimates its size several times too large.
 _BROADCAST_BYTES = 16 << 20
 
 
 def table_schema(shape: TableSchema) -> StructType:
-    """Columns of the Delta table."""
+    """Return the columns of the Delta table."""
     columns = from_arrow_schema(pa.schema(list(shape.row)))
     special = StructField(shape.special_column, MapType(StringType(), StringType()))
     return StructType([*columns.fields, special])
@@ -45,21 +45,22 @@ def small_states(
     shape: TableSchema,
     texts: dict[int, str],
 ) -> pa.Table:
-    """States of few records (columns fold.STATE). `base`: the rows of the table before; None: it is
-    new, and has none."""
+    """Return the last states (columns fold_spark.STATE) of few records. `base`: rows of the table
+    before the batch; None: it is new or was emptied."""
     kept = records.filter(_behind(records, part.cut)).combine_chunks()
     batches = list(decode_events(iter(kept.to_batches()), shape, texts))
     return arrow_fold(spark, base, pa.Table.from_batches(batches, shape.events), shape)
 
 
 def unsent_columns(events: pa.Table) -> set[str]:
-    """Columns that some event did not send; of states: whose value only the target has."""
+    """Return the columns that some event did not send; of states, those whose value only the target
+    has."""
     return set(pc.unique(pc.list_flatten(events["unchanged"])).to_pylist())
 
 
 def living_rows(states: pa.Table, shape: TableSchema) -> pa.Table:
-    """The rows that are there behind the batch, in the columns of the table; merge.rows for a
-    DataFrame."""
+    """Return the rows that exist after the batch, in the columns of the table. For a DataFrame,
+    merge.rows does this."""
     living = states.filter(pc.invert(states["deleted"]))
     columns = living["row"].combine_chunks().flatten()
     specials = living["special"].to_pylist()
@@ -70,8 +71,8 @@ def living_rows(states: pa.Table, shape: TableSchema) -> pa.Table:
 
 
 def key_bounds(states: pa.Table, shape: TableSchema) -> dict[str, tuple[int | str, int | str]]:
-    """Least and greatest value of each column of the key, where it is a number or text and never
-    anything else."""
+    """Return the least and greatest value of each key column that is a number or text, and whose
+    Avro type holds every value."""
     found = {}
     for name in shape.key:
         kind = shape.row.field(name).type
@@ -82,8 +83,8 @@ def key_bounds(states: pa.Table, shape: TableSchema) -> dict[str, tuple[int | st
 
 
 def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> DataFrame:
-    """Columns fold.STATE -> the source of a merge, with `deleted` and `special` only where some row
-    needs them; merge.flat for a DataFrame."""
+    """Convert states (columns fold_spark.STATE) to the source of a merge, with `deleted` and
+    `special` only if some row needs them. For a DataFrame, merge.flat does this."""
     key, row = (states[name].combine_chunks() for name in ("key", "row"))
     columns: dict[str, Any] = {KEY + field.name: column for field, column in zip(key.type, key.flatten(), strict=True)}
     columns |= {ROW + field.name: column for field, column in zip(row.type, row.flatten(), strict=True)}
@@ -99,7 +100,7 @@ def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> Data
 
 
 def arrow_fold(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableSchema) -> pa.Table:
-    """The last state of each key (columns fold.STATE) behind these events."""
+    """Return the last state of each key (columns fold_spark.STATE) after these events."""
     if not unsent_columns(events):
         return whole_states(events)
     ordered, outcomes = replay_events(events)
@@ -110,7 +111,7 @@ def arrow_fold(spark: SparkSession, base: DataFrame | None, events: pa.Table, sh
 
 
 def _behind(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
-    """Changes of rows behind the last TRUNCATE."""
+    """Select the changes of rows after the last TRUNCATE."""
     mask = pc.not_equal(records["op"], "TRUNCATE")
     if cut is None:
         return mask
@@ -119,7 +120,7 @@ def _behind(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
 
 
 def _held(spark: SparkSession, base: DataFrame, ordered: pa.Table, shape: TableSchema) -> pa.Table:
-    """Key, row and special of the table's rows under every old key."""
+    """Return key, row and special of the table's rows with any of the old keys."""
     origins = ordered.filter(ordered["origin"].is_valid()).select(["origin"]).rename_columns(["key"])
     schema = from_arrow_schema(pa.schema([shape.events.field("key")]))
     keys = to_frame(spark, origins, schema).distinct()
@@ -141,8 +142,8 @@ def spark_states(
     *,
     persist: bool = True,
 ) -> tuple[DataFrame, set[str], DataFrame]:
-    """States of many records, the columns that some event did not send, and the events: unpersist
-    them in the end."""
+    """Return the last states of many records, the columns that some event did not send, and the
+    events, which the caller unpersists."""
     kept = records.where(f.col("op") != "TRUNCATE")
     if part.cut is not None:
         cut_lsn, cut_ordinal = part.cut
@@ -158,8 +159,9 @@ def spark_states(
 def spark_fold(
     spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableSchema
 ) -> tuple[DataFrame, set[str]]:
-    """As arrow_fold, of events that are not in this process; and the columns that some event did
-    not send. Only keys that take part in a change of key with unsent columns come here."""
+    """Do the same as arrow_fold for events in Spark, and also return the columns that some event
+    did not send. If a change of key has unsent columns, all keys that take part in a change of key
+    are folded in this process."""
     unsent, moved_unsent = _unsent_columns(events)
     if not moved_unsent:
         return last_states(events, unsent), unsent
@@ -172,7 +174,7 @@ def spark_fold(
 
 
 def _unsent_columns(events: DataFrame) -> tuple[set[str], bool]:
-    """Every name in `unchanged`, and whether a change of key has one."""
+    """Return every name in `unchanged`, and whether a change of key has one."""
     found = events.agg(
         f.array_distinct(f.flatten(f.collect_set("unchanged"))).alias("names"),
         f.max(f.col("origin").isNotNull() & (f.size("unchanged") > 0)).alias("moved"),

@@ -1,8 +1,9 @@
-"""PostgreSQL's text of a key value -> the value as rows hold it.
+"""Parser for the text of a key value, as PostgreSQL prints it, that returns the value as rows have
+it.
 
-`old_key` has text for types whose Avro form cannot hold every value (schemas.avro_types.key_type);
-a row has the value, or null and the text in `special`. Both must become the same key. Sessions of
-the gateway are pinned to ISO and UTC.
+`old_key` has text for types whose Avro type cannot hold every value (schemas.avro_types.key_type);
+a row has the value, or null and the text in `special`. Both must become the same key. The gateway's
+sessions always use DateStyle ISO and time zone UTC.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ _LONG_LIMIT = 2**63
 
 
 def parse_keys(texts: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array, pa.Array]:
-    """Values of `arrow_type`, null where a row has `special`, and the text there (null elsewhere).
-    A string is a time of day."""
+    """Return values of `arrow_type`, null where a row has the text in `special`, and that text
+    (null elsewhere). `arrow_type` string stands for a time of day."""
     parse, storage = _parser(arrow_type)
     values: list[Any] = []
     specials: list[str | None] = []
@@ -33,7 +34,7 @@ def parse_keys(texts: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array, pa.A
 
 
 def _parser(arrow_type: pa.DataType) -> tuple[Callable[[str], Any], pa.DataType]:
-    """How to read the text, and the Arrow type of what it gives."""
+    """Return the parser of the text, and the Arrow type of its results."""
     if pa.types.is_decimal(arrow_type):
         return _decimal, arrow_type
     if pa.types.is_date(arrow_type):
@@ -56,14 +57,14 @@ def _long(text: str) -> int | None:
 
 
 def parse_date(text: str) -> int | None:
-    """Days since 1970-01-01; None for infinity, BC and years beyond 9999, which a row has as
+    """Return days since 1970-01-01; None for infinity, BC and years after 9999, which a row has as
     text."""
     match = _DATE.fullmatch(text)
     return None if match is None else days_from_civil(int(match[1]), int(match[2]), int(match[3]))
 
 
 def parse_timestamp(text: str) -> int | None:
-    """Microseconds since 1970-01-01 00:00; None where parse_date has none."""
+    """Return microseconds since 1970-01-01 00:00; None for the same values as parse_date."""
     match = _TIMESTAMP.fullmatch(text)
     if match is None:
         return None
@@ -78,8 +79,8 @@ def parse_time(text: str) -> str | None:
 
 
 def days_from_civil(year: int, month: int, day: int) -> int:
-    """Proleptic Gregorian calendar; Howard Hinnant, "chrono-Compatible Low-Level Date
-    Algorithms"."""
+    """Return days since 1970-01-01 of a date in the proleptic Gregorian calendar. The algorithm is
+    Howard Hinnant's, "chrono-Compatible Low-Level Date Algorithms"."""
     year -= month <= 2
     era = year // 400
     year_of_era = year - era * 400

@@ -1,11 +1,11 @@
-"""Typed changes of a table -> keyed events: what happens to which key.
+"""Conversion of a table's typed changes to keyed events, each of which affects one key.
 
-An event either deletes its key or puts a whole row there. A change of key is two events: the old
-key is deleted, the new one is put, with `origin` naming the old key, because columns that the
-change did not send are to be found there.
+An event either deletes its key or puts a whole row there. A change of key makes two events: the old
+key is deleted, and the new one is put, with the old key as `origin`, since columns that the change
+did not send are found there.
 
-Columns that were not sent (UNCHANGED: a TOASTed value that the update left alone) are taken from
-`before` where it has them (REPLICA IDENTITY FULL); those left are null in `row` and named in
+Columns that were not sent (UNCHANGED: a TOASTed value that the update did not change) are taken
+from `before` if it has them (REPLICA IDENTITY FULL); the others are null in `row` and named in
 `unchanged`.
 """
 
@@ -33,8 +33,8 @@ BEFORE = "before."
 def decode_events(
     batches: Iterator[pa.RecordBatch], shape: TableSchema, schemas: Mapping[int, str]
 ) -> Iterator[pa.RecordBatch]:
-    """For mapInArrow over raw records of one table: columns op, commit_lsn, ordinal, schema_id,
-    value. No TRUNCATE among them."""
+    """Convert raw records of one table, without TRUNCATE, to keyed events; for mapInArrow. Columns:
+    op, commit_lsn, ordinal, schema_id, value."""
     for batch in batches:
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
@@ -44,7 +44,8 @@ def decode_events(
 
 
 def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableSchema) -> pa.RecordBatch:
-    """`decoded`: old_key, before, after, unchanged, special of the same records."""
+    """Return the keyed events of records. `decoded`: their old_key, before, after, unchanged and
+    special."""
     old_key, before, after, unchanged, special = decoded
     operation = raw.column("op").cast(pa.string())
     deleted = _mask(pc.equal(operation, "DELETE"))
@@ -79,7 +80,7 @@ def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableSchem
 
 
 def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableSchema) -> None:
-    """Such a change would find no row."""
+    """Raise MirrorError if a change lacks the value of a key column: it would match no row."""
     for name in shape.key:
         missing = _mask(_child(key, name).is_null())
         if name not in shape.uncertain_key and missing.any():
@@ -90,7 +91,7 @@ def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableSchema) -> Non
 
 
 def _removals(events: pa.RecordBatch, had_key: pa.Array, moved: pa.Array, shape: TableSchema) -> pa.RecordBatch:
-    """Of each change of key, the end of the old one."""
+    """Return the deletion of the old key for each change of key."""
     count = len(moved)
     columns = [
         had_key.take(moved),
@@ -121,8 +122,8 @@ def _struct(arrow_type: pa.DataType, children: list[pa.Array]) -> pa.Array:
 
 
 def _child(row: pa.Array, name: str) -> pa.Array:
-    """A field with the nulls of its struct."""
-    return pc.struct_field(row, [name])  # not `name`: one that begins with a dot would be a path
+    """Return a field of a struct, null where the struct is null."""
+    return pc.struct_field(row, [name])  # a list, since a plain name that begins with a dot would be parsed as a path
 
 
 def _row_key(row: pa.Array, special: pa.Array, shape: TableSchema, prefix: str) -> pa.Array:
@@ -138,8 +139,8 @@ def _special_text(special: pa.Array, name: str) -> pa.Array:
 
 
 def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: TableSchema) -> pa.Array:
-    """The key before the change: of the key tuple, else of the old tuple; null fields where there
-    is neither."""
+    """Return the keys before the changes: from the key tuple, else from the old tuple; null fields
+    if there is neither."""
     from_before = _row_key(before, special, shape, BEFORE)
     has_key = _mask(old_key.is_valid())
     if not has_key.any():
@@ -155,7 +156,8 @@ def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: Tab
 
 
 def _unchanged_key(unchanged: pa.Array, shape: TableSchema) -> Mask:
-    """Rows whose key itself was TOASTed and not sent: the key tuple has it then."""
+    """Return a mask of the rows with a TOASTed key column that was not sent; the key tuple has its
+    value."""
     mask = np.zeros(len(unchanged), bool)
     for name in shape.key:
         mask |= _names(unchanged, name)
@@ -163,7 +165,7 @@ def _unchanged_key(unchanged: pa.Array, shape: TableSchema) -> Mask:
 
 
 def _names(unchanged: pa.Array, name: str) -> Mask:
-    """Rows whose `unchanged` has `name`."""
+    """Return a mask of the rows whose `unchanged` contains `name`."""
     mask = np.zeros(len(unchanged), bool)
     flat = pc.list_flatten(unchanged)
     mask[pc.list_parent_indices(unchanged).to_numpy()[_mask(pc.equal(flat, name))]] = True
@@ -175,7 +177,7 @@ def _differ(left: pa.Array, right: pa.Array, shape: TableSchema) -> Mask:
     for field in shape.key_struct:
         one, other = _child(left, field.name), _child(right, field.name)
         unequal = pc.not_equal(one, other)
-        if pa.types.is_floating(field.type):  # to PostgreSQL and Spark, NaN is equal to NaN
+        if pa.types.is_floating(field.type):  # in PostgreSQL and Spark, NaN equals NaN
             unequal = pc.and_not(unequal, pc.and_(pc.is_nan(one), pc.is_nan(other)))
         mask |= _mask(unequal) | (_mask(one.is_valid()) != _mask(other.is_valid()))
     return mask
@@ -184,7 +186,7 @@ def _differ(left: pa.Array, right: pa.Array, shape: TableSchema) -> Mask:
 def fill_from_before(
     before: pa.Array, after: pa.Array, unchanged: pa.Array, special: pa.Array
 ) -> tuple[pa.Array, pa.Array, pa.Array]:
-    """Row, unchanged and special with every column that the old tuple has filled in."""
+    """Return row, unchanged and special after filling in every column that the old tuple has."""
     flat = pc.list_flatten(unchanged)
     if not len(flat):
         return after, unchanged, special
@@ -209,7 +211,7 @@ def fill_from_before(
 
 
 def special_of_row(special: pa.Array) -> pa.Array:
-    """Without the entries that belong to `before`."""
+    """Return special without the entries that belong to `before`."""
     if not len(special.keys):
         return special
     kept = [[(name, text) for name, text in entries if not name.startswith(BEFORE)] for entries in special.to_pylist()]

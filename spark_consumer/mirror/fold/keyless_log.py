@@ -1,11 +1,12 @@
-"""Relations without replica identity: every change is appended, nothing is looked for.
+"""Logs of relations without a replica identity: every change is appended, and no row is searched
+for.
 
-Columns of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and `_special`. `_op`
-is INSERT, DELETE (the old row; all columns null where the stream does not have it), UPDATE (the new
-row), UPDATE_BEFORE (the old row of an UPDATE, where the stream has it), TRUNCATE (all columns null)
-or READ (a row from before the relation lost its identity, or of a snapshot): added up, they give
-the rows that are there now, if the stream has all old rows. A snapshot reads such a relation in one
-transaction, whose rows take the place of all others: before them is a TRUNCATE with the ordinal -1.
+The columns are those of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and
+`_special`. `_op` is INSERT, DELETE (the old row; all columns null if the stream does not have it),
+UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE, if the stream has it), TRUNCATE (all
+columns null) or READ (a row of a snapshot, or from before the relation lost its identity). Added
+up, they give the current rows, if the stream has all old rows. A snapshot reads such a relation in
+one transaction, whose rows replace all others: a TRUNCATE with the ordinal -1 precedes them.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def log_schema(shape: TableSchema) -> pa.Schema:
 
 
 def log_table_schema(shape: TableSchema) -> StructType:
-    """Columns of the Delta table."""
+    """Return the columns of the Delta table."""
     return from_arrow_schema(log_schema(shape))
 
 
 def log_rows(records: DataFrame, shape: TableSchema, texts: Mapping[int, str]) -> DataFrame:
-    """Raw records of one table as rows of its log; `texts`: schema id -> JSON text of every schema
-    they have."""
+    """Return raw records of one table as rows of its log. `texts`: schema id -> JSON text, for
+    every schema of the records."""
     columns = records.select("op", "commit_lsn", "commit_time", "ordinal", "schema_id", "value")
     decode = partial(decode_rows, shape=shape, schemas=texts)
     return columns.mapInArrow(decode, log_table_schema(shape)).coalesce(2)
@@ -51,7 +52,7 @@ def log_rows(records: DataFrame, shape: TableSchema, texts: Mapping[int, str]) -
 def decode_rows(
     batches: Iterator[pa.RecordBatch], shape: TableSchema, schemas: Mapping[int, str]
 ) -> Iterator[pa.RecordBatch]:
-    """For mapInArrow: log_rows."""
+    """Convert raw records to rows of the log, for mapInArrow."""
     for batch in batches:
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
@@ -72,7 +73,8 @@ def decode_rows(
 
 
 def log_cuts(records: DataFrame, shape: TableSchema) -> DataFrame:
-    """Of raw records, as rows of the log: the TRUNCATE before the READ rows of each transaction."""
+    """Return, as rows of the log, a TRUNCATE to precede the READ rows of each transaction in raw
+    records."""
     reads = records.where(f.col("op") == "READ").groupBy("commit_lsn").agg(f.max("commit_time").alias("commit_time"))
     values = (f.lit("TRUNCATE"), f.col("commit_lsn"), f.col("commit_time"), f.lit(-1).cast("long"))
     told = dict(zip(LOG_COLUMNS, values, strict=True))
@@ -84,7 +86,8 @@ def log_cuts(records: DataFrame, shape: TableSchema) -> DataFrame:
 def small_log(
     records: pa.Table, shape: TableSchema, texts: Mapping[int, str], emptied: tuple[int, int] | None
 ) -> pa.Table:
-    """Few records of one table as rows of its log. `emptied`: the position of one more TRUNCATE."""
+    """Return few records of one table as rows of its log. `emptied`: position of one more
+    TRUNCATE."""
     batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
     return pa.concat_tables([pa.Table.from_batches(batches, log_schema(shape)), small_cuts(records, shape, emptied)])
 
@@ -96,7 +99,7 @@ def large_log(
     texts: Mapping[int, str],
     emptied: tuple[int, int] | None,
 ) -> DataFrame:
-    """As small_log, of many records."""
+    """Do the same as small_log for many records."""
     log = log_rows(records, shape, texts).unionByName(log_cuts(records, shape))
     if emptied is None:
         return log
@@ -105,7 +108,7 @@ def large_log(
 
 
 def small_cuts(records: pa.Table, shape: TableSchema, emptied: tuple[int, int] | None = None) -> pa.Table:
-    """The same of few records. `emptied`: the position of one more TRUNCATE."""
+    """Do the same as log_cuts for few records. `emptied`: position of one more TRUNCATE."""
     reads = records.filter(pc.equal(records["op"], "READ")).select(["commit_lsn", "commit_time"])
     found = reads.group_by("commit_lsn").aggregate([("commit_time", "max")]).to_pylist()
     places = [(row["commit_lsn"], row["commit_time_max"], -1) for row in found]
@@ -150,5 +153,6 @@ def _special_of_before(special: pa.Array) -> pa.Array:
 
 
 def not_yet(frame: DataFrame, applied_commit_lsn: int, column: str = "_commit_lsn") -> DataFrame:
-    """Rows behind what the table has: a new checkpoint may cut batches elsewhere."""
+    """Return rows after those that the table has: a new checkpoint may divide batches
+    differently."""
     return frame.where(f.col(column) > applied_commit_lsn)

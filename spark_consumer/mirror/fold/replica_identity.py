@@ -1,8 +1,8 @@
-"""What becomes of a table when the replica identity of its relation changes.
+"""Conversion of a table when the replica identity of its relation changes.
 
-A batch is cut where that happens, so that every part of it has one key for each table. A table with
-rows becomes a log and a log a table with rows; rows that are there must have a value in each column
-of a new key, or no change would find them again.
+A batch is cut at such a change, so that every slice of it has one key for each table. A table with
+rows becomes a log, or a log a table with rows. Existing rows must have a value in each column of a
+new key, otherwise no change would find them again.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ COPY = (
 
 
 def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]:
-    """Of one table's records, an Arrow table in order or a DataFrame: schema id -> (commit_lsn,
-    ordinal) of its first one."""
+    """Return, for each schema id in one table's records, the (commit_lsn, ordinal) of its first
+    record. An Arrow table must be in order."""
     if isinstance(records, DataFrame):
         found = records.groupBy("schema_id").agg(f.min(position()).alias("first")).collect()
         return {row["schema_id"]: tuple(row["first"]) for row in found}
@@ -47,8 +47,7 @@ def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]
 
 
 def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> list[int]:
-    """Of one table's records, an Arrow table or a DataFrame: the schemas of those behind a TRUNCATE
-    at (commit_lsn, ordinal)."""
+    """Return the schema ids of one table's records after a TRUNCATE at (commit_lsn, ordinal)."""
     commit_lsn, ordinal = cut
     if isinstance(records, DataFrame):
         at = f.struct(f.lit(commit_lsn).cast("long").alias("commit_lsn"), f.lit(ordinal).cast("long").alias("ordinal"))
@@ -60,8 +59,8 @@ def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> li
 
 
 def newest_up_to(records: pa.Table | DataFrame, commit_lsn: int) -> int | None:
-    """Of one table's records, an Arrow table in order or a DataFrame: schema id of the last one up
-    to there; None: none."""
+    """Return the schema id of the last of one table's records up to `commit_lsn`, or None if there
+    is none. An Arrow table must be in order."""
     if isinstance(records, DataFrame):
         found = records.where(f.col("commit_lsn") <= commit_lsn).agg(f.max_by("schema_id", position())).head()
         return None if found is None else found[0]
@@ -70,7 +69,7 @@ def newest_up_to(records: pa.Table | DataFrame, commit_lsn: int) -> int | None:
 
 
 def is_empty(frame: DataFrame) -> bool:
-    """No row; of a log: none behind its last TRUNCATE."""
+    """Return whether a table has no row, or its log has none after its last TRUNCATE."""
     if not is_log(frame.columns):
         return frame.isEmpty()
     last = frame.orderBy(f.col("_commit_lsn").desc(), f.col("_ordinal").desc()).head()
@@ -80,10 +79,10 @@ def is_empty(frame: DataFrame) -> bool:
 def recreated_at(
     table: TableName, location: str, first: Mapping[int, tuple[int, int]], oid_of: Callable[[int], int], newest: int
 ) -> tuple[int, int]:
-    """Position of the first record of the newest relation of this name. `first`: first_positions;
-    `newest`: its oid.
+    """Return the position of the first record of the newest relation with this name. `first`:
+    first_positions; `newest`: oid of the relation.
 
-        Raises MirrorError where a record of another relation comes behind it: then names were swapped.
+    Raise MirrorError if a record of another relation comes after it: then names were swapped.
     """
     found = min(first[schema_id] for schema_id in first if oid_of(schema_id) == newest)
     if any(first[schema_id] > found for schema_id in first if oid_of(schema_id) != newest):
@@ -100,12 +99,12 @@ def beginning_of_relation(
     others: Collection[int],
     is_emptied: Callable[[], bool],
 ) -> tuple[int, int] | None:
-    """Where a table is of another relation than before, whose rows went without a word: position of
-    its first record.
+    """Return the position of the first record of a new relation with the table's name, if the rows
+    of the former relation were not removed by an event; otherwise None.
 
-        `known`: oid of the relation before, `others`: of those of other tables, and of those that had
-        this name earlier; `is_emptied`: whether the rows before are gone. Raises MirrorError where it
-        is one of the others, or where names were swapped.
+    `known`: oid of the former relation; `others`: oids of other tables' relations, and of earlier
+    relations with this name; `is_emptied`: returns whether the former rows are gone. Raise
+    MirrorError if the new relation is one of the others, or if names were swapped.
     """
     oids = {oid_of(schema_id) for schema_id in part.schema_ids}
     if len(oids if known is None else oids | {known}) == 1:
@@ -120,14 +119,14 @@ def beginning_of_relation(
 
 
 def keep(spark: SparkSession, location: str, kept: str, applied: int) -> None:
-    """A copy of a table as it is behind the last transaction that it took in, once for that: an
-    attempt that failed may have altered the table since."""
+    """Copy a table as of the last transaction applied to it, once for this transaction: a failed
+    attempt may have altered the table since."""
     rows = spark.read.format("delta").load(location)
     write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties(rows.columns))
 
 
 def recreated(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:
-    """`may_empty`: its rows before can go."""
+    """Return the error for a recreated table. `may_empty`: its former rows may be removed."""
     return MirrorError(
         f"{table} was dropped and recreated, or another table was renamed to this name: PostgreSQL "
         f"does not report which of the rows in {location} belong to it",
@@ -138,8 +137,8 @@ def recreated(table: TableName, location: str, *, may_empty: bool = False) -> Mi
 
 
 def keys_of(shapes: Mapping[int, TableSchema]) -> Callable[[int], tuple[Hashable, ...]]:
-    """The key of each version of a table, by schema id: by attnum, where that is known of all,
-    since columns are renamed."""
+    """Return a function from a schema id to the key of that version of a table: attnums, if they
+    are known for all versions, since columns may be renamed; otherwise names."""
     known = shapes.values()
     if len({shape.oid for shape in known}) == 1 and all(shape.key_numbers or not shape.key for shape in known):
         return lambda schema_id: shapes[schema_id].key_numbers
@@ -149,10 +148,10 @@ def keys_of(shapes: Mapping[int, TableSchema]) -> Callable[[int], tuple[Hashable
 def change_of_key(
     table: TableName, first: Mapping[int, tuple[int, int]], key_of: Callable[[int], tuple[Hashable, ...]]
 ) -> int | None:
-    """Commit LSN of the first transaction in which a table has another key than in its first
-    record. `first`: first_positions.
+    """Return the commit LSN of the first transaction in which a table has another key than in its
+    first record, or None. `first`: first_positions.
 
-        Raises MirrorError when that is the transaction of the first record.
+    Raise MirrorError if that is the transaction of the first record.
     """
     oldest = min(first, key=lambda schema_id: first[schema_id])
     others = [first[schema_id][0] for schema_id in first if key_of(schema_id) != key_of(oldest)]
@@ -168,7 +167,7 @@ def change_of_key(
 
 
 def convert(spark: SparkSession, location: str, table: TableName, shape: TableSchema, applied: int) -> None:
-    """Makes rows of a log or a log of rows, where `shape` is the other; one Delta commit. Raises
+    """Convert a log to rows or rows to a log if `shape` requires it; one Delta commit. Raise
     MirrorError."""
     frame = spark.read.format("delta").load(location)
     made = converted(frame, table, location, shape, applied)
@@ -178,15 +177,16 @@ def convert(spark: SparkSession, location: str, table: TableName, shape: TableSc
 
 
 def converted(frame: DataFrame, table: TableName, location: str, shape: TableSchema, applied: int) -> DataFrame:
-    """`convert` of the rows of a table. Raises MirrorError."""
+    """Return the rows of a table as `convert` would write them, or `frame` itself. Raise
+    MirrorError."""
     if is_log(frame.columns) == (not shape.key):
         return frame
     return added_up(frame, table, location) if shape.key else as_log(frame, applied)
 
 
 def as_log(rows: DataFrame, applied: int) -> DataFrame:
-    """Rows as the first entries of a log: READ, behind the last transaction that the table took
-    in."""
+    """Return rows as the first entries of a log: READ, at the commit LSN of the last transaction
+    applied to the table."""
     values = (f.lit("READ"), f.lit(applied).cast("long"), f.lit(None).cast("timestamp"), f.lit(-1).cast("long"))
     return rows.withColumns(dict(zip(LOG_COLUMNS, values, strict=True)))
 
@@ -196,7 +196,7 @@ def _place() -> Column:
 
 
 def behind_truncate(log: DataFrame) -> DataFrame:
-    """The rows of a log behind its last TRUNCATE."""
+    """Return the rows of a log after its last TRUNCATE."""
     cut = log.where(f.col("_op") == "TRUNCATE").agg(f.max(_place()).alias("place")).head()
     if cut is None or cut["place"] is None:
         return log
@@ -205,12 +205,13 @@ def behind_truncate(log: DataFrame) -> DataFrame:
 
 
 def weight() -> Column:
-    """How many rows an entry of a log puts there."""
+    """Return how many rows an entry of a log adds: 1 or -1."""
     return f.when(f.col("_op").isin(*OUT), -1).otherwise(1)
 
 
 def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
-    """The rows that a log adds up to. Raises MirrorError when it does not, or has a row twice."""
+    """Return the rows that a log adds up to. Raise MirrorError if old rows are missing in the log,
+    or a row occurs twice."""
     log, place = behind_truncate(log), _place()
     special = next(field.name for field in log.schema if isinstance(field.dataType, MapType))
     names = [name for name in log.columns if name not in (*LOG_COLUMNS, special)]
@@ -235,7 +236,7 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
 
 
 def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSchema) -> None:
-    """Raises MirrorError when rows of a table cannot be told by the key, which is new."""
+    """Raise MirrorError if the rows of a table have a null or duplicate key; the key is new."""
     special = f.col(quoted(shape.special_column))
     parts, missing = [], f.lit(False)
     for name in shape.key:
@@ -254,7 +255,7 @@ def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSch
 
 
 def check_log_names(table: TableName, shape: TableSchema) -> None:
-    """Raises MirrorError when columns of the source would be taken for those of a log."""
+    """Raise MirrorError if columns of the source have the names of a log's own columns."""
     own = [name for name in LOG_COLUMNS if name in shape.columns]
     if own and (not shape.key or is_log(own)):
         raise MirrorError(
@@ -265,7 +266,7 @@ def check_log_names(table: TableName, shape: TableSchema) -> None:
 
 
 def check_names(table: TableName, columns: Iterable[str]) -> None:
-    """Raises MirrorError when Delta would take two names for one."""
+    """Raise MirrorError if two names differ only in case, since Delta does not distinguish them."""
     known: dict[str, str] = {}
     for name in columns:
         other = known.setdefault(name.lower(), name)

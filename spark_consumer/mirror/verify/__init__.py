@@ -1,1 +1,2 @@
-"""A mirror compared with its source: what a VERIFY snapshot finds, and where its results lie."""
+"""Comparison of a mirror with its source: the differences that a VERIFY snapshot finds, and where
+its results are stored."""

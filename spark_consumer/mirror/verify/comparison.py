@@ -1,8 +1,8 @@
-"""Rows that a VERIFY has read, compared with what the mirror holds behind the same commit.
+"""Comparison of the rows that a VERIFY has read with the mirror's rows as of the same commit.
 
-A chunk's rows are what the source had where it commits, so that every difference is an error
-somewhere. Written nowhere but into `<path>/differences`: one row a difference, with the key and the
-names of the columns, never a value of any other column.
+A chunk contains the rows that the source had at the chunk's commit, so every difference is an error
+somewhere. The rows are written nowhere. `<path>/differences` gets one row for each difference, with
+the key and the names of the columns, never the value of any other column.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from spark_consumer.mirror.table_states import Mark
 from spark_consumer.source.frames import STRINGS
 
 CHANGED, MISSING, SURPLUS = "CHANGED", "MISSING", "SURPLUS"
-# Columns beside those of a table: no name of PostgreSQL has this character.
+# Columns added to those of a table. PostgreSQL does not allow this character in a name.
 _THERE, _HELD = "\0there", "\0held"
-MOST_AT_ONCE = 10_000  # differences of a table that are brought into this process
+MOST_AT_ONCE = 10_000  # differences of a table that are collected into this process
 _DIFFERENCES = pa.schema(
     [
         ("snapshot_id", pa.string()),
@@ -47,8 +47,8 @@ _DIFFERENCES = pa.schema(
 def compared(
     spark: SparkSession, location: str, records: pa.Table | DataFrame, shape: TableSchema, texts: Mapping[int, str]
 ) -> DataFrame:
-    """Differences between the READ records of one table and its rows: columns `kind`, `key` (JSON
-    text) and `columns`."""
+    """Return the differences between the READ records of one table and its rows: columns `kind`,
+    `key` (JSON text) and `columns`."""
     schema = from_arrow_schema(shape.events)
     decode = partial(decode_events, shape=shape, schemas=texts)
     if isinstance(records, DataFrame):
@@ -80,8 +80,8 @@ def compared_log(
     shape: TableSchema,
     texts: Mapping[int, str],
 ) -> DataFrame:
-    """As `compared`, of a table without key: the rows that its log adds up to, and the READ records
-    of all its rows, as multisets. `key` is null."""
+    """Do the same as `compared` for a table without a key: compare the rows that its log adds up to
+    with the READ records of all its rows, as multisets. `key` is null."""
     names = [*shape.columns, shape.special_column]
     if isinstance(records, DataFrame):
         read = log_rows(records, shape, texts)
@@ -95,8 +95,9 @@ def compared_log(
 
 
 def left_over(spark: SparkSession, location: str, shape: TableSchema, begin_lsn: int) -> DataFrame:
-    """As `compared_log`, of a table without key in which a snapshot that began at `begin_lsn` has
-    found no row: those that were there before, and did not go."""
+    """Return the surplus rows of a table without a key in which a snapshot that began at
+    `begin_lsn` found no row: the rows from before that were not removed. The columns are those of
+    `compared_log`."""
     rows = spark.read.format("delta").load(location)
     if is_log(rows.columns):
         is_later_row = (f.col("_commit_lsn") > begin_lsn) & ~f.col("_op").isin(*OUT)
@@ -105,8 +106,8 @@ def left_over(spark: SparkSession, location: str, shape: TableSchema, begin_lsn:
 
 
 def _odd_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
-    """`rows`: columns of the table, and _HELD: how often the target has a row more than the
-    source."""
+    """Return the rows that only one side has, or has more often, as differences. `rows`: columns of
+    the table, and _HELD: how many more times the target has the row than the source."""
     special = f.col(quoted(shape.special_column))
     entries = f.when(f.size(special) > 0, f.array_sort(f.map_entries(special)))
     equal = [f.col(quoted(name)).alias(f"column {place}") for place, name in enumerate(shape.columns)]
@@ -117,7 +118,8 @@ def _odd_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
 
 
 def _added_up(rows: DataFrame, shape: TableSchema) -> DataFrame:
-    """Every row of the table, or every entry of its log, and how many rows it puts there."""
+    """Return every row of the table, or every entry of its log, and in _HELD the number of rows
+    that it adds."""
     is_entry = is_log(rows.columns)
     log = behind_truncate(rows) if is_entry else rows
     columns = [
@@ -128,7 +130,7 @@ def _added_up(rows: DataFrame, shape: TableSchema) -> DataFrame:
 
 
 def too_many(rows: DataFrame, shape: TableSchema) -> DataFrame:
-    """Rows of the table that the source does not have, as differences."""
+    """Return rows that the source does not have as differences."""
     special = f.col(quoted(shape.special_column))
 
     def of_target(name: str) -> Column:
@@ -152,7 +154,8 @@ def _key_text(shape: TableSchema, column_of: Callable[[str], Column]) -> Column:
 
 
 def _differing(shape: TableSchema, there: list[str]) -> list[Column]:
-    """Of each column, its name where the values or their texts differ."""
+    """Return for each column an expression: its name if the values or their special texts differ,
+    else null."""
     found = []
     held = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
     for name in shape.columns:
@@ -163,10 +166,11 @@ def _differing(shape: TableSchema, there: list[str]) -> list[Column]:
 
 
 def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None:
-    """Where a batch has to be cut: the first change of a table behind a chunk of it, which is
-    compared with the table before.
+    """Return the commit LSN at which a batch has to be cut: that of the first change of a table
+    after a chunk of it, since a chunk is compared with the table as it was before that change.
+    None: nowhere.
 
-        `changes`: without signs; `chunks`: of it, in order.
+    `changes`: without table marks; `chunks`: those of the batch, in order.
     """
     first: dict[str, int] = {}
     for mark in chunks:
@@ -179,11 +183,11 @@ def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None
 
 
 def record(spark: SparkSession, path: str, found: list[tuple[str, DataFrame, str]], commit_lsn: int) -> int:
-    """Appends the differences of tables at one commit, once; how many there are. `found`: table,
-    differences, snapshot id.
+    """Append the differences of tables at one commit, once, and return how many there are. `found`:
+    table, differences, snapshot id.
 
-        Each table's are found by a plan of its own, and written together: a union of hundreds is more
-        than Spark's planner bears.
+    Each table's differences are computed by a separate query and written together: Spark's planner
+    cannot handle a union of hundreds.
     """
     count, few = 0, []
     for place, (table, rows, snapshot_id) in enumerate(found):

@@ -1,7 +1,8 @@
-"""What `walgate verify` reads: for each snapshot of a table that has ended, what it came to
-(schemas/verification.py).
+"""Results that `walgate verify` reads, one for each snapshot of a table that has ended (see
+schemas/verification.py).
 
-Written before the batch's version of the mirror: a batch that is run again writes the same.
+They are written before the version of the mirror is recorded: a batch that is run again writes the
+same results.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ _COUNTS = {"CHANGED": "changed", "MISSING": "missing", "SURPLUS": "surplus"}
 def conclude(
     spark: SparkSession, path: str, ended: Mapping[str, Window], rows: Mapping[str, int], end_lsn: int
 ) -> None:
-    """Of the snapshots of tables that ended at `end_lsn`. `rows`: how many each has read."""
+    """Write the results of the snapshots of tables that ended at `end_lsn`. `rows`: number of rows
+    that each has read."""
     counts, keys = _differences(spark, path, ended)
     for name, window in ended.items():
         verdict = TableVerification(
@@ -49,7 +51,7 @@ def conclude(
 
 
 def note_end(spark: SparkSession, path: str, end_lsn: int) -> None:
-    """A snapshot has ended as a whole: tables without a verdict are not in this mirror."""
+    """Note that a snapshot has ended as a whole: tables without a result are not in this mirror."""
     write_text(spark, ended_path(path), encode_lsn(end_lsn))
 
 
@@ -60,15 +62,15 @@ def note_reached(spark: SparkSession, path: str, commit_lsn: int) -> None:
 def _differences(
     spark: SparkSession, path: str, ended: Mapping[str, Window]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, list[Difference]]]:
-    """By table: how many of each kind, and the first of them. A key that is read twice counts
-    once."""
+    """Return, by table, the number of differences of each kind, and the first differences. A key
+    that was read twice counts once."""
     begun = [(name, each.snapshot_id, each.begin_lsn) for name, each in ended.items() if each.purpose == VERIFY]
     if not begun or not exists(spark, differences_path(path)):
         return {}, {}
     windows = spark.createDataFrame([*begun], "table string, snapshot_id string, begin_lsn long")
     found = spark.read.format("delta").load(differences_path(path))
     own = found.join(f.broadcast(windows), ["table", "snapshot_id"]).where("commit_lsn > begin_lsn")
-    # Without a key each row is told by itself.
+    # Rows without a key are counted one by one.
     rows = f.count_distinct("key") + f.count_if(f.col("key").isNull())
     counts: dict[str, dict[str, Any]] = {}
     for row in own.groupBy("table", "kind").agg(rows.alias("rows")).collect():
