@@ -20,9 +20,9 @@ class ListenerFacts:
 
     `failure` is "", "dns", "refused", "timeout" or "other"; `detail` has the error message. `tls`
     tells whether the listener speaks TLS, `tls_failure` why its certificate cannot be verified.
-    `is_kafka` is false if it does not answer as a broker. `wants_certificate` means that it closes
-    the connection unless the client has another certificate. `mechanisms` are its SASL mechanisms;
-    None if it does not use SASL.
+    `is_kafka` is false if it does not answer as a broker does. `wants_certificate` means that it
+    closes the connection because the gateway has sent no client certificate that it accepts.
+    `mechanisms` are its SASL mechanisms; None if it does not use SASL.
     """
 
     address: str

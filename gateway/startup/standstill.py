@@ -71,7 +71,7 @@ class DecodingFailed:
 
     @property
     def cause(self) -> str:
-        """What identifies repetitions of the same standstill."""
+        """Key by which repetitions of the same standstill are recognized."""
         return self.sqlstate
 
     @property
@@ -91,7 +91,7 @@ class ServerCrashed:
 
     @property
     def cause(self) -> str:
-        """What identifies repetitions of the same standstill."""
+        """Key by which repetitions of the same standstill are recognized."""
         return "crash"
 
     @property
