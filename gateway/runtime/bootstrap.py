@@ -257,7 +257,7 @@ class Bootstrap:
         await to_the_end(self._end_producer(error))
 
     async def _end_producer(self, error: BaseException | None) -> None:
-        if not isinstance(error, (Retry, RetrySlowly)):  # no next session would end its transaction soon
+        if not isinstance(error, (Retry, RetrySlowly)):  # no next session will abort it soon
             await self.producer.abort()
         await self.producer.abandon()
         failpoint("producer_abandoned")

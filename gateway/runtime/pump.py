@@ -169,7 +169,7 @@ class Pump:
                 await self._turn()
             self._close_if_due()
         except (StopForOperator, CannotDecode) as error:
-            self._failed = True  # leave the Kafka transaction open: the error may have come halfway through closing it
+            self._failed = True  # leave it open: closing it may be what failed
             self._part(error)
             while not self._delivery.is_free:
                 await self._delivery.commit_done()
@@ -230,8 +230,8 @@ class Pump:
 
     @property
     def closed_lsn(self) -> Lsn:
-        """Resume LSN of the last closed Kafka transaction: changes after it belong to no
-        transaction that will be committed."""
+        """Resume LSN of the last closed Kafka transaction: later changes are not part of a closed
+        one yet."""
         return self._position.resume_lsn
 
     async def drain(self) -> None:
@@ -418,7 +418,7 @@ class Pump:
         )
 
     def _closes_within_read(self, unclosed_bytes: int) -> bool:
-        if self._failed or not self._delivery.is_free:  # checked first: Kafka is usually busy, and the facts cost 1 us
+        if self._failed or not self._delivery.is_free:  # checked first: the facts cost 1 us
             return False
         return self._policy.closes_within_read(self._filling(unclosed_bytes))
 

@@ -389,8 +389,8 @@ class Session:
         raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")
 
     async def _drain(self, stop: asyncio.Event, pump: Pump) -> None:
-        """After `stop`: read no more, wait until everything up to the last complete transaction is
-        durable, and acknowledge it to PostgreSQL."""
+        """Wait for `stop`; then read no more, wait until everything up to the last complete
+        transaction is durable, and acknowledge it to PostgreSQL."""
         await stop.wait()
         failpoint("shutdown_requested")
         log.info("stopping")

@@ -186,7 +186,7 @@ class SourceCatalog:
                 held = await tables_that_held_rows(self._sql, self._source.publications, added)
                 self.warn((rows_not_sent(held),) if held else ())
             report = check_running(seen, now, expected)
-            # A publication that is missing for a while is compared with its last facts when it is back.
+            # A publication that is missing is compared with its last facts when it is back.
             seen = replace(now, publications={**seen.publications, **now.publications})
             self.warn(report.warnings)
             report.raise_errors()

@@ -1,7 +1,7 @@
 """Runs one session after another. Every failure is handled in the same way: a new producer, the
 stored position, and the stream from there.
 
-    Retry          at once, then after 0.2 s, doubling up to 2 s
+    Retry          after 0.2 s, doubling up to 2 s
     RetrySlowly    after 2 s, doubling up to 60 s
     other errors   end the gateway: the operator must decide
 

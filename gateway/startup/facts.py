@@ -99,7 +99,7 @@ class PublishedRelation:
     replica_identity: str  # DEFAULT, NOTHING, FULL, INDEX
     identity_columns: tuple[str, ...]  # of DEFAULT and INDEX; empty if the index does not exist
     columns: tuple[PublishedColumn, ...]
-    row_filter: str | None  # the stored expression tree: compared, never evaluated
+    row_filter: str | None  # pg_node_tree: to be compared, and searched by filters.py
     generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
     has_primary_key: bool = True  # a primary key that is not deferrable
     has_column_list: bool = True

@@ -79,7 +79,7 @@ TABLE: Final[dict[str, tuple[type[WalgateError], str]]] = {
     "42501": (RetrySlowly, _DENIED),
     "42601": (StopForOperator, _POOLER),
     "26": (RetrySlowly, _POOLER),
-    # The server stops, starts, or has no room
+    # The server stops, starts, or lacks resources
     "57": (RetrySlowly, _LOG_OF_SERVER),
     "57014": (Retry, ""),
     "57P01": (Retry, ""),
