@@ -11,5 +11,5 @@
 
 In: settings, and the answers of PostgreSQL, Kafka and the registry. Out: records in Kafka, the
 position, and the status on the status board. This package connects all others and may import any of
-them except gateway/cli; no other package but gateway/cli may import it.
+them except gateway/cli and gateway/demo, which alone may import it.
 """

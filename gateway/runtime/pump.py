@@ -451,9 +451,7 @@ class Pump:
         its beginning."""
         failpoint("keepalive_received")
         machine = self._machine
-        end_lsn = max(
-            end_lsn, machine.resume_lsn
-        )  # later after a transaction without events, which closes no Kafka transaction
+        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events: it closes no Kafka transaction
         passed_bytes = end_lsn - self._position.resume_lsn
         if passed_bytes > 0 and self.is_settled and not machine.in_stream:
             age_s = time.monotonic() - self._closed_at

@@ -43,8 +43,9 @@ class RestartState:
     timed_out_behind: Lsn | None = None
     """Resume LSN after which a transaction took longer than kafka.transaction_timeout_s."""
     whole_once: bool = False
-    """The next session reads without streaming of in-progress transactions, which does not show
-    which messages were rolled back, or the commit LSN of a failing transaction."""
+    """The next session reads without streaming of in-progress transactions: while they are
+    streamed, it is unknown which messages are rolled back, and at which LSN a transaction
+    commits."""
     partitions_have_topics: bool = False
     """Partitions get topics even if their roots are published: rows of one were sent as its own."""
     quarantine: dict[int, Quarantined] = field(default_factory=dict)

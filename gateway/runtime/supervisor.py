@@ -10,9 +10,8 @@ error at the same resume LSN is counted, waited for longer each time, and finall
 (gateway/startup/standstill.py).
 
 The delays are reset after an attempt that ran for a while. SIGTERM and SIGINT drain: what was
-received and can be committed is committed and acknowledged to PostgreSQL, then the program ends
-with
-0. SIGUSR1 logs where every task waits.
+received and can be committed is committed and acknowledged to PostgreSQL, then the program ends with
+exit code 0. SIGUSR1 logs where every task waits.
 """
 
 from __future__ import annotations
@@ -85,9 +84,7 @@ async def serve(settings: Settings) -> None:
     )
     metrics.show(board)
     if settings.http.port is not None:
-        from gateway.observe.http_routes import (
-            start_http,
-        )  # not at the top: importing the server takes a tenth of the start
+        from gateway.observe.http_routes import start_http  # here: the import takes a tenth of the start
 
         port = start_http(settings.http.host, settings.http.port, board)
         log.info("http", url=f"http://{authority(settings.http.host, port)}/readyz")
