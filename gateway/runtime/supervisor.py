@@ -10,8 +10,8 @@ error at the same resume LSN is counted, waited for longer each time, and finall
 (gateway/startup/standstill.py).
 
 The delays are reset after an attempt that ran for a while. SIGTERM and SIGINT drain: what was
-received and can be committed is committed and acknowledged to PostgreSQL, then the program ends with
-exit code 0. SIGUSR1 logs where every task waits.
+received and can be committed is committed and acknowledged to PostgreSQL, then the program exits
+with code 0. SIGUSR1 logs where every task waits.
 """
 
 from __future__ import annotations

@@ -322,9 +322,7 @@ def _must_see(on: str, expected: KafkaExpected) -> bool:
 def _resource(on: str, expected: KafkaExpected) -> str:
     if on == expected.transactional_id:
         return f"--transactional-id {on}"
-    if (
-        on.startswith(f"{expected.prefix}.") and on != expected.marker_topic
-    ):  # covers all topics of the prefix, also future ones
+    if on.startswith(f"{expected.prefix}.") and on != expected.marker_topic:  # also topics that are created later
         return f"--topic {expected.prefix}. --resource-pattern-type prefixed"
     return "--cluster" if on == CLUSTER else f"--topic {on}"
 

@@ -57,9 +57,7 @@ def seen(released: ReleasedWal, facts: Facts) -> ReleasedWal | None:
         return released
     if released.told_lsn is None:
         return None
-    return replace(
-        released, end_lsn=released.told_lsn, has_freed=True
-    )  # otherwise, the slot would not be advanced further
+    return replace(released, end_lsn=released.told_lsn, has_freed=True)  # so that the slot may be advanced further
 
 
 def release_to(facts: Facts, known: Position | None, released: ReleasedWal | None, budget_bytes: int) -> Lsn | None:
