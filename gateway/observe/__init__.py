@@ -1,5 +1,15 @@
-"""What operators see of a running gateway: status, metrics, logs, the HTTP port and its web page.
+"""Everything that operators see of a running gateway: status, metrics, logs, the HTTP port and its
+web page.
 
-The other packages report to `status_board`; everything shown here is read from it. Nothing here
-asks PostgreSQL or Kafka.
+    status_board                      collects what the other packages report
+    status, table_status, lag, mirror_status
+                                      the values in it, and the lag computed from them
+    metrics, logs                     Prometheus metrics; log lines
+    http_server, http_socket, http_routes, web_ui
+                                      the HTTP port
+    http_client                       queries the HTTP port of another process
+
+In: values that other packages report. Out: HTTP responses, metrics and log lines. Nothing here
+queries PostgreSQL, Kafka or the registry; of the gateway, this package knows only
+gateway/errors.py.
 """

@@ -1,5 +1,5 @@
-"""What a running gateway says of itself over HTTP, asked by another process. Without the server,
-which takes long to import."""
+"""Queries the HTTP port of a running gateway from another process. Does not import the server,
+which takes long."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from urllib.request import urlopen
 
 PROBE_TIMEOUT_S = 3.0
 _LARGEST_BYTES = 1 << 16
-"""Of the answer of a mirror."""
+"""Longest response of a mirror that is read."""
 
 
 def authority(host: str, port: int) -> str:
-    """Of the URL under which a gateway with this http.host answers on its own machine."""
+    """Return host and port of the URL at which a gateway with this http.host answers on its own
+    host."""
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def probe(host: str, port: int) -> str:
-    """What /readyz of a running gateway says, or what is wrong with the way there: "" when it is
-    ready."""
+    """Return "" if the gateway is ready; otherwise, the answer of its /readyz, or the reason why it
+    cannot be reached."""
     try:
         try:
             with urlopen(f"http://{authority(host, port)}/readyz", timeout=PROBE_TIMEOUT_S):
@@ -38,7 +39,8 @@ def probe(host: str, port: int) -> str:
 
 @contextmanager
 def _opened(url: str) -> Iterator[HTTPResponse]:
-    """Close the response also if it is an error, which Python 3.14 complains of otherwise."""
+    """Open a URL. The response is closed even if it is an error, since Python 3.14 warns
+    otherwise."""
     try:
         with urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:
             yield answer
@@ -48,13 +50,13 @@ def _opened(url: str) -> Iterator[HTTPResponse]:
 
 
 def ask_json(url: str) -> Any:
-    """What another program serves there. Raises OSError, HTTPException, ValueError."""
+    """Return the JSON document at a URL. Raises OSError, HTTPException, ValueError."""
     with _opened(url) as answer:
         return json.loads(answer.read(_LARGEST_BYTES))
 
 
 def ask_status(host: str, port: int) -> dict[str, Any] | None:
-    """What /status of a running gateway says; None: nobody answers there."""
+    """Return the /status of a running gateway, or None if there is no valid answer."""
     try:
         with _opened(f"http://{authority(host, port)}/status") as answer:
             found = json.load(answer)

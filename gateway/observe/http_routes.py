@@ -1,9 +1,10 @@
-"""Health, status and metrics over HTTP. The server itself is http_server.py.
+"""Health, status and metrics over HTTP, on the server of http_server.py.
 
-/          the live page (page.py)
+/          the live page (web_ui.py)
 /livez     200 while the process runs
-/readyz    200 while the replication stream is read and delivered, else 503 with what it waits for
-/status    all that is known, as JSON (gateway/observe/status.py)
+/readyz    200 while the replication stream is read and delivered, otherwise 503 with what it
+           waits for
+/status    the whole status, as JSON (gateway/observe/status.py)
 /metrics   Prometheus
 """
 
@@ -22,7 +23,7 @@ from gateway.observe.web_ui import page_routes
 
 
 def start_http(host: str, port: int, board: StatusBoard) -> int:
-    """Serve until the process ends; returns the port (0 asks for a free one). Raises
+    """Serve until the process ends; return the port (0 requests a free one). Raises
     StopForOperator."""
 
     async def livez(_: Request) -> Response:

@@ -1,13 +1,12 @@
-"""An HTTP server that nobody can starve, nor starve the gateway with: limits on connections, header
-bytes and seconds.
+"""An HTTP server that clients cannot exhaust, and that cannot exhaust the gateway: it limits
+connections, header bytes and seconds.
 
-uvicorn serves the requests. On its own it waits for ever for the rest of a request, and takes
-connections until no file descriptor is left (docs/decisions/0030). So each connection here has one
-request and `REQUEST_S` for it, all of it: connecting, sending, being answered. There are at most
-`max_connections()` of them; a new one takes the place of the oldest, so that a probe gets its
-answer however many others are half-way. A response that goes on by itself (server-sent events) says
-so in its scope: `request.state.is_stream = True`. It may take as long as it likes, and gives way
-last.
+uvicorn serves the requests. On its own, it waits forever for the rest of a request, and accepts
+connections until no file descriptor is left (docs/decisions/0030). Therefore each connection here
+has one request, and `REQUEST_S` for everything: connecting, sending and the response. There are at
+most `max_connections()` connections; a new one replaces the oldest, so that a probe is answered
+however many others are incomplete. A response that continues indefinitely (server-sent events) sets
+`request.state.is_stream = True` in its scope. It has no time limit, and is replaced last.
 
 The server runs in a thread with an event loop of its own: it answers while the gateway's loop does
 not.
@@ -31,13 +30,15 @@ REQUEST_S: Final = 10.0
 HEADER_BYTES: Final = 8 << 10
 MOST_CONNECTIONS: Final = 64
 BACKLOG: Final = 128
-"""So many are accepted at once before the oldest give way."""
+"""Connections that the kernel queues; at most this many are accepted at once before the oldest are
+closed."""
 RESERVED_DESCRIPTORS: Final = BACKLOG + 256
-"""For PostgreSQL, Kafka's brokers, the registry, files."""
+"""File descriptors that are left to PostgreSQL, Kafka's brokers, the registry and files."""
 
 
 def max_connections() -> int:
-    """Few, where the process may open few files: those that are reserved come first."""
+    """Return the limit on connections; it is low if the process may open few files, since the
+    reserved descriptors come first."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
@@ -45,7 +46,7 @@ def max_connections() -> int:
 
 
 class _Connection(H11Protocol):
-    """One connection, within the limits. `connections` are all of the server's."""
+    """A connection within the limits. `connections` are all connections of the server."""
 
     since = 0.0
     _expiry: asyncio.TimerHandle | None = None
@@ -70,8 +71,8 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Serves until the process ends. uvicorn's own loop wakes ten times a second to see whether it
-    shall end."""
+    """Serves until the process ends. uvicorn's own loop wakes ten times a second to check whether
+    it is to end."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # sets the header `date`
@@ -88,7 +89,7 @@ def _gives_way(connection: Any) -> tuple[bool, float]:
 
 
 def start_server(host: str, port: int, app: ASGIApp) -> int:
-    """Serve `app` until the process ends; returns the port (0 asks for a free one). Raises
+    """Serve `app` until the process ends; return the port (0 requests a free one). Raises
     StopForOperator."""
     listener = listen(host, port, BACKLOG)
     config = uvicorn.Config(
@@ -104,7 +105,7 @@ def start_server(host: str, port: int, app: ASGIApp) -> int:
         proxy_headers=False,
         access_log=False,
         log_config=None,
-        log_level="error",  # what a client sends wrongly is no news
+        log_level="error",  # invalid requests are not logged
     )
     server = _Server(config)
     threading.Thread(target=asyncio.run, args=(server.serve(sockets=[listener]),), name="http", daemon=True).start()

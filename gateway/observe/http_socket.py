@@ -1,5 +1,5 @@
-"""The address that the HTTP server listens on: taken by the gateway, and tried by `walgate check`.
-Without the server, which takes long to import."""
+"""The address on which the HTTP server listens; the gateway binds it, and `walgate check` tries to.
+Does not import the server, which takes long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.errors import StopForOperator
 
 
 def listen(host: str, port: int, backlog: int = 1) -> socket.socket:
-    """Raises StopForOperator."""
+    """Return a listening socket. Raises StopForOperator."""
     try:
         return socket.create_server((host, port), family=_family(host), backlog=backlog)
     except OSError as error:

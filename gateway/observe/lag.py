@@ -4,24 +4,24 @@ connected.
 Theory
 ======
 
-Two sources, of which the first is exact and the second always there:
+There are two sources; the first is exact, the second always available:
 
-* The stream. Of each transaction that was received the commit time is known; the oldest of those
-  that are not durable yet tells the lag. Where none waits, everything that committed before
-  `received_lsn` is durable: pgoutput sends in commit order.
-* The end of the server's WAL, read with the server's clock by a connection of its own, several
-  times a second: `WalClock`. Whatever had committed when the WAL ended at an LSN lies before that
-  LSN. So the newest moment at which the WAL ended before the delivered LSN is one at which nothing
-  was owed. The lag counts from there.
+* The stream. The commit time of each received transaction is known; the oldest of those that are
+  not durable yet determines the lag. If none waits, everything that committed before `received_lsn`
+  is durable, since pgoutput sends in commit order.
+* The end of the server's WAL, read together with the server's clock over a separate connection,
+  several times a second: `WalClock`. Everything that had committed when the WAL ended at an LSN
+  lies before that LSN. So at the newest moment at which the WAL ended at or before the delivered
+  LSN, nothing was undelivered. The lag counts from that moment.
 
-What is written to the WAL need not be a commit of a published table (other tables, other databases,
-maintenance). Until the stream has passed it nobody can tell, so without a stream the lag is an
-upper bound. A heartbeat (`source.heartbeat_interval_s`) is a commit of our own: it counts as
-delivered when the position behind it is durable in Kafka, so that the lag tells of the whole way
-where nothing else commits. While the server itself is out of reach the lag counts from the last
-moment that is known: nobody can tell what commits there.
+WAL that is written need not contain a commit of a published table (it may come from other tables,
+other databases, maintenance). This is unknown until the stream has passed it, so without a stream
+the lag is an upper bound. A heartbeat (`source.heartbeat_interval_s`) is a commit of the gateway's
+own: it counts as delivered when a position after it is durable in Kafka, so the lag measures the
+whole path even where nothing else commits. While the server itself cannot be reached, the lag
+counts from the last known moment: what commits there is unknown.
 
-All moments are the server's clock, as commit times are: our own may be wrong.
+All moments are by the server's clock, like commit times, since the clock of this host may be wrong.
 """
 
 from __future__ import annotations
@@ -33,49 +33,50 @@ from threading import Lock
 from typing import Final
 
 FRESH_S: Final = 0.5
-"""A reading of the server that is older says nothing about now: so late is a server noticed that
-falls silent."""
+"""Age above which a reading shows nothing about the present: a server that goes silent is noticed
+after this time."""
 MOST_READINGS: Final = 4096
 RATE_WINDOW_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far the stream is. `undelivered_since`: commit time (Unix, s) of the oldest transaction
-    that was received and is not durable; None: everything before `delivered_lsn` is."""
+    """Progress of the stream. `undelivered_since` is the commit time (Unix, s) of the oldest
+    transaction that was received and is not durable; None means that everything before
+    `delivered_lsn` is durable."""
 
     received_lsn: int = 0
     delivered_lsn: int = 0
     undelivered_since: float | None = None
     last_commit_lsn: int = 0
     last_commit_time: float | None = None
-    """Of the newest commit that is durable in Kafka."""
+    """Commit time of the newest commit that is durable in Kafka."""
     marked_lsn: int = 0
     marked_time: float | None = None
-    """Of the newest durable commit that has a marker: of others readers hear nothing."""
+    """Commit time of the newest durable commit that has a marker: readers do not see others."""
     undelivered_transactions: int = 0
-    """Received, and not durable."""
+    """Number of transactions that were received and are not durable."""
     heartbeat_time: float | None = None
     """Commit time of the newest heartbeat that the resume LSN in Kafka has passed."""
 
 
 class WalClock:
-    """Where the server's WAL ended at which moment of the server's clock. Written by the event
-    loop, read by any thread."""
+    """Readings of where the server's WAL ended, by the server's clock. Written by the event loop,
+    read by any thread."""
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._lsns: list[int] = []
         self._times: list[float] = []
-        """The last moment at which the WAL ended there."""
+        """For each LSN, the last moment at which the WAL ended there."""
         self._first: float | None = None
         self._ahead_s = 0.0
         self._read_at = -FRESH_S * 10
         self._answers = False
 
     def note(self, lsn: int, server_time: float, clock: float) -> None:
-        """A reading: `server_time` (Unix, s) was taken before the WAL's end; `clock` is our
-        monotonic time of it."""
+        """Add a reading. `server_time` (Unix, s) was read before the WAL's end; `clock` is this
+        process's monotonic time of it."""
         with self._lock:
             self._ahead_s, self._read_at, self._answers = server_time - clock, clock, True
             if self._lsns and lsn < self._lsns[-1]:  # another server
@@ -91,35 +92,36 @@ class WalClock:
                 self._thin_out()
 
     def lost(self) -> None:
-        """The server does not answer any more: its newest reading is old at once."""
+        """Note that the server no longer answers: its newest reading is outdated at once."""
         self._answers = False
 
     def _thin_out(self) -> None:
-        """Every other of the older half: what is old may be less exact."""
+        """Remove every other reading of the older half: old ones may be less exact."""
         half = MOST_READINGS // 2
         self._lsns = self._lsns[:half:2] + self._lsns[half:]
         self._times = self._times[:half:2] + self._times[half:]
 
     @property
     def lsn(self) -> int:
-        """The newest reading; 0: none."""
+        """The newest reading; 0 if there is none."""
         with self._lock:
             return self._lsns[-1] if self._lsns else 0
 
     def age_s(self, clock: float) -> float:
-        """Of the newest reading."""
+        """Return the age of the newest reading."""
         return clock - self._read_at
 
     def is_fresh(self, clock: float) -> bool:
         return self._answers and self.age_s(clock) <= FRESH_S
 
     def now(self, clock: float) -> float | None:
-        """The server's time, as far as its clock has been read."""
+        """Return the server's time, extrapolated from the newest reading; None before the first
+        one."""
         return None if self._first is None else clock + self._ahead_s
 
     def reached_at(self, lsn: int) -> float | None:
-        """The newest moment at which the WAL ended at or before `lsn`; None where it was beyond at
-        the first reading."""
+        """Return the newest moment at which the WAL ended at or before `lsn`; None if it was beyond
+        it at the first reading."""
         with self._lock:
             index = bisect_right(self._lsns, lsn)
             return self._times[index - 1] if index else None
@@ -128,7 +130,7 @@ class WalClock:
         return self._first
 
     def bytes_per_s(self, window_s: float = RATE_WINDOW_S) -> float:
-        """How fast the WAL grows, over the last minute."""
+        """Return how fast the WAL has grown over `window_s`."""
         with self._lock:
             if len(self._lsns) < 2:
                 return 0.0
@@ -140,15 +142,15 @@ class WalClock:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """`seconds` None: not known, the server was never reached. `at_least`: what was delivered
-    before this process has read the server is older than its first reading."""
+    """A lag. `seconds` is None if it is unknown, because the server was never reached. `at_least`
+    means that the true lag may be greater: it began before this process first read the server."""
 
     seconds: float | None
     at_least: bool = False
 
 
 def lag(wal: WalClock, progress: Progress, clock: float) -> Lag:
-    """`clock` is our monotonic time."""
+    """Return the lag at `clock`, this process's monotonic time."""
     now = wal.now(clock)
     if now is None:
         return Lag(None)

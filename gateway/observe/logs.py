@@ -1,7 +1,8 @@
-"""Logs: one event a line, key=value for people or JSON for machines; never a row value or a secret.
+"""Logs: one event per line, as key=value for people or as JSON for machines; never a row value or a
+secret.
 
-Whatever the libraries say (aiokafka, asyncio, Python's warnings) and what ends the program goes the
-same way.
+Messages of libraries (aiokafka, asyncio, Python's warnings) and an exception that ends the program
+are written in the same way.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _ALWAYS: Final = 2
-"""So many of the same are logged one by one."""
+"""Number of repetitions that are logged one by one."""
 _KINDS: Final = 50
-"""So many different ones are remembered."""
+"""Number of different messages that are remembered."""
 _AGAIN_S: Final = 60.0
-"""A line of a library is logged once in so long."""
+"""Seconds within which a line of a library is logged once."""
 _SERVICES: Final = {"aiokafka": "kafka", "asyncpg": "postgresql"}
-"""The service that each of these libraries speaks to."""
+"""The service to which each of these libraries connects."""
 
 
 def set_up_logs(log_format: LogFormat, level: LogLevel = "info") -> None:
-    """Everything goes to stderr. Of the libraries, warnings and errors. Colours: on a terminal,
-    unless NO_COLOR is set."""
+    """Write all logs to stderr; those of libraries only from level warning. Colours are used on a
+    terminal, unless NO_COLOR is set."""
     least = getattr(logging, level.upper())
     first: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -66,7 +67,7 @@ def _last_processors(log_format: LogFormat) -> list[Any]:
     if log_format == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(ensure_ascii=False)]
     colors = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
-    # The default one would show the variables of each frame: row values and secrets.
+    # The default formatter shows the variables of each frame: row values and secrets.
     return [structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)]
 
 
@@ -79,7 +80,7 @@ def _without_empty_hint(_: Any, __: str, event: MutableMapping[str, Any]) -> Mut
 def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """In one line."""
+    """Format a warning as one line."""
     return f"{filename}:{lineno}: {category.__name__}: {message}"
 
 
@@ -91,13 +92,14 @@ def _log_defect(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 class LibraryLines(logging.Filter):
-    """Folds what the clients of Kafka and PostgreSQL say of their connections: each error is told
-    by the gateway itself, with its cause and its remedy, and while a service is down its client
-    repeats itself many times a second.
+    """Folds messages of the Kafka and PostgreSQL clients about their connections: the gateway
+    itself reports each error, with its cause and its remedy, and while a service is down, its
+    client repeats itself many times a second.
 
-    While the gateway's own `service_down` stands, nothing of that service's client is logged;
-    otherwise each line once a minute, at most as a warning, and without a traceback. Only what is
-    neither an error of the service nor of the network is a defect, and logged as it is.
+    After the gateway has logged `service_down`, nothing of that service's client is logged until
+    the service is up. Otherwise, each line is logged once a minute, at most as a warning, and
+    without a traceback. An error that is neither of the service nor of the network is a defect, and
+    is logged as it is.
     """
 
     def __init__(self) -> None:
@@ -107,11 +109,11 @@ class LibraryLines(logging.Filter):
         self._folded: Counter[str] = Counter()
 
     def service_is_down(self, service: str) -> None:
-        """`service`: as in /status."""
+        """Drop lines of the client of `service` (a name as in /status) from now on."""
         self._down.add(service)
 
     def service_is_up(self, service: str) -> int:
-        """Return how many lines were folded while it was down."""
+        """Return how many lines were folded while the service was down."""
         self._down.discard(service)
         return self._folded.pop(service, 0)
 
@@ -146,20 +148,22 @@ def _rewrite(record: logging.LogRecord, error: BaseException | None, folded: int
 
 
 library_lines: Final = LibraryLines()
-"""Those of this process."""
+"""The filter of this process."""
 
 
 class RepeatedMessages:
-    """What comes again and again is told ever more seldom: the first times, then at the 4th, 8th,
-    16th, each with how often and since when. Two that take turns are counted each by itself."""
+    """Logs repeated messages less and less often: the first two times, then the 4th, 8th, 16th,
+    ..., with the count and the time of the first. Two messages that alternate are counted
+    separately."""
 
     def __init__(self) -> None:
         self._times: Counter[str] = Counter()
         self._since: dict[str, str] = {}
 
     def again(self, what: str, now: str) -> dict[str, Any] | None:
-        """What to add to the line; None: no line. Numbers in `what` may differ: a process, a port,
-        seconds. `now`: the time, as the log writes it."""
+        """Count a message. Return what to add to its log line, or None to omit the line. Messages
+        that differ only in digits (a process ID, a port, seconds) count as the same. `now` is the
+        time, as the log writes it."""
         kind = "".join("#" if character.isdigit() else character for character in what)
         if kind not in self._since and len(self._since) >= _KINDS:
             self.forget()
@@ -170,6 +174,6 @@ class RepeatedMessages:
         return {"times": times, "since": since} if times.bit_count() == 1 else None
 
     def forget(self) -> None:
-        """It went well in between."""
+        """Reset the counts, after an attempt that succeeded."""
         self._times.clear()
         self._since.clear()

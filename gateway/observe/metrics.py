@@ -1,7 +1,6 @@
-"""Every metric that operators meet, each with its sentence. Counters move with each Kafka
-transaction or check; everything else is looked up on the board (gateway/observe/status_board.py)
-when somebody asks, so that it lives while nothing is connected. Never set per row.
-"""
+"""The metrics, each with its description. Counters are incremented per Kafka transaction or check;
+all other values are read from the status board (gateway/observe/status_board.py) when they are
+requested, so that they are current while nothing is connected. No metric is updated per row."""
 
 from __future__ import annotations
 
@@ -70,11 +69,11 @@ RESTARTS = Counter(
 )
 
 TOPIC_LABELS: Final = 300
-"""So many topics have a label of their own, in the order in which they were first written to; the
-others share one."""
+"""Number of topics that have a label of their own, in the order in which they were first written
+to; the others share one."""
 OTHER_TOPICS: Final = "(other)"
 TABLE_LABELS: Final = 100
-"""So many tables in quarantine have a label of their own."""
+"""Number of tables in quarantine that have a label of their own."""
 OTHER_TABLES: Final = "other"
 MIRROR_LAG_TEXT: Final = "Age of the oldest commit that is in Kafka and not in the mirror, by the server's clock."
 HOLDER_TEXT: Final = (
@@ -159,13 +158,13 @@ def _failures_at_resume_lsn(now: GatewayStatus) -> int:
 
 
 class StatusCollector(Collector):
-    """What is not known is NaN."""
+    """Collects the values of the status board; unknown values are NaN."""
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
 
     def describe(self) -> Iterator[Metric]:
-        """Without a look at the board."""
+        """Yield the names, without reading the status board."""
         yield from (GaugeMetricFamily(name, text) for name, text in GAUGES.items())
 
     def collect(self) -> Iterator[Metric]:
@@ -193,8 +192,8 @@ def _server_now(now: GatewayStatus) -> float:
 
 
 def _holders(now: GatewayStatus) -> Metric:
-    """Only the oldest of each sort, at most four: each process ID is a series of its own in
-    Prometheus."""
+    """Return the ages of the oldest blockers of each sort, at most four: each process ID is a
+    separate series in Prometheus."""
     family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
     oldest: dict[tuple[str, str], WalRetentionCause] = {}
     for holder in sorted(now.blockers, key=lambda one: one.since or 0.0):
@@ -207,7 +206,7 @@ def _holders(now: GatewayStatus) -> Metric:
 
 
 def _mirrors(now: GatewayStatus) -> Iterator[Metric]:
-    """Each of http.mirrors has its labels."""
+    """Yield state and lag of each of http.mirrors, under its URL."""
     up = GaugeMetricFamily("walgate_mirror_up", "1 while a mirror answers, 0 while it does not.", labels=["mirror"])
     lag = GaugeMetricFamily("walgate_mirror_lag_seconds", MIRROR_LAG_TEXT, labels=["mirror"])
     for one in now.mirrors:
@@ -227,14 +226,14 @@ def _quarantined(now: GatewayStatus) -> Metric:
 
 
 def _topics(board: StatusBoard) -> Iterator[Metric]:
-    """Of 10,000 topics most share a label: dashboards and Prometheus itself suffer from the number
-    of series."""
+    """Yield the counts of topics. Of 10,000 topics, most share a label, since dashboards and
+    Prometheus slow down with the number of series."""
     for name, text, counted in (
         ("walgate_topic_records", "Records of a topic that are durable in Kafka.", board.topic_records),
         ("walgate_topic_bytes", "Bytes of the batches of a topic, as sent to Kafka.", board.topic_bytes),
     ):
         family = CounterMetricFamily(name, text, labels=["topic"])
-        counts = dict(counted)  # at once: the gateway's loop adds to it
+        counts = dict(counted)  # a copy: the gateway's loop adds to it
         others = sum(counts.values())
         for topic, count in islice(counts.items(), TOPIC_LABELS):
             family.add_metric([topic], count)
@@ -248,7 +247,7 @@ _collectors: list[StatusCollector] = []
 
 
 def show(board: StatusBoard) -> None:
-    """From now on the metrics are those of `board`: a process has one."""
+    """Make the metrics show `board` from now on: a process has one."""
     for former in _collectors:
         REGISTRY.unregister(former)
     _collectors[:] = [StatusCollector(board)]
@@ -259,7 +258,8 @@ _labelled: set[str] = set()
 
 
 def quarantined_label(table: str) -> str:
-    """So many tables have a series of their own."""
+    """Return the label of a table in quarantine: its name for the first TABLE_LABELS tables,
+    OTHER_TABLES for the others."""
     if len(_labelled) < TABLE_LABELS:
         _labelled.add(table)
     return table if table in _labelled else OTHER_TABLES

@@ -1,8 +1,8 @@
-"""Mirrors, as their own HTTP ports describe them (`walgate mirror --http`), and how far each is
-behind what is in Kafka.
+"""The status of mirrors, as their own HTTP ports report it (`walgate mirror --http`), and how far
+each lags Kafka.
 
-A mirror joins no consumer group, so only it knows what it has written. The settings name the ports
-(`http.mirrors`).
+A mirror joins no consumer group, so only the mirror itself knows what it has written. The setting
+`http.mirrors` names the ports.
 """
 
 from __future__ import annotations
@@ -19,10 +19,13 @@ MIRROR_STATES: Final = ("running", "waiting")
 
 @dataclass(frozen=True, slots=True)
 class MirrorStatus:
-    """`up` None: not asked yet. `error`: why it does not answer. `merged_lsn` 0: nothing is merged.
-    `lag_seconds`: age of the oldest commit that is in Kafka and not in the mirror, None: not known.
-    `oldest_waiting_time`: commit time of the first transaction that waits for a mirror, in its own
-    words."""
+    """Status of a mirror.
+
+    `up` is None before the first query. `error` is the reason why it does not answer. `merged_lsn`
+    is 0 if nothing is merged. `lag_seconds` is the age of the oldest commit that is in Kafka and
+    not in the mirror; None if unknown. `oldest_waiting_time` is the commit time of the first
+    transaction that the mirror has yet to write, as the mirror reports it.
+    """
 
     url: str
     up: bool | None = None
@@ -43,13 +46,14 @@ class MirrorStatus:
 
     @property
     def knows_itself(self) -> bool:
-        """False: it has just started, and has not looked yet at what it has and what waits."""
+        """Return false if the mirror has just started, and has not read yet what it has and what
+        waits."""
         return bool(self.commit_lsn) or self.lag_seconds is not None
 
 
 def read_mirror(url: str, told: Any) -> MirrorStatus:
-    """What its /status says. Raises ValueError, TypeError and OverflowError where that is no status
-    of a mirror."""
+    """Return the status in a mirror's /status. Raises ValueError, TypeError and OverflowError if
+    `told` is not the status of a mirror."""
     if not isinstance(told, Mapping) or told.get("state") not in MIRROR_STATES:
         raise ValueError(
             "the response is not a mirror's status: http.mirrors must contain the address that was given to walgate mirror "
@@ -77,7 +81,7 @@ def read_mirror(url: str, told: Any) -> MirrorStatus:
 
 
 def _moment(value: Any) -> float | None:
-    """Raises ValueError."""
+    """Return a number or None. Raises ValueError if it is not finite."""
     if value is None:
         return None
     found = float(value)
@@ -87,9 +91,8 @@ def _moment(value: Any) -> float | None:
 
 
 class CommitTimes:
-    """Which commits were delivered of late: (LSN, commit time), in their order. Of those that come
-    between two notes the newest is kept, so that a lag is short by at most the time between
-    notes."""
+    """Recently delivered commits, as (LSN, commit time) in order. Of the commits between two notes
+    only the newest is kept, so a lag is too short by at most the time between notes."""
 
     def __init__(self) -> None:
         self._lsns: list[int] = []
@@ -106,9 +109,12 @@ class CommitTimes:
             self._times = self._times[:half:2] + self._times[half:]
 
     def lag_s(self, mirror: MirrorStatus, now: float) -> float | None:
-        """`now`: by the server's clock. An upper bound where the mirror has not reached the first
-        commit that is known here; what the mirror says itself where none is, or it has nothing yet:
-        while it does not answer, that lag goes on."""
+        """Return the lag of a mirror; `now` is by the server's clock.
+
+        It is an upper bound if the mirror has not reached the first commit that is known here. If
+        no commit is known, or the mirror has written nothing yet, it is the lag that the mirror
+        reports; while the mirror does not answer, that lag keeps growing.
+        """
         if not self._lsns or not mirror.commit_lsn:
             if mirror.oldest_waiting_time is not None:
                 return max(now - mirror.oldest_waiting_time, 0.0)

@@ -1,4 +1,4 @@
-"""What is known of the gateway at one moment, which metrics, /readyz, /status, the live page and
+"""The status of the gateway at one moment, which metrics, /readyz, /status, the live page and
 `walgate status` share.
 
 `gateway/observe/status_board.py` makes a `GatewayStatus`. Times are Unix seconds.
@@ -27,8 +27,8 @@ TITLES: Final[Mapping[PartName, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """One of the three servers, as a probe of its own sees it. `up` None: not asked yet. `since`:
-    of the last change."""
+    """State of one of the three servers, as a separate probe sees it. `up` is None before the first
+    probe. `since` is the time of the last change."""
 
     name: PartName
     address: str = ""
@@ -40,9 +40,9 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """The error that ended the last session. `kind` is its class (gateway/errors.py). It came
-    `times` in a row at `resume_lsn` since `since`; 0 where it does not speak about a place in the
-    WAL. `over_since` is when the stream was read again; None while it is not over."""
+    """The error that ended the last session. `kind` is its class (gateway/errors.py). It occurred
+    `times` in a row at `resume_lsn` since `since`; `times` is 0 if it is not about a place in the
+    WAL. `over_since` is when the stream was read again; None until then."""
 
     kind: str
     message: str
@@ -56,8 +56,8 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class SchemaSeen:
-    """A table came with these columns for the first time, or with others than before. `time` 0: not
-    known."""
+    """A table that was received with these columns for the first time, or with other columns than
+    before. `time` is 0 if unknown."""
 
     time: float
     relation: str
@@ -67,7 +67,8 @@ class SchemaSeen:
 
 @dataclass(frozen=True, slots=True)
 class GapSeen:
-    """What committed between the two LSNs is lost, and a marker in Kafka says so."""
+    """A gap: changes that committed between the two LSNs are lost, and a marker in Kafka records
+    it."""
 
     first_lsn: int
     end_lsn: int
@@ -76,9 +77,10 @@ class GapSeen:
 
 @dataclass(frozen=True, slots=True)
 class WalRetentionCause:
-    """Somebody who keeps WAL or old rows from being removed, or lets us wait. `kind`: transaction,
-    prepared, slot, standby; `pid` 0: no process. `retained_bytes`: WAL since its oldest LSN, None:
-    not known. `blocks`: our slot's creation waits for it."""
+    """A transaction, session or slot that prevents WAL or old rows from being removed, or makes the
+    gateway wait. `kind` is transaction, prepared, slot or standby; `pid` is 0 if there is no
+    process. `retained_bytes` is the WAL since its oldest LSN; None if unknown. `blocks` means that
+    the creation of the gateway's slot waits for it."""
 
     kind: str
     name: str
@@ -95,7 +97,7 @@ class WalRetentionCause:
 
     @property
     def title(self) -> str:
-        """What tells it from others of its kind."""
+        """Name that distinguishes it from others of its kind."""
         if not self.pid:
             return f"{'prepared transaction' if self.kind == 'prepared' else self.kind} {self.name}"
         return f"process {self.pid} ({self.application})" if self.application else f"process {self.pid}"
@@ -103,7 +105,7 @@ class WalRetentionCause:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """The slot as the server has it. None: not known, or no limit."""
+    """The slot as the server has it. None means unknown or unlimited."""
 
     name: str
     active_pid: int | None
@@ -113,15 +115,16 @@ class SlotStatus:
     safe_wal_bytes: int | None
     inactive_since: str | None = None
     sync_state: str = ""
-    """That of whoever reads the slot: async; sync, quorum or potential for a synchronous standby;
-    "by name" where the role may not see it, but synchronous_standby_names matches."""
+    """The sync_state of the process that reads the slot: async; sync, quorum or potential for a
+    synchronous standby; "by name" if the role may not see it, but synchronous_standby_names
+    matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedWal:
-    """WAL that the server keeps for the slot. `limit_by`: the setting that the limit comes from.
-    `seconds_to_full`: at the rate of the last minute, None where it does not grow or nothing limits
-    it."""
+    """WAL that the server retains for the slot. `limit_by` is the setting that the limit comes
+    from. `seconds_to_full` is at the rate of the last minute; None if the WAL does not grow or has
+    no limit."""
 
     retained_bytes: int
     bytes_per_s: float
@@ -133,7 +136,7 @@ class RetainedWal:
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """A transaction in progress of which rows were sent."""
+    """An in-progress transaction of which rows were received."""
 
     xid: int
     since: float
@@ -142,7 +145,7 @@ class OpenStream:
 
 @dataclass(frozen=True, slots=True)
 class TopicCount:
-    """Records of a topic that are durable in Kafka, since the process began."""
+    """Records of a topic that have become durable in Kafka since the process began."""
 
     topic: str
     records: int
@@ -152,19 +155,19 @@ class TopicCount:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What the session under way has open."""
+    """Work that the current session has in progress."""
 
     in_flight_bytes: int = 0
     stalled_s: float = 0.0
-    """Kafka has acknowledged nothing for so long although something was sent."""
+    """Seconds for which Kafka has acknowledged nothing although something was sent."""
     open_streams: tuple[OpenStream, ...] = ()
     prepared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayStatus:
-    """All of it at one moment. LSNs are integers; 0: not known. `waiting_for` is "" while the
-    stream is read and delivered."""
+    """The whole status at one moment. LSNs are integers; 0 means unknown. `waiting_for` is "" while
+    the stream is read and delivered."""
 
     time: float
     version: str
@@ -196,32 +199,33 @@ class GatewayStatus:
     slot: SlotStatus | None
     blockers: tuple[WalRetentionCause, ...]
     topics: tuple[TopicCount, ...]
-    """Those with most records first."""
+    """The topics with the most records, in descending order."""
     records_per_s: float
-    """Of all topics."""
+    """Records per second of all topics together."""
     heartbeat_time: float | None
     """Commit time of the newest heartbeat that the resume LSN in Kafka has passed."""
 
     recent_errors: tuple[LastError, ...]
-    """Oldest first; one that came again and again is there once, with the time of the last."""
+    """The latest errors, oldest first. A repeated error is listed once, with the time of its last
+    occurrence."""
     schemas: tuple[SchemaSeen, ...]
-    """Oldest first."""
+    """The latest changes of tables' columns, oldest first."""
     gap: GapSeen | None
-    """The newest of the position."""
+    """The newest gap, as stored in the position."""
     quarantined: tuple[QuarantinedTable, ...]
     snapshot: SnapshotStatus | None
-    """None: snapshot.mode is never, or it is not known yet."""
+    """State of the snapshots; None if snapshot.mode is never, or the state is not known yet."""
     mirrors: tuple[MirrorStatus, ...]
-    """Those of http.mirrors."""
+    """The status of each of http.mirrors."""
 
     def as_json(self) -> dict[str, Any]:
-        """Fields by name, as json.dumps takes them."""
+        """Return the fields by name, in types that json.dumps accepts."""
         found: dict[str, Any] = _plain(self)
         return found
 
 
 def _plain(value: Any) -> Any:
-    """As dataclasses.asdict, in a sixth of the time: nothing is copied that cannot change."""
+    """Convert like dataclasses.asdict, in a sixth of the time: immutable values are not copied."""
     kind: Any = type(value)
     names = _field_names(kind)
     if names:

@@ -1,7 +1,6 @@
-"""The board, to which the parts of the gateway write as they go (session, replication loop,
-monitor). The thread of the HTTP server reads it, also while the event loop does not answer. Times
-are Unix seconds.
-"""
+"""The status board, to which the parts of the gateway report (session, replication loop, monitor).
+The thread of the HTTP server reads it, also while the event loop does not respond. Times are Unix
+seconds."""
 
 from __future__ import annotations
 
@@ -39,13 +38,16 @@ ALL_TOPICS: Final = ""
 RECENT_ERRORS: Final = 20
 RECENT_SCHEMAS: Final = 100
 STALLED_S: Final = 10.0
-"""Kafka has acknowledged nothing of what was sent for so long."""
+"""Seconds without an acknowledgement from Kafka, while something is in flight, after which the
+gateway is not ready."""
 _NEEDED: Final[tuple[PartName, ...]] = ("postgresql", "kafka")
-"""Without the registry a stream goes on until the next new schema."""
+"""Services without which the gateway is not ready. Without the registry, a stream goes on until the
+next new schema."""
 
 
 class StatusBoard:
-    """Made once for the process. `clock`, `monotonic`: for tests."""
+    """The status of the process, which has one. `clock` and `monotonic` are parameters for
+    tests."""
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class StatusBoard:
     # ----------------------------------------------------------------------------------------
 
     def wait_for(self, what: str) -> None:
-        """ "" while the stream is read."""
+        """Set what the session waits for; "" while the stream is read."""
         now = self._clock()
         if what and self._waiting_since is None:
             self._waiting_since = now
@@ -102,11 +104,11 @@ class StatusBoard:
         self._enter("waiting" if what else "streaming", now)
 
     def blocked_by(self, holders: tuple[WalRetentionCause, ...]) -> None:
-        """The creation of the slot waits for these."""
+        """Set the sessions and transactions for which the creation of the slot waits."""
         self._blocked_by = holders
 
     def is_down(self) -> None:
-        """There is no gateway: what is on the board was asked of the servers."""
+        """Note that no gateway runs: the contents of the board were queried from the servers."""
         self._state = ("down", self._clock())
 
     def stopping(self) -> None:
@@ -117,8 +119,8 @@ class StatusBoard:
             self._state = (state, now)
 
     def failed(self, error: WalgateError, *, times: int = 0, since: str = "", resume_lsn: int = 0) -> None:
-        """What ended a session; `times` in a row at this LSN where the stream could not get past a
-        place in the WAL."""
+        """Record the error that ended a session. It occurred `times` in a row at this LSN if the
+        stream could not get past a place in the WAL."""
         kind = type(error).__name__
         self.last_error = LastError(kind, error.message, error.hint, self._clock(), times, since, resume_lsn)
         former = self._recent_errors[-1] if self._recent_errors else None
@@ -137,19 +139,19 @@ class StatusBoard:
             self._recent_errors = deque(listed, maxlen=RECENT_ERRORS)
 
     def announced(self, relation: str, schema_id: int, columns: int, *, known_since: bool = True) -> None:
-        """Rows of a relation are written with this schema from now on. Each session starts over:
-        what is known is no news."""
+        """Record that rows of a relation are written with this schema from now on. Every session
+        announces its relations again; a schema that is known is not recorded again."""
         known = next((seen for seen in reversed(self._schemas) if seen.relation == relation), None)
         if known is None or known.schema_id != schema_id:
             moment = self._clock() if known_since else 0.0
             self._schemas.append(SchemaSeen(moment, relation, schema_id, columns))
 
     def watch(self, progress: ReadProgress, counts: Callable[[], Counts]) -> None:
-        """A stream begins: ask it from now on."""
+        """Query this stream from now on."""
         self._progress, self._counts = progress, counts
 
     def leave(self) -> None:
-        """The stream has ended: keep what was known last, and let the rest go."""
+        """Note that the stream has ended: keep its last values, and drop the references to it."""
         if self._progress is not None:
             self._last_progress = self._newer(self._progress())
         self._progress, self._counts = None, Counts
@@ -157,12 +159,12 @@ class StatusBoard:
         self._snapshot_status = lambda: snapshot
 
     def count(self, topic: str, records: int, size: int) -> None:
-        """A batch is durable."""
+        """Count a batch that is durable."""
         self.topic_records[topic] += records
         self.topic_bytes[topic] += size
 
     def watch_snapshot(self, status: Callable[[], SnapshotStatus | None]) -> None:
-        """Ask this from now on."""
+        """Query this function for the status of snapshots from now on."""
         self._snapshot_status = status
 
     # -- written by the monitor
@@ -182,21 +184,21 @@ class StatusBoard:
         self._parts[status.name] = replace(status, since=since)
 
     def mirror(self, found: MirrorStatus) -> None:
-        """What it said of itself, or that it does not answer: then what it said before stays."""
+        """Set the status of a mirror. If the mirror does not answer, its last answer stays."""
         before = self._mirrors.get(found.url)
         since = before.since if before is not None and before.up is found.up else self._clock()
         if not found.up and before is not None:
             found = replace(before, up=found.up, error=found.error)
-        elif before is not None and not found.knows_itself:  # else one that fails again and again would never be behind
+        elif before is not None and not found.knows_itself:  # or it would never lag if it keeps restarting
             facts = ("commit_lsn", "commit_time", "merged_lsn", "lag_seconds", "oldest_waiting_time")
             found = replace(found, **{name: getattr(before, name) for name in facts})
         self._mirrors[found.url] = replace(found, since=since)
 
     def sample_rates(self) -> None:
-        """Every few seconds, by whatever thread."""
+        """Sample the counts; called every few seconds, by any thread."""
         now = self._monotonic()
         if self._rates.is_due(now):
-            records = dict(self.topic_records)  # at once: the gateway's loop adds to it
+            records = dict(self.topic_records)  # a copy: the gateway's loop adds to it
             records[ALL_TOPICS] = sum(records.values())
             self._rates.sample(now, records)
 
@@ -204,7 +206,8 @@ class StatusBoard:
     # ---------------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        """Of the stream under way, or of the last one: what was delivered once stays so."""
+        """Return the progress of the current stream, or of the last one. Delivered LSNs never go
+        back."""
         read = self._progress
         if read is not None:
             self._last_progress = self._newer(read())
@@ -228,7 +231,7 @@ class StatusBoard:
         return lag(self.wal, self.progress(), self._monotonic()).seconds
 
     def waiting_for(self) -> str:
-        """What the stream waits for, in words for an operator: "" while it is read and
+        """Return what the stream waits for, in words for the operator; "" while it is read and
         delivered."""
         for name in _NEEDED:
             part = self._parts[name]
@@ -249,12 +252,12 @@ class StatusBoard:
         return self._state[0]
 
     def records_per_s(self) -> float:
-        """Of all topics."""
+        """Return the records per second of all topics together."""
         return self._rates.per_s(self._monotonic(), ALL_TOPICS, sum(list(self.topic_records.values())))
 
     def snapshot(self, listed_topics: int = LISTED_TOPICS) -> GatewayStatus:
-        """With so many of the topics that have most records: of 10,000, they take most of the
-        time."""
+        """Return the whole status, with the `listed_topics` topics that have the most records:
+        listing 10,000 would take most of the time."""
         clock = self._monotonic()
         progress, counts = self.progress(), self._counts()
         found = lag(self.wal, progress, clock)
@@ -309,8 +312,8 @@ class StatusBoard:
         return tuple(replace(one, lag_seconds=self._commits.lag_s(one, now)) for one in self._mirrors.values())
 
     def _waits_since(self, waiting_for: str) -> float | None:
-        """Since when nothing was read, or since when a part that is needed does not answer: the
-        earlier."""
+        """Return since when nothing was read, or since when a required service has not answered,
+        whichever is earlier."""
         if not waiting_for:
             return None
         moments = [part.since for part in self._parts.values() if part.name in _NEEDED and part.up is False]

@@ -1,4 +1,5 @@
-"""What the status tells of tables: their rates, their snapshots, and which are in quarantine."""
+"""The status of tables: the rates of their topics, their snapshots, and the tables in
+quarantine."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ LISTED_TABLES: Final = 100
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedTable:
-    """Its changes are counted and left out, from the transaction that commits at `since_lsn` on."""
+    """A table in quarantine: its changes are counted and left out, beginning with the transaction
+    that commits at `since_lsn`."""
 
     table: str
     reason: str
@@ -21,7 +23,7 @@ class QuarantinedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshotStatus:
-    """A table that is being read, or is to be. `stale_rows`: read and left out, since the stream
+    """A table that is being read, or will be. `stale_rows` were read and left out, since the stream
     had changed them."""
 
     table: str
@@ -34,7 +36,8 @@ class TableSnapshotStatus:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStatus:
-    """`left`: tables that are not done, of which the first LISTED_TABLES are in `tables`."""
+    """State of the snapshots. `left` is the number of unfinished tables, of which the first
+    LISTED_TABLES are in `tables`."""
 
     paused: bool = False
     left: int = 0
@@ -42,24 +45,25 @@ class SnapshotStatus:
 
 
 class Rates:
-    """How fast counts grow: over the last one to two times SAMPLE_S. Two samples are kept, for
-    10,000 topics are many."""
+    """Rates at which counts grow, over the last one to two times SAMPLE_S. Only two samples are
+    kept, since there may be 10,000 topics."""
 
     def __init__(self) -> None:
         self._newer: tuple[float, Mapping[str, int]] | None = None
         self._older: tuple[float, Mapping[str, int]] | None = None
 
     def is_due(self, now: float) -> bool:
-        """Another sample."""
+        """Return whether another sample is due."""
         return self._newer is None or now - self._newer[0] >= SAMPLE_S
 
     def sample(self, now: float, counts: Mapping[str, int]) -> None:
-        """Whenever somebody has time; `counts` is not changed any more."""
+        """Take a sample if one is due. It may be called at any time; `counts` must not change
+        afterwards."""
         if self.is_due(now):
             self._older, self._newer = self._newer or (now, counts), (now, counts)
 
     def per_s(self, now: float, name: str, count: int) -> float:
-        """Of one that was not there: from 0 on."""
+        """Return the rate of a count. One that was not in the sample counts from 0."""
         if self._older is None or now <= self._older[0]:
             return 0.0
         began, counts = self._older

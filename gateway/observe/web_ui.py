@@ -1,11 +1,12 @@
-"""The live page: `/` is one file without anything from elsewhere (page.html), `/events` feeds it by
+"""The live page: `/` is one file without external resources (page.html); `/events` supplies it with
 server-sent events.
 
-    event: history   once: [[Unix time, lag in seconds or null, retained WAL in bytes or null, records/s], ...], oldest first
-    event: status    each second: /status, but for the topics behind the busiest SHOWN_TOPICS
+    event: history    once: [[Unix time, lag in seconds or null, retained WAL in bytes or null,
+                      records/s], ...], oldest first
+    event: status     each second: /status, with the SHOWN_TOPICS topics that have the most records
 
-All streams share one text a second. A stream gives way when the port is full (http_server.py), and
-the browser comes back.
+All streams share one text per second. When the port has too many connections, streams are closed
+last (http_server.py), and the browser reconnects.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from gateway.observe.status_board import StatusBoard
 INTERVAL_S: Final = 1.0
 HISTORY_INTERVAL_S: Final = 2.0
 HISTORY_POINTS: Final = 450
-"""A quarter of an hour."""
+"""Points of a quarter of an hour."""
 SHOWN_TOPICS: Final = 100
 
 Point = tuple[float, float | None, int | None, float]
 
 
 def page_routes(board: StatusBoard) -> list[Route]:
-    """Begins to keep the history, in a thread of its own: it goes on while the gateway's loop does
-    not answer."""
+    """Return the routes, and start to record the history in a separate thread, which goes on while
+    the gateway's loop does not answer."""
     history: deque[Point] = deque(maxlen=HISTORY_POINTS)
     threading.Thread(target=_keep, args=(board, history), name="history", daemon=True).start()
     shared = _SharedStatus(board)
@@ -64,7 +65,7 @@ def page_routes(board: StatusBoard) -> list[Route]:
 
 
 class _SharedStatus:
-    """The text of one status, for all who ask within half an interval."""
+    """The text of one status, for all requests within half an interval."""
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
@@ -80,7 +81,7 @@ class _SharedStatus:
 
 
 def _shown(board: StatusBoard) -> dict[str, Any]:
-    counts = list(board.topic_records.values())  # at once: the gateway's loop adds to it
+    counts = list(board.topic_records.values())  # a copy: the gateway's loop adds to it
     return board.snapshot(SHOWN_TOPICS).as_json() | {"topic_count": len(counts), "records": sum(counts)}
 
 
@@ -99,8 +100,8 @@ def _event(name: str, data: str) -> str:
 
 @cache
 def _page() -> tuple[str, str]:
-    """The file, and a policy that lets the browser run its own script and style, and nothing
-    else."""
+    """Return the file, and a policy that allows the browser to run only the script and the style in
+    it."""
     html = files("gateway.observe").joinpath("page.html").read_text("utf-8")
     script, style = (_hash(html, element) for element in ("script", "style"))
     policy = (

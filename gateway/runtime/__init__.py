@@ -1,13 +1,15 @@
-"""One slot's life, from its start to its end: prepare, stream, watch, and begin again after an
-error.
+"""The life of one slot's gateway: prepare, stream, watch, and begin again after an error.
 
-    bootstrap             what a start does, in the order that gateway/startup decides
-    session               one session of replication, from the start to its end
     supervisor            one session after another, with a pause between them
+    session               one session of replication, from the start to its end
+    bootstrap             carries out a start, in the order that gateway/startup decides
     pump                  the replication loop: frames -> events -> Kafka transactions
     relation_registrar    Relation messages -> topics and registered schemas
-    monitor               the checks that run beside the stream
+    source_catalog        what the catalog shows, at the start and while the stream runs
+    monitor               probes of the servers beside the stream
+    wal_budget            advances a slot that retains too much WAL
 
-It receives settings and gives records in Kafka, a position, and a status. It knows every other
-package but the commands.
+In: settings, and the answers of PostgreSQL, Kafka and the registry. Out: records in Kafka, the
+position, and the status on the status board. This package connects all others and may import any of
+them except gateway/cli and gateway/demo, which alone may import it.
 """

@@ -1,5 +1,5 @@
-"""Carries out the steps of gateway/startup/position_changes.py, for the commands that change a
-slot's position."""
+"""Carry out the steps of gateway/startup/position_changes.py, for the commands that change a slot's
+position."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from gateway.transactions.position import Position
 log = structlog.get_logger()
 
 _ATTEMPTS: Final = 8
-"""A gateway that runs, and is fenced, fences in its turn when it starts again: one of the two comes
-through."""
+"""Attempts of one command. A running gateway that was fenced starts again and fences the command in
+its turn, until one of the two completes."""
 
 
 Repair = Callable[[FreshPosition, Expected], Steps]
 
 
 async def repair(settings: Settings, steps: Repair) -> Position:
-    """The new position, durable. Raises WalgateError."""
+    """Carry out the steps and return the new position, which is durable. Raises WalgateError."""
     repeats = RepeatedMessages()
     for _ in range(_ATTEMPTS - 1):
         try:

@@ -1,7 +1,7 @@
-"""Carries out the steps of a start; their order and what they mean is `gateway/startup/start.py`.
+"""Carry out the steps of a start; `gateway/startup/start.py` defines their order and meaning.
 
-Leaves behind what the stream needs: Kafka's parts, the registry and the replication connection,
-each closed by the stack.
+The objects that the stream needs remain as attributes: the Kafka clients, the registry client and
+the replication connection, each closed by the exit stack.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class Bootstrap:
-    """One start. `board` is told what it waits for. After `run`, the attributes are there."""
+    """Carries out one start. `board` is informed of what the start waits for. The attributes are
+    set when `run` has returned."""
 
     catalog: SourceCatalog
     topics: Topics
@@ -102,7 +103,8 @@ class Bootstrap:
         self._login = login_of(settings.source)
 
     async def run(self, catalog: SourceCatalog) -> Position:
-        """Up to START_REPLICATION. Raises WalgateError."""
+        """Carry out a start up to START_REPLICATION, and return the position. Raises
+        WalgateError."""
         steps = start(
             catalog.expected,
             self.fresh_position,
@@ -113,7 +115,8 @@ class Bootstrap:
         return await self.carry_out(catalog, steps)
 
     async def carry_out(self, catalog: SourceCatalog, steps: Steps) -> Position:
-        """Of a start or of a repair (gateway/startup/position_changes.py). Raises WalgateError."""
+        """Carry out the steps of a start or of a position change
+        (gateway/startup/position_changes.py), and return the position. Raises WalgateError."""
         self.catalog = catalog
         answer: Any = None
         while True:
@@ -147,8 +150,8 @@ class Bootstrap:
                 await self.delivery.deliver_now([], position)
                 failpoint("after_slot_intent")
             case CreateSlot():
-                # Ten thousand topics take minutes, and a slot keeps WAL from the moment that it is
-                # made.
+                # The topics come first: creating ten thousand takes minutes, and a slot retains WAL
+                # from its creation.
                 self._wait_for("the topics")
                 await self.topics.ensure_relations(self.catalog.relations)
                 failpoint("before_slot_creation")
@@ -202,7 +205,7 @@ class Bootstrap:
         )
 
     async def _prepare_kafka(self) -> None:
-        """Whatever may take long, before an earlier gateway is fenced."""
+        """Do whatever may take long before an earlier gateway is fenced."""
         self._wait_for("Kafka")
         prefix = self._settings.kafka.prefix
         self.topics = Topics(
@@ -220,7 +223,7 @@ class Bootstrap:
         self.registry = self._registry_client()
         self._stack.push_async_callback(close, self.registry.close)
         with classified_schema_errors():
-            await self.registry.latest(value_subject(POSITION_TOPIC))  # it answers
+            await self.registry.latest(value_subject(POSITION_TOPIC))  # make sure that it answers
 
     def _registry_client(self) -> RegistryClient:
         settings = self._settings.registry
@@ -242,7 +245,8 @@ class Bootstrap:
         failpoint("after_producer_start")
 
     async def _fence_former(self, system_identifier: str) -> None:
-        """Its open Kafka transaction is ended too: it would keep readers from what follows."""
+        """Fence the slot's gateway on the former server. This also aborts its open Kafka
+        transaction, which would keep readers from later records."""
         former = Producer(self._settings.kafka, self.catalog.transactional_id_of(system_identifier))
         try:
             await former.start()
@@ -253,7 +257,7 @@ class Bootstrap:
         await to_the_end(self._end_producer(error))
 
     async def _end_producer(self, error: BaseException | None) -> None:
-        if not isinstance(error, (Retry, RetrySlowly)):  # then no session ends its transaction soon
+        if not isinstance(error, (Retry, RetrySlowly)):  # no next session will abort it soon
             await self.producer.abort()
         await self.producer.abandon()
         failpoint("producer_abandoned")
@@ -265,7 +269,7 @@ class Bootstrap:
         moment = self._memory.next_moment()
         fresh = self.fresh_position(self.catalog.facts)
         positions = await decode_positions(values, fresh, self.registry)
-        if self._settings.writes_debezium:  # that topic may be Debezium's own, and need not be written to
+        if self._settings.writes_debezium:  # the topic may be a connector's own, and may be unused
             used = any(
                 (each.system_identifier, each.slot, each.prefix) == (fresh.system_identifier, fresh.slot, fresh.prefix)
                 for each in positions.values()
@@ -274,7 +278,8 @@ class Bootstrap:
         return Stored(positions, used, moment)
 
     async def _register_fixed_schemas(self) -> None:
-        """When the position has shown that this is still the same registry."""
+        """Register the schemas of the fixed topics, after the position has shown that this is still
+        the same registry."""
         kafka = self._settings.kafka
         markers = transaction_topic(kafka.prefix)
         with classified_schema_errors():
@@ -286,7 +291,8 @@ class Bootstrap:
         self.delivery = Delivery(self.producer, self.writer, frames, markers, policy, self._board.count)
 
     def announcer(self, sql: asyncpg.Connection, position: Position) -> RelationRegistrar:
-        """One that asks on a connection of its own."""
+        """Return the registrar of the stream's relations, which queries over a connection of its
+        own."""
         if self._settings.writes_debezium:
             options, optional = self._settings.debezium.options(), self._memory.optional_fields
             self._debezium = DebeziumRelations(sql, options, optional)
@@ -295,8 +301,8 @@ class Bootstrap:
     def snapshot_announcer(
         self, sql: asyncpg.Connection, position: Position, machine: TransactionMachine
     ) -> RelationRegistrar:
-        """For relations whose rows are read: what they are encoded with is not what their changes
-        are."""
+        """Return the registrar of relations whose existing rows are read: their encoders are
+        separate from those of the changes."""
         if not isinstance(machine, DebeziumMachine):
             return self._announcer(sql, position, None)
         relations = DebeziumRelations(sql, self._settings.debezium.options(), self._memory.optional_fields)
@@ -320,7 +326,8 @@ class Bootstrap:
         )
 
     async def snapshot_states(self, position: Position) -> StoredStates:
-        """After the fence: no other gateway writes them any more."""
+        """Return the stored states of the slot's snapshots. Call it after the fence, when no other
+        gateway writes them any more."""
         values = of_slot(position.key, await self._snapshot_values())
         with classified_schema_errors():
             schema_id = await self.registry.register(value_subject(SNAPSHOT_TOPIC), SNAPSHOT_STATE)
@@ -329,7 +336,8 @@ class Bootstrap:
             return await load_states(values, self.registry)
 
     async def _states_of_former(self, position: Position, former: bytes | None) -> dict[bytes, bytes]:
-        """Of the snapshots of a position that ends, under the keys of the one that follows it."""
+        """Return the snapshot states of a position that is being replaced, under the keys of the
+        new one."""
         if former is None or not self._settings.takes_snapshots:
             return {}
         values = of_slot(former, await self._snapshot_values())
@@ -351,7 +359,7 @@ class Bootstrap:
         failpoint("after_epoch_marker")
 
     def machine(self, position: Position) -> TransactionMachine:
-        """After `announcer`."""
+        """Return the state machine of the stream. Call it after `announcer`."""
         if self._debezium is None:
             return TransactionMachine(
                 epoch=position.epoch,

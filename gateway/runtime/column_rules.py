@@ -1,4 +1,4 @@
-"""The rules of `columns` in the settings -> what is done to the columns of a relation."""
+"""Apply the rules of `columns` in the settings to the columns of a relation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from schemas.relation import ColumnDescription, Protect, Protection, RelationDes
 
 
 def protect(description: RelationDescription, settings: ColumnSettings) -> RelationDescription:
-    """The description with its protections. Raises StopForOperator for a rule on a key that does
-    not say so."""
+    """Return the description with its protections. Raises StopForOperator for a rule that matches a
+    column of the key without in_key."""
     if not settings.rules:
         return description
     hash_key = settings.hash_key.get_secret_value().encode() if settings.hash_key else b""
@@ -31,8 +31,8 @@ def protect(description: RelationDescription, settings: ColumnSettings) -> Relat
 
 
 def check_key(description: RelationDescription, key: Iterable[int], settings: ColumnSettings) -> None:
-    """`key`: indexes of the columns of the records' key. In Debezium's dialect they may be others
-    than those of the replica identity."""
+    """Check rules on `key`, the indexes of the columns in the records' key. In Debezium's dialect
+    these may differ from those of the replica identity. Raises StopForOperator."""
     for at in key:
         column = description.columns[at]
         rule = settings.rule_of(description.namespace, description.name, column.name)
@@ -58,7 +58,7 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
 
 
 def unused_rules(settings: ColumnSettings, publications: Iterable[PublicationFacts]) -> tuple[OperatorWarning, ...]:
-    """A pattern with a slip of the pen protects nothing."""
+    """Warn of patterns that match no column: a mistyped pattern protects nothing."""
     columns = [
         (relation.namespace, relation.name, column.name)
         for facts in publications

@@ -15,8 +15,8 @@ log = structlog.get_logger()
 
 
 class ExcludedTables:
-    """`marks`: manifests name a table that has a topic, since readers may have copies of its
-    rows."""
+    """Decides which relations are left out. With `marks`, manifests name those that have a topic,
+    since readers may have copies of their rows."""
 
     def __init__(self, patterns: Sequence[str], topics: Topics, *, marks: bool) -> None:
         self.patterns = tuple(patterns)
@@ -25,13 +25,14 @@ class ExcludedTables:
         self._logged: set[str] = set()
 
     async def find(self, relation: Relation) -> ExcludedTable | None:
-        """None where the relation is not left out. Raises classified errors."""
+        """Return the excluded table of a relation, or None if the relation is not left out. Raises
+        classified errors."""
         name = relation.namespace, relation.name
         full_name = ".".join(name)
         pattern = next((pattern for pattern in self.patterns if is_table(full_name, [pattern])), None)
         if pattern is None:
             return None
-        if pattern not in self._logged:  # tools make thousands of tables
+        if pattern not in self._logged:  # once per pattern: tools create thousands of tables
             self._logged.add(pattern)
             log.info(
                 "table_left_out",

@@ -1,5 +1,5 @@
-"""Topics that are no relation's: of markers or of Debezium's transaction metadata, and of logical
-decoding messages."""
+"""Topics that belong to no relation: those of markers (or of Debezium's transaction metadata) and
+of logical decoding messages."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FixedSchemas:
-    """Ids in the registry. `transaction`: of markers, or of BEGIN and END; those have keys, as
-    Debezium's messages have."""
+    """Schema ids in the registry. `transaction` is that of markers or, in Debezium's dialect, of
+    BEGIN and END records. Those, and Debezium's messages, also have key schemas."""
 
     transaction: int
     position: int
@@ -39,7 +39,7 @@ class FixedSchemas:
 
 
 async def register_fixed_schemas(registry: RegistryClient, settings: Settings) -> FixedSchemas:
-    """Raises SchemaError."""
+    """Register the schemas of the fixed topics and return their ids. Raises SchemaError."""
     markers, messages = transaction_topic(settings.kafka.prefix), message_topic(settings.kafka.prefix)
     is_debezium = settings.writes_debezium
     return FixedSchemas(
@@ -56,7 +56,8 @@ async def register_fixed_schemas(registry: RegistryClient, settings: Settings) -
 async def open_message_topic(
     settings: Settings, topics: Topics, writer: BatchWriter, schema_id: int, *, is_new: bool
 ) -> MessageTopic:
-    """`is_new`: it may be made. Raises WalgateError."""
+    """Open the topic of logical decoding messages. It may be created only if `is_new`; otherwise, a
+    missing topic was deleted. Raises WalgateError."""
     topic = message_topic(settings.kafka.prefix)
     if not is_new:
         await topics.refuse_deleted(await topics.missing([topic]))
@@ -75,7 +76,8 @@ async def open_message_topic(
 def debezium_topics(
     prefix: str, topics: Topics, writer: BatchWriter, schemas: FixedSchemas, options: DebeziumOptions
 ) -> DebeziumTopics:
-    """After `open_message_topic`."""
+    """Return the topics of Debezium's dialect. Call it after `open_message_topic`, which creates
+    one of them."""
     outlet = _message_outlet(message_topic(prefix), topics, writer)
     messages = _with_format(outlet, MESSAGE_KEY, message_schema(options), options)
     frames = frame(schemas.message_key), frame(schemas.message)

@@ -1,12 +1,13 @@
-"""Looks at PostgreSQL, Kafka and the registry by connections of its own, whatever the session does,
-and tells the board.
+"""Watches PostgreSQL, Kafka and the registry over connections of its own, independently of the
+session, and reports to the status board.
 
-    PostgreSQL   its clock and the end of its WAL, `READ_INTERVAL_S`; the slot and who keeps WAL, `LOOK_INTERVAL_S`
-    Kafka        metadata of the position topic, `PROBE_INTERVAL_S`
-    registry     the newest schema of positions, `PROBE_INTERVAL_S`
-    mirrors      the /status of each, `PROBE_INTERVAL_S`
+    PostgreSQL    its clock and the end of its WAL, each `READ_INTERVAL_S`; the slot and what
+                  retains WAL, each `LOOK_INTERVAL_S`
+    Kafka         metadata of the position topic, each `PROBE_INTERVAL_S`
+    registry      the newest schema of positions, each `PROBE_INTERVAL_S`
+    mirrors       the /status of each, each `PROBE_INTERVAL_S`
 
-Nothing here ends or delays a session. One that is down is named within PROBE_INTERVAL_S +
+Nothing here ends or delays a session. A service that is down is reported within PROBE_INTERVAL_S +
 PROBE_TIMEOUT_S.
 """
 
@@ -51,9 +52,9 @@ RATE_WINDOW_S: Final = 60.0
 LEAST_WINDOW_S: Final = 10.0
 ALARM_AGAIN_S: Final = 60.0
 WORTH_A_WORD: Final = 0.1
-"""Of the limit: below it, a fast minute is no news."""
+"""Share of the limit below which fast growth alone raises no alarm."""
 _AGAIN_S: Final = (0.5, 5.0)
-"""After a failed connection, doubling."""
+"""Seconds between attempts to connect, first and longest; the delay doubles."""
 
 
 class Monitor:
@@ -65,7 +66,7 @@ class Monitor:
         self._alarm = (0, 0.0)
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watch all services and mirrors until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep("postgresql", self._watch_postgresql))
             group.create_task(self._keep("kafka", self._watch_kafka))
@@ -74,8 +75,8 @@ class Monitor:
                 group.create_task(watch_mirror(url, self._board))
 
     async def _keep(self, name: PartName, watch: Callable[[], Awaitable[None]]) -> None:
-        """A defect of the monitor must not freeze the figures, nor end the stream: it is told, and
-        the watch begins again."""
+        """Run a watch until cancelled. A defect of the monitor must neither freeze the figures nor
+        end the stream: it is reported, and the watch begins again."""
         while True:
             try:
                 await watch()
@@ -147,7 +148,7 @@ class Monitor:
         return found
 
     def _warn(self, wal: RetainedWal) -> None:
-        """Each time it gets worse, and again each minute while it is bad."""
+        """Log an alarm each time the level rises, and again each minute while there is one."""
         level, now = alarm_level(wal), time.monotonic()
         if level > self._alarm[0] or (level and now - self._alarm[1] >= ALARM_AGAIN_S):
             self._alarm = level, now
@@ -165,7 +166,8 @@ class Monitor:
             self._alarm = level, now
 
     async def _beat(self, sql: asyncpg.Connection) -> None:
-        """Transactional: only a commit is flushed at once, whatever the server's settings."""
+        """Write a heartbeat. The message is transactional, since only a commit is flushed at once
+        whatever the server's settings are."""
         try:
             await sql.execute(
                 "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text) "
@@ -232,7 +234,7 @@ class Monitor:
 
 
 async def watch_mirror(url: str, board: StatusBoard) -> None:
-    """Until cancelled."""
+    """Ask a mirror for its status at intervals, until cancelled."""
     board.mirror(MirrorStatus(url))
     while True:
         await ask_mirror(url, board)
@@ -240,7 +242,7 @@ async def watch_mirror(url: str, board: StatusBoard) -> None:
 
 
 async def ask_mirror(url: str, board: StatusBoard) -> None:
-    """What it says, onto the board."""
+    """Ask a mirror for its status, and put it on the status board."""
     try:
         found = read_mirror(url, await asyncio.to_thread(ask_json, f"{url}/status"))
     except (OSError, HTTPException, ValueError, TypeError, OverflowError, RecursionError) as error:
@@ -249,8 +251,8 @@ async def ask_mirror(url: str, board: StatusBoard) -> None:
 
 
 def alarm_level(wal: RetainedWal) -> int:
-    """0: none; 1: half of the limit, or full within an hour; 2: four fifths, ten minutes; 3: 95 %,
-    a minute."""
+    """Return the alarm level: 0 for none; 1 at half of the limit, or if it is reached within an
+    hour; 2 at four fifths, or within ten minutes; 3 at 95 %, or within a minute."""
     if wal.limit_bytes is None:
         return 0
     share, left_s = wal.retained_bytes / wal.limit_bytes, wal.seconds_to_full
@@ -261,11 +263,11 @@ def alarm_level(wal: RetainedWal) -> int:
 
 
 def growth_rate(held: deque[tuple[float, int]]) -> float:
-    """Bytes per second from the first to the last (moment, bytes).
+    """Return the bytes per second from the first to the last (moment, bytes).
 
-    What the slot's restart_lsn gives back, it gives back at once. Where that hides that the WAL
-    grows again, this is the rate since it was least, or 0 where that is known for less than
-    `LEAST_WINDOW_S`.
+    When the slot's restart_lsn advances, it frees much WAL at once. If that hides that the retained
+    WAL is growing again, return the rate since its minimum instead, or 0 if the minimum is less
+    than `LEAST_WINDOW_S` ago.
     """
     rate = _rate(held[0], held[-1])
     least = min(reversed(held), key=itemgetter(1))
@@ -279,8 +281,9 @@ def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:
 
 
 def wal_held(slot: SlotStatus, held: int, rate: float, budget_bytes: int | None) -> RetainedWal:
-    """`budget_bytes`: source.wal_budget_bytes. The server's own limit is max_slot_wal_keep_size, as
-    safe_wal_size tells it."""
+    """Return the WAL that the slot retains, with its limit: `budget_bytes`
+    (source.wal_budget_bytes) or the server's max_slot_wal_keep_size, derived from safe_wal_size,
+    whichever is less."""
     limits = [(budget_bytes, "source.wal_budget_bytes")] if budget_bytes is not None else []
     if slot.safe_wal_bytes is not None:
         limits.append((held + slot.safe_wal_bytes, "max_slot_wal_keep_size"))

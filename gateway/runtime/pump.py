@@ -1,11 +1,11 @@
-"""The replication loop: bytes from PostgreSQL -> state machine -> batches, and Kafka transactions
-of them, one after another.
+"""The replication loop: bytes from PostgreSQL -> state machine -> batches, grouped into consecutive
+Kafka transactions.
 
-`run` reads. The order within one turn: read, take every frame, hand over full batches, close the
-Kafka transaction if the commit policy says so (gateway/transactions/commit_policy.py), wait while
-too much is in flight. Nothing there waits for Kafka except through that limit. `deliver` is the
-other task: it delivers what was closed, and asks the policy again when Kafka is free. Nothing here
-answers PostgreSQL: that is `gateway/postgres/standby_status.py`, on its own timer.
+`run` reads. In each turn it reads, takes every frame, hands over full batches, closes the Kafka
+transaction if the commit policy says so (gateway/transactions/commit_policy.py), and waits while
+too much is in flight. Only that limit makes it wait for Kafka. `deliver` is the other task: it
+delivers what was closed, and asks the policy again when Kafka is free. Neither answers PostgreSQL:
+`gateway/postgres/standby_status.py` does, on its own timer.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ from gateway.transactions.position import Position, advance
 from schemas.lsn import Lsn
 
 BEHIND_BYTES = 1 << 16
-"""A read of so much says that the stream has more."""
+"""A read of at least this size shows that the stream has more."""
 
 PAUSE_S = 0.005
-"""Where nothing comes for so long, it has no more after all."""
+"""If nothing arrives for this long after such a read, the stream has no more."""
 
 _NOWHERE = Lsn(0)
 log = structlog.get_logger()
@@ -88,8 +88,8 @@ class WholeFirst(Retry):
 
 
 class ReadWhole(Retry):
-    """Begin again without streaming, to learn the commit LSN of the transaction that is in the way,
-    and whether it commits."""
+    """Begin again without streaming, to learn the commit LSN of the failing transaction, and
+    whether it commits."""
 
     def __init__(self, error: StopForOperator) -> None:
         super().__init__(
@@ -99,24 +99,26 @@ class ReadWhole(Retry):
 
 
 class HandOver(Protocol):
-    """Of a snapshot, what the loop calls (gateway/snapshot/coordinator.py)."""
+    """The part of a snapshot that the loop calls (gateway/snapshot/coordinator.py)."""
 
     async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """`arrived` came in the transaction that is about to be committed in the state machine."""
+        """Take over `arrived`, which was received in the transaction that is about to be committed
+        in the state machine."""
         ...
 
     def announced(self, relation: Relation, *, is_again: bool) -> None:
-        """A relation is announced in the stream, for the first time in this session or once
-        more."""
+        """Note that a relation is announced in the stream, for the first time in this session or
+        (`is_again`) once more."""
         ...
 
     def take_states(self) -> dict[bytes, bytes]:
-        """Records that are to be durable with what is closed now."""
+        """Return the states, by key, that become durable with the Kafka transaction that is closed
+        now."""
         ...
 
 
 class Pump:
-    """Reads one replication stream until it ends; raises WalgateError. Up to `careful_until` each
+    """Reads one replication stream until it ends; raises WalgateError. Up to `careful_until`, each
     transaction is delivered before the next one."""
 
     def __init__(
@@ -167,7 +169,7 @@ class Pump:
                 await self._turn()
             self._close_if_due()
         except (StopForOperator, CannotDecode) as error:
-            self._failed = True  # what is open stays open: the error may have come half way through closing it
+            self._failed = True  # leave it open: closing it may be what failed
             self._part(error)
             while not self._delivery.is_free:
                 await self._delivery.commit_done()
@@ -175,11 +177,11 @@ class Pump:
             if isinstance(error, StopForOperator):
                 self._decide(error)
             raise
-        await asyncio.Event().wait()  # the end is drain's to say
+        await asyncio.Event().wait()  # `drain` decides when to return
 
     async def deliver(self) -> None:
-        """Deliver what is closed, until cancelled; raises WalgateError on the first failed or
-        unknown result."""
+        """Deliver closed Kafka transactions until cancelled. Raises WalgateError on the first
+        failed or unknown result."""
         while True:
             position = await self._delivery.deliver()
             if position is not None:
@@ -193,8 +195,8 @@ class Pump:
                 raise
 
     async def confirm(self) -> None:
-        """With kafka.delivery = at_least_once: make positions durable while the next rows are
-        delivered, until cancelled."""
+        """Make positions durable while the next rows are delivered, until cancelled; used with
+        kafka.delivery = at_least_once."""
         while True:
             self._note_durable(await self._delivery.commit_position())
             if self._stopping:
@@ -217,7 +219,7 @@ class Pump:
             await self._delivery.commit_done()
 
     async def _read(self) -> bytes:
-        """What the stream has, at least one frame; or nothing, where it had more until now and
+        """Return at least one frame from the stream, or no bytes if it had more until now and
         pauses."""
         if self._more_at_hand:
             with suppress(TimeoutError):
@@ -228,11 +230,12 @@ class Pump:
 
     @property
     def closed_lsn(self) -> Lsn:
-        """Behind it lies what is not on its way into a committed Kafka transaction."""
+        """Resume LSN of the last closed Kafka transaction: later changes are not part of a closed
+        one yet."""
         return self._position.resume_lsn
 
     async def drain(self) -> None:
-        """Read no more; return when what was read is durable and PostgreSQL has been told."""
+        """Read no more; return when what was read is durable and acknowledged to PostgreSQL."""
         self._stopping = True
         while not (self.is_settled or (self._delivery.is_free and not self._machine.at_boundary)):
             self._settled.clear()
@@ -241,13 +244,14 @@ class Pump:
 
     @property
     def received_until(self) -> Lsn:
-        """Every transaction that commits before it was received as a whole."""
+        """LSN such that every transaction that commits before it was received as a whole."""
         return Lsn(self._machine.resume_lsn)
 
     def _part(self, error: StopForOperator | CannotDecode) -> None:
-        """The stream cannot go on here, but what was committed before it shall not wait for that
-        person. Where it shares a Kafka transaction with the one that is in the way, the next
-        attempt parts them: WholeFirst. Behind a gap nothing comes first."""
+        """Raise WholeFirst if transactions that committed before the error share a Kafka
+        transaction with the one that failed: the next session delivers them separately, so that
+        they need not wait for the operator. A DataGap is raised unchanged: nothing is delivered
+        ahead of it."""
         if isinstance(error, DataGap):
             raise error
         whole_until = Lsn(self._machine.resume_lsn)
@@ -255,7 +259,8 @@ class Pump:
             raise WholeFirst(error, whole_until) from error
 
     def _decide(self, error: StopForOperator) -> None:
-        """What was committed before is delivered."""
+        """Quarantine the table of the error, or add the operator's choices to its hint. Everything
+        that committed before has been delivered. Raises ReadWhole within a streamed transaction."""
         machine = self._machine
         name = self._relation_names.get(error.relation_oid or 0)
         if name is None:
@@ -265,7 +270,8 @@ class Pump:
         self._table_errors.of_change(error, name, machine.current_commit_lsn or Lsn(machine.resume_lsn))
 
     async def _close_alone(self) -> None:
-        """A Kafka transaction for each PostgreSQL transaction: wait for the one before it."""
+        """Close a Kafka transaction for the PostgreSQL transaction that ended, after the previous
+        one is durable."""
         filling = self._filling(self._unclosed_bytes, one_by_one=True)
         while filling.at_boundary and filling.has_content and not self._delivery.is_free:
             await self._delivery.commit_done()
@@ -293,14 +299,16 @@ class Pump:
             self._left_out_before = self._left_out
 
     def _close_if_due(self) -> None:
-        """Kafka is free, or a read is done."""
+        """Close the Kafka transaction if the policy says so. Called when Kafka has become free, and
+        after each read."""
         if not self._failed and self._policy.closes(self._filling(self._unclosed_bytes)):
             self._close()
         if self._stopping:
             self._settled.set()
 
     async def _take(self, data: bytes) -> None:
-        """Every frame of one read. The loop of the rows: see bench/ before adding to it."""
+        """Process every frame of one read. This is the loop of the rows: see bench/ before adding
+        to it."""
         machine = self._machine
         change = machine.change
         received_lsn = closed_at = 0
@@ -391,7 +399,7 @@ class Pump:
     # ---------------------------------------------------------------------------------
 
     def _filling(self, unclosed_bytes: int, *, one_by_one: bool = False) -> Filling:
-        """The facts that the policy decides by."""
+        """Return the facts from which the policy decides."""
         machine, writer, delivery = self._machine, self._writer, self._delivery
         return Filling(
             machine.at_boundary,
@@ -410,7 +418,7 @@ class Pump:
         )
 
     def _closes_within_read(self, unclosed_bytes: int) -> bool:
-        if self._failed or not self._delivery.is_free:  # asked first: the facts cost 1 us, and most often Kafka is busy
+        if self._failed or not self._delivery.is_free:  # checked first: the facts cost 1 us
             return False
         return self._policy.closes_within_read(self._filling(unclosed_bytes))
 
@@ -433,16 +441,17 @@ class Pump:
 
     @property
     def is_settled(self) -> bool:
-        """Everything that was received and can be durable is durable."""
+        """Return whether everything that was received and can be durable is durable."""
         return self._machine.at_boundary and self._delivery.is_quiet and self._machine.pending_marker_count == 0
 
     def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
-        """The idle rule: with nothing pending, what the server has read may become our position -
-        durable first, as the slot must never be ahead of the position topic. An open stream does
-        not forbid it: it is sent again whole."""
+        """Advance an idle position: if nothing is pending, the LSN that the server has read becomes
+        the position. It is made durable first, as the slot must never be ahead of the position
+        topic. A streamed transaction that is in progress does not prevent it: it is sent again from
+        its beginning."""
         failpoint("keepalive_received")
         machine = self._machine
-        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events, which closes no Kafka transaction
+        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events: it closes no Kafka transaction
         passed_bytes = end_lsn - self._position.resume_lsn
         if passed_bytes > 0 and self.is_settled and not machine.in_stream:
             age_s = time.monotonic() - self._closed_at

@@ -1,5 +1,5 @@
-"""What an error of one table means: the gateway goes on without it, or stops and names the ways
-on."""
+"""Errors of one table: the gateway continues without the table, or stops and names the operator's
+choices."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _REASONS: Final[dict[type, str]] = {
     PgOutputError: "a row message cannot be read",
     InternalError: "a bug in the gateway",
 }
-"""For readers of the manifest, and for the operator: no names, no values."""
+"""Reasons shown to readers of the manifest and to the operator: without names and values."""
 
 
 class QuarantineRelation(Retry):
-    """Begin again without `relation`."""
+    """Begin again without the table `relation`."""
 
     def __init__(self, error: StopForOperator, relation: Quarantined) -> None:
         since = "this transaction on" if relation.since_lsn else "now on"
@@ -44,8 +44,8 @@ class QuarantineRelation(Retry):
 
 
 class QuarantinePolicy:
-    """`topic_of`: where the rows of a table go. `records_exclusions`: readers see what was left
-    out."""
+    """Decides by `rules` what an error of a table means. `topic_of` returns the topic of a table.
+    `records_exclusions` means that readers can see what was left out."""
 
     def __init__(self, rules: ErrorSettings, topic_of: Callable[[Name], str], *, records_exclusions: bool) -> None:
         self._rules = rules
@@ -53,8 +53,8 @@ class QuarantinePolicy:
         self._records_exclusions = records_exclusions
 
     def of_change(self, error: StopForOperator, name: Name, commit_lsn: Lsn) -> None:
-        """`error` was met in the transaction that commits at `commit_lsn`. Raises
-        QuarantineRelation, or gives `error` its hint."""
+        """Judge `error`, raised in the transaction that commits at `commit_lsn`. Raises
+        QuarantineRelation, or adds the operator's choices to the hint of `error`."""
         if error.relation_oid is None or not isinstance(error, _OF_TABLE):
             return
         skip = (
@@ -66,8 +66,8 @@ class QuarantinePolicy:
 
     @contextmanager
     def of_snapshot(self) -> Iterator[None]:
-        """Around what reads tables. Raises QuarantineRelation from the next session's first
-        transaction on, or the error with its hint."""
+        """Judge errors of the code in the context, which reads tables. Raises QuarantineRelation,
+        effective from the next session's first transaction, or the error with its hint."""
         try:
             yield
         except UnwritableTable as found:

@@ -1,8 +1,8 @@
-"""A Relation message -> a relation version ready for rows: catalog facts, schemas registered, topic
-made.
+"""A Relation message -> a relation version that is ready for rows: catalog facts read, schemas
+registered, topic created.
 
-All of this waits, and the reading waits with it; the slot is kept alive by the standby status task
-meanwhile.
+All of this waits for servers, and reading waits with it; meanwhile, the standby status task keeps
+the connection alive.
 """
 
 from __future__ import annotations
@@ -59,17 +59,17 @@ from schemas.topic_names import key_subject, value_subject
 log = structlog.get_logger()
 
 _ASKED_AT_ONCE = 50
-"""Questions to the registry."""
+"""Concurrent requests to the registry."""
 _REGISTERED_AT_ONCE = 8
-"""Relations, each with up to two subjects."""
+"""Relations that are registered concurrently, each with up to two subjects."""
 _NAMED = 3
-"""Relations, in an error."""
+"""Relations that an error message names."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Catalog:
-    """What the catalog says of some relations: facts of their types by oid, generated columns of
-    their replica identities, and all attributes, both by relation oid."""
+    """Rows of the catalog about some relations: facts of their types by type oid; generated columns
+    of their replica identities, and all attributes, both by relation oid."""
 
     types: dict[int, TypeFacts]
     generated: dict[int, list[str]]
@@ -77,13 +77,14 @@ class _Catalog:
 
 
 class RowsOfPartition(Retry):
-    """A partition whose root is published has rows of its own: it was published by itself when they
-    were written."""
+    """A partition whose root is published has rows of its own: it was published separately when
+    they were written."""
 
 
 class RelationRegistrar:
-    """Raises WalgateError: PostgreSQL, registry or Kafka not there, or a schema that is not
-    compatible."""
+    """Announces relations: makes their topics, registers their schemas, builds their encoders.
+    Raises WalgateError if PostgreSQL, the registry or Kafka does not answer, or if a schema is
+    incompatible."""
 
     def __init__(
         self,
@@ -99,8 +100,8 @@ class RelationRegistrar:
         debezium: DebeziumRelations | None = None,
         partitions_have_topics: bool = False,
     ) -> None:
-        """`on_announced` hears each relation's name, schema id and number of columns; `debezium`:
-        written in its dialect."""
+        """`on_announced` is called with each relation's name, schema id and number of columns.
+        `debezium` is set if records have Debezium's dialect."""
         self._on_announced = on_announced
         self._debezium = debezium
         self._sql = sql
@@ -118,8 +119,8 @@ class RelationRegistrar:
         self._partitions_of_roots: frozenset[int] = frozenset()
 
     async def prepare(self, relations: Iterable[Name]) -> None:
-        """Make the topics of (schema, table) in batches, before their first row: a thousand one by
-        one take long."""
+        """Create the topics of (schema, table) in batches, before their first row: creating a
+        thousand one by one takes long."""
         wanted = list(relations)
         if not self._is_first_epoch:
             await self._refuse_deleted(await self._topics.without_topic(wanted))
@@ -127,8 +128,8 @@ class RelationRegistrar:
         await self._producer.learn(self._topics.of_relation(relation) for relation in wanted)
 
     async def _refuse_deleted(self, missing: list[Name]) -> None:
-        """A topic is made before its first schema is registered: one that is missing although it
-        has a schema was deleted."""
+        """Raise DataGap if any of these missing topics has a schema. A topic is created before its
+        first schema is registered, so such a topic was deleted."""
         names = [topic for relation in missing for topic in self._topics.possible_names(relation)]
         deleted = []
         with classified_schema_errors():
@@ -139,8 +140,8 @@ class RelationRegistrar:
         await self._topics.refuse_deleted(deleted)
 
     async def _make_topics(self, relations: Sequence[Name]) -> None:
-        """A new table seldom comes alone: the topics of all that are published by now are made with
-        its own."""
+        """Create the topics of these relations and, if any is missing, those of all tables that are
+        published by now: a new table seldom comes alone."""
         if await self._topics.without_topic(relations):
             publications = await publication_facts(
                 self._sql, self._publications, excluded=self.excluded_tables.patterns
@@ -163,16 +164,16 @@ class RelationRegistrar:
         return topic
 
     def topic_of(self, relation: Name) -> str:
-        """Where its rows go, or would go."""
+        """Return the topic of a relation's rows, even if it does not exist."""
         return next(iter(self._topics.possible_names(relation)))
 
     def note_type(self, message: Type) -> None:
-        """The name of a type, for when the catalog has forgotten it."""
+        """Remember the name of a type, for when the catalog no longer has it."""
         self._announced_types[message.type_oid] = (message.namespace, message.name)
 
     async def comes_as_root(self, relation: Relation) -> bool:
-        """Whether rows of this partition come as those of its root, so that it needs no topic:
-        PostgreSQL describes the partition all the same."""
+        """Return whether rows of this partition are sent as rows of its root, so that it needs no
+        topic. PostgreSQL describes the partition in any case."""
         oid = relation.relation_oid
         if self._partitions_have_topics or not await self._topics.without_topic([(relation.namespace, relation.name)]):
             return False
@@ -185,10 +186,13 @@ class RelationRegistrar:
     async def announce(
         self, relation: Relation, in_force: RelationVersion | None, xid: int | None = None
     ) -> RelationVersion:
-        """`in_force`: what changes of the relation were encoded with so far. The newest schema of
-        the topic may be another: one of a savepoint or transaction that was rolled back, by which
-        later ones are not bound. `xid`: of the transaction of the message; None: the relation is as
-        the catalog has it now."""
+        """Register a relation and return its version.
+
+        `in_force` is the version with which changes of the relation have been encoded so far. The
+        newest schema of the topic may be another one, from a savepoint or transaction that was
+        rolled back; it does not bind later ones. `xid` is that of the transaction of the message;
+        None means that the relation is as the catalog has it now.
+        """
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name)])
             catalog = await self._look([relation])
@@ -196,10 +200,12 @@ class RelationRegistrar:
         return await self._registered(description, relation_, in_force)
 
     async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
-        """Relations as the catalog has them now, with what is in force of each: the catalog is
-        asked for all of them, and several are registered at once. Raises the first error when none
-        is under way any more: behind it none is begun, as each may take as long to fail. An
-        UnwritableRelation names its relation."""
+        """Register relations as the catalog has them now, each with its version in force; return
+        the new versions. The catalog is queried once for all, and several are registered at a time.
+
+        After the first error, no further registration begins, as each may take as long to fail; the
+        error is raised when those under way have ended. An UnwritableRelation names its relation.
+        """
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name) for relation, _ in relations])
             catalog = await self._look([relation for relation, _ in relations])
@@ -231,7 +237,7 @@ class RelationRegistrar:
     async def _described(
         self, relation: Relation, in_force: RelationVersion | None, xid: int | None, catalog: _Catalog
     ) -> tuple[RelationDescription, ConnectRelation | None]:
-        """The second is of Debezium's dialect."""
+        """Return the description of a relation and, in Debezium's dialect, its ConnectRelation."""
         topic = await self._topic((relation.namespace, relation.name))
         description = await self._describe(relation, topic, catalog)
         if self._debezium is None:
@@ -249,7 +255,7 @@ class RelationRegistrar:
     ) -> RelationVersion:
         earlier = None if in_force is None else in_force.encoder.description
         if earlier is not None and (earlier.namespace, earlier.name) != (description.namespace, description.name):
-            earlier = None  # renamed: another topic
+            earlier = None  # renamed, so that its rows go to another topic
         topic = self._topics.of_relation((description.namespace, description.name))
         with classified_schema_errors():
             failpoint("before_registry_call")
@@ -293,7 +299,8 @@ class RelationRegistrar:
     async def _register(
         self, topic: str, description: RelationDescription, earlier: RelationDescription | None
     ) -> tuple[int, int | None]:
-        """`earlier`: what is in force, None: the registry's newest."""
+        """Register the schemas of a relation. `earlier` is its description in force; None means the
+        registry's newest schema."""
         return await self._register_both(
             topic,
             change_schema(description, self._prefix),
@@ -317,7 +324,8 @@ class RelationRegistrar:
         earlier_value: Schema | None = None,
         earlier_key: Schema | None = None,
     ) -> tuple[int, int | None]:
-        """Value and key at once, and both done when it returns."""
+        """Register the schemas of value and key concurrently; both requests have ended when this
+        returns."""
         value = self._registry.register(value_subject(topic), value_schema, earlier_value)
         if key is None:
             return await value, None
@@ -332,9 +340,10 @@ class RelationRegistrar:
     async def _register_anew(
         self, topic: str, description: RelationDescription, recorded: Schema, error: IncompatibleSchema
     ) -> tuple[int, int | None]:
-        """A table of another oid under the name is another table: its rows need not be read as
-        those of the former one. The key comes first: the newest schema of the value is what says
-        that this is another table, also after a crash in between."""
+        """Register the schemas of a table with another oid under the same name. It is another
+        table, so its rows need not be readable as those of the former one. The key comes first: the
+        newest schema of the value records that this is another table, also after a crash in
+        between."""
         log.warning(
             "table_recreated",
             relation=description.qualified_name,
@@ -367,10 +376,10 @@ class RelationRegistrar:
         return _Catalog(facts, generated, attributes)
 
     async def _describe(self, relation: Relation, topic: str, catalog: _Catalog) -> RelationDescription:
-        """The catalog is as of now, the message as of the change: what the catalog has forgotten
-        meanwhile (a dropped type, the key of a dropped table or of one whose key column was
-        renamed) comes from the newest schema of the topic, and what that never knew from the Type
-        message."""
+        """Describe a relation. The catalog is as of now, the message as of the change. What the
+        catalog no longer has (a dropped type, the key of a dropped table or of one whose key column
+        was renamed) is taken from the newest schema of the topic, and what that does not have from
+        the Type message."""
         oids = {column.type_oid for column in relation.columns}
         facts = catalog.types
         primary_key: list[str] = []
@@ -402,7 +411,7 @@ class RelationRegistrar:
         xid: int | None,
         attributes: Sequence[Attribute],
     ) -> RelationDescription:
-        """With attnum and attmissingval of its columns."""
+        """Return the description with attnum and attmissingval of its columns."""
         names = [column.name for column in description.columns]
         known: dict[str, tuple[int, MissingValue | None]] = {}
         if earlier is not None:
@@ -415,8 +424,9 @@ class RelationRegistrar:
         return with_attributes(description, attribute_numbers(names, attributes, xid, numbers), attributes, missing)
 
     async def _bases_of_domains(self, missing: set[int]) -> dict[int, TypeFacts]:
-        """The Type message of a domain has the domain's oid and the name of its base type. The
-        base's typmod it lacks, so that a domain over numeric stays unknown."""
+        """Return facts of domains that the catalog no longer has. The Type message of a domain has
+        the domain's oid and the name of its base type, but not the base type's typmod, so a domain
+        over numeric stays unknown."""
         bases = {oid: name for oid in missing if (name := self._announced_types.get(oid)) and name[0] == "pg_catalog"}
         if not bases:
             return {}
@@ -443,8 +453,9 @@ def _naming(relation_oid: int) -> Iterator[None]:
 
 
 def _with_types_as_first_met(description: RelationDescription, schema: Schema) -> RelationDescription | None:
-    """A type that was made in a transaction which was streamed while open was unknown then, and its
-    values were sent as text. They stay text. None where that is not the reason."""
+    """Return the description with the types that are unknown in `schema` left as text, or None if
+    there are none. The type was created in a transaction that was streamed while in progress, so it
+    was unknown then, and its values were sent as text. They remain text."""
     recorded = recorded_types(schema)
     columns = [
         replace(column, facts=recorded[column.facts.oid])

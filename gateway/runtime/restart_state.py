@@ -1,4 +1,4 @@
-"""What one session leaves to the next ones of the process."""
+"""State that one session leaves to the next ones of the process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from schemas.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """Where and how the stream of a session ended. `recovery`: what tells one crash recovery of the
-    server from another; `has_passed`: all WAL had been received that was there when the session
-    began; `received_until`: all transactions that commit before it were."""
+    """End of a session's stream. `recovery` distinguishes one crash recovery of the server from
+    another. `has_passed` means that all WAL was received that existed when the session began. Every
+    transaction that commits before `received_until` was received."""
 
     message: str
     resume_lsn: Lsn
@@ -32,36 +32,40 @@ class RestartState:
     seen_topics: set[str] = field(default_factory=set)
     logged: set[OperatorWarning] = field(default_factory=set)
     text_only: bool = False
-    """A value has no binary form, or one that has no decoder."""
+    """Values are requested in text format: one has no binary form, or a binary form without a
+    decoder."""
     careful_until: Lsn = Lsn(0)  # noqa: RUF009  # an int
-    """Up to there transactions are delivered one by one: after it something needs an operator."""
+    """Up to this LSN, transactions are delivered one by one: a transaction after it needs the
+    operator."""
     optional_fields: set[tuple[int, str]] = field(default_factory=set)
-    """(relation oid, column) of columns that are NOT NULL now and were not when a row was
+    """(relation oid, column) of columns that are NOT NULL now, but were not when a row was
     written."""
     timed_out_behind: Lsn | None = None
-    """The transaction that begins there outlived its Kafka transaction."""
+    """Resume LSN after which a transaction took longer than kafka.transaction_timeout_s."""
     whole_once: bool = False
-    """The next session reads without streaming: in a stream, it is unknown which messages were
-rolled back."""
+    """The next session reads without streaming of in-progress transactions: while they are
+    streamed, it is unknown which messages are rolled back, and at which LSN a transaction
+    commits."""
     partitions_have_topics: bool = False
-    """Also where their roots are published: rows of one came as its own."""
+    """Partitions get topics even if their roots are published: rows of one were sent as its own."""
     quarantine: dict[int, Quarantined] = field(default_factory=dict)
-    """Relations that the position does not name yet."""
+    """Relations in quarantine that the position does not contain yet, by oid."""
     reported: Reported | None = None
-    """What the server said of changes or WAL that are missing, or of a place in the WAL that it
-cannot send."""
+    """The server's report of missing changes or WAL, or of a place in the WAL that it cannot
+    send."""
     cut: StreamEnd | None = None
-    """The stream of the session before ended without a word of the server, and it is not known yet
-whether that had crashed."""
+    """End of the previous session's stream, if it ended without a message from the server and it is
+    not known yet whether the server had crashed."""
     moment: int = 0
     position: Position | None = None
-    """With which the last session began."""
+    """The position with which the last session began."""
     released: ReleasedWal | None = None
-    """WAL that was given up, and Kafka does not know yet."""
+    """WAL that was given up and is not recorded in Kafka yet."""
     release_again_at: float = 0.0
-    """Monotonic time before which the slot is not moved on again."""
+    """Monotonic time before which the slot is not advanced again."""
     left_behind: list[Address] = field(default_factory=list)
-    """Hosts of the DSN that a failover left behind, the latest last: the others are tried first."""
+    """Hosts of the DSN that are old primaries or standbys, the latest last: the others are tried
+    first."""
 
     def avoid(self, address: Address) -> None:
         self.left_behind = [*(each for each in self.left_behind if each != address), address]

@@ -1,7 +1,7 @@
-"""One replication session: from the start to the stream, until something ends it. Every failure
-leaves by an exception.
+"""A replication session, from the start through the stream until something ends it. Every failure
+is raised as an exception.
 
-The steps of the start and their order: gateway/startup/start.py.
+gateway/startup/start.py has the steps of the start and their order.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ _NAMED_TABLES = 10
 
 
 class CrashedHere(RetrySlowly):
-    """The server has crashed at this place before: no attempt is made for a while."""
+    """The server has crashed at this place before: the next attempt is delayed."""
 
 
 class Session:
-    """Reads and writes `memory`. `standstill`: after the end, what kept the session from getting
-    past a place in the WAL."""
+    """Runs one session. It reads and changes `memory`. After its end, `standstill` is what kept it
+    from getting past a place in the WAL, or None."""
 
     def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
@@ -90,7 +90,7 @@ class Session:
         self._end_at_start = Lsn(0)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop` is set and everything received is durable; raises WalgateError."""
+        """Run until `stop` is set and everything received is durable. Raises WalgateError."""
         async with AsyncExitStack() as stack:
             stack.callback(self._leave)
             try:
@@ -123,8 +123,8 @@ class Session:
                 raise
 
     async def _run_noting_cut(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
-        """Whether a session that ended without a word of the server was ended by a crash, the next
-        one finds out."""
+        """Run the session. If the stream ends without a message from the server, remember where, so
+        that the next session can find out whether the server has crashed."""
         try:
             await self._run(stack, stop)
         except Retry as error:
@@ -135,8 +135,8 @@ class Session:
             raise
 
     def _place(self) -> tuple[Lsn, Lsn]:
-        """The LSN with which the next session resumes, and the one before which every transaction
-        was received."""
+        """Return the LSN with which the next session resumes, and the LSN before which every
+        transaction was received."""
         if self._pump is None:
             return Lsn(self._resume_lsn), Lsn(0)
         return self._pump.closed_lsn, self._pump.received_until
@@ -154,13 +154,13 @@ class Session:
 
     @property
     def _has_passed(self) -> bool:
-        """All WAL was received that was there when the session began, and where an earlier one may
-        have failed."""
+        """Return whether all WAL was received that existed when the session began, and in which an
+        earlier session may have failed."""
         return self._feedback is not None and self._feedback.received_lsn >= self._end_at_start
 
     async def _note_crash(self, sql: asyncpg.Connection) -> None:
-        """Raises CrashedHere where the server has crashed before while it read the WAL from the
-        same LSN."""
+        """Find out whether the server crashed during the previous stream, and count it. Raises
+        CrashedHere if it has crashed repeatedly while it read the WAL from the same LSN."""
         self._recovery = await recovery_of(sql)
         cut, self._memory.cut = self._memory.cut, None
         if cut is None or not self._recovery.follows_crash_since(cut.recovery):
@@ -168,7 +168,7 @@ class Session:
         before, now = self._memory.reported, ServerCrashed(cut.message)
         crash = counted_again(before, now, cut.resume_lsn, _now(), has_passed=cut.has_passed)
         self._memory.reported = crash
-        # What can be delivered is delivered before the server reads that place again.
+        # Deliver what can be delivered before the server reads that place again.
         self._memory.careful_until = max(self._memory.careful_until, cut.received_until)
         if 1 < crash.times < crash.certain_times:
             self.standstill = crash
@@ -204,7 +204,7 @@ class Session:
         catalog.warn(tuple(await filters_that_can_fail(sql, catalog.facts.publications)))
         self._tell_quarantined(position)
 
-        # A connection beside the periodic check's: asyncpg runs one query at a time.
+        # A connection apart from that of the periodic check: asyncpg runs one query at a time.
         announcer = start.announcer(await self._connect_sql(stack), position)
         await announcer.prepare(catalog.relations)
         machine = start.machine(position)
@@ -254,8 +254,8 @@ class Session:
             raise
 
     def _tell_quarantined(self, position: Position) -> None:
-        """It is durable now: what an operator readmits later is not to come back from the
-        memory."""
+        """Log new tables in quarantine, which the position now contains, and forget them: a table
+        that the operator readmits later must not come back from memory."""
         for relation in position.quarantined:
             if relation.relation_oid not in self._memory.quarantine:
                 continue
@@ -273,8 +273,8 @@ class Session:
             log.warning("tables_in_quarantine", count=len(names), tables=names[:_NAMED_TABLES])
 
     def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
-        """Once may be chance; the same transaction a second time will not fit a third time
-        either."""
+        """Raise StopForOperator if the same transaction has timed out before. The first timeout may
+        be by chance; after a second one, a third attempt would fail too."""
         if self._memory.timed_out_behind == behind:
             smaller = self._way_to_smaller_parts()
             raise StopForOperator(
@@ -287,7 +287,7 @@ class Session:
     def _way_to_smaller_parts(self) -> str:
         source = self._settings.source
         if self._settings.streams_open_transactions:
-            # It was streamed before, until a savepoint of it with messages was rolled back.
+            # It was streamed before, until one of its savepoints with messages was rolled back.
             if self._reads_whole and source.messages:
                 return (
                     "; or set source.messages = false: the transaction is then sent in parts, even if some of its savepoints "
@@ -343,7 +343,7 @@ class Session:
     async def _start_stream(self, start: Bootstrap, machine: TransactionMachine, position: Position) -> StandbyStatus:
         source, memory = self._settings.source, self._memory
         failpoint("before_start_replication")
-        # In a stream the commit LSN of a transaction is not known, which position.skip_lsn names.
+        # position.skip_lsn is a commit LSN, which is unknown while a transaction is streamed.
         self._reads_whole, memory.whole_once = memory.whole_once or position.skip_lsn > 0, False
         server = start.catalog.server
         options = pgoutput_options(
@@ -356,8 +356,8 @@ class Session:
             origin=source.origin,
         )
         feedback = StandbyStatus(start.stream, position.resume_lsn, server.wal_sender_timeout_s)
-        # What was left out in the session before was judged harmless: the slot is older than its
-        # publication.
+        # The start has judged the changes that were left out before harmless: the slot is older
+        # than its publication.
         is_harmless = isinstance(memory.reported, LeftOut)
         if is_harmless:
             memory.reported = None
@@ -374,22 +374,23 @@ class Session:
         return feedback
 
     def _note(self, said: ServerMessage) -> None:
-        """A warning within the stream that means nothing for what is sent. The server repeats
-        it."""
+        """Log a warning of the server that does not affect what is sent; once, since the server
+        repeats it."""
         text = str(said)
         if text not in self._notices:
             self._notices.add(text)
             log.warning("server_warning", message=text, hint=said.hint)
 
     async def _rest(self, producer: Producer) -> None:
-        """A producer near the end of its sequence numbers is given up like a failed one."""
+        """Raise Retry when the producer is near the end of its sequence numbers: it is replaced
+        like one that failed."""
         while not producer.is_worn:
             await asyncio.sleep(10)
         raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")
 
     async def _drain(self, stop: asyncio.Event, pump: Pump) -> None:
-        """After `stop`: read no more, wait until what was read is durable where a transaction ends,
-        tell PostgreSQL."""
+        """Wait for `stop`; then read no more, wait until everything up to the last complete
+        transaction is durable, and acknowledge it to PostgreSQL."""
         await stop.wait()
         failpoint("shutdown_requested")
         log.info("stopping")

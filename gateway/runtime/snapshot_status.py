@@ -1,5 +1,5 @@
-"""`walgate snapshot status`: what is durable of a slot's snapshots, read from Kafka as a start of
-the gateway reads it."""
+"""State of a slot's snapshots for `walgate snapshot status`, read from Kafka as a start of the
+gateway reads it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from schemas.topic_names import SNAPSHOT_TOPIC, counted
 
 
 async def snapshot_status(settings: Settings) -> tuple[StoredStates, tuple[Quarantined, ...]]:
-    """Without any snapshot: empty states. Asks PostgreSQL who it is. Raises WalgateError."""
+    """Return the stored states of the slot's snapshots (empty if none was taken), and the tables in
+    quarantine. Queries PostgreSQL for its identity. Raises WalgateError."""
     source = settings.source
     sql = await connect_sql(login_of(source))
     try:
@@ -37,7 +38,7 @@ async def snapshot_status(settings: Settings) -> tuple[StoredStates, tuple[Quara
 
 
 async def snapshot_states(settings: Settings, position_key: bytes) -> StoredStates:
-    """Raises WalgateError."""
+    """Read the states of a slot's snapshots; empty if there are none. Raises WalgateError."""
     admin = TopicAdmin(settings.kafka)
     await admin.start()
     try:
@@ -51,7 +52,7 @@ async def snapshot_states(settings: Settings, position_key: bytes) -> StoredStat
 
 
 async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> StoredStates:
-    """Of one slot, from its records. Raises StopForOperator and SchemaError."""
+    """Decode the snapshot records of one slot. Raises StopForOperator and SchemaError."""
     writers = {}
     for number in writer_ids(values.values()):
         try:
@@ -63,7 +64,7 @@ async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> 
 
 
 def told(states: StoredStates) -> SnapshotStatus:
-    """For the status: what is not done."""
+    """Return the unfinished tables, for the status."""
     left = [state for state in _started(states) if state.status != Status.DONE.value]
     tables = tuple(
         TableSnapshotStatus(
@@ -102,6 +103,7 @@ def status_lines(states: StoredStates, quarantined: Sequence[Quarantined] = ()) 
 
 
 def _started(states: StoredStates) -> list[TableState]:
-    """Without those of which only rows are read that UPDATEs left values out of."""
+    """Return the tables of snapshots, by name. Left out are those of which only single rows are
+    read again, because UPDATEs did not send unchanged TOAST values."""
     found = (s for s in states.tables.values() if s.name and s.status != KNOWN and s.purpose != RESELECT)
     return sorted(found, key=lambda state: (state.schema, state.name))

@@ -1,4 +1,4 @@
-"""PostgreSQL's catalog, looked at before and while the stream runs."""
+"""PostgreSQL's catalog, read before and while the stream runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _NAMED_TABLES = 10
 
 
 def expected_of(settings: Settings) -> Expected:
-    """What the settings say, for a start and for `walgate check`."""
+    """Return the settings that a start and `walgate check` compare with the facts."""
     source = settings.source
     return Expected(
         slot=source.slot,
@@ -44,8 +44,8 @@ def expected_of(settings: Settings) -> Expected:
 
 
 class SourceCatalog:
-    """`sql` is a connection of the session. `moment` gives the next moment of the process; warnings
-    are logged once, and kept in `logged`."""
+    """Reads the catalog over `sql`, a connection of the session. `moment` returns the next moment
+    of the process. Warnings are logged once, and kept in `logged`."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class SourceCatalog:
 
     @property
     def facts(self) -> Facts:
-        """Of the last look."""
+        """The facts that `look` read last."""
         assert self._facts is not None
         return self._facts
 
@@ -83,7 +83,7 @@ class SourceCatalog:
 
     @property
     def backend_pid(self) -> int:
-        """The process of the server that answers these queries, and creates the slot."""
+        """Process ID of the server process that answers these queries and creates the slot."""
         pid: int = self._sql.get_server_pid()
         return pid
 
@@ -92,12 +92,13 @@ class SourceCatalog:
         return self.transactional_id_of(self.server.system_identifier)
 
     def transactional_id_of(self, system_identifier: str) -> str:
-        """pg_upgrade keeps the oids of databases."""
+        """Return the slot's transactional id on a server with this system identifier: pg_upgrade
+        preserves the oids of databases."""
         return f"walgate.{system_identifier}.{self.server.database_oid}.{self._source.slot}"
 
     @property
     def relations(self) -> list[tuple[str, str]]:
-        """(schema, table) of everything published."""
+        """(schema, table) of every published relation, sorted."""
         publications = self.facts.publications.values()
         return sorted({(r.namespace, r.name) for publication in publications for r in publication.relations})
 
@@ -125,7 +126,7 @@ class SourceCatalog:
         return lsn
 
     async def slot(self) -> SlotFacts | None:
-        """As it is now; the facts of the last look stay."""
+        """Read the slot as it is now; `facts` does not change."""
         return await slot_facts(self._sql, self._source.slot)
 
     async def drop_slot(self) -> None:
@@ -136,10 +137,11 @@ class SourceCatalog:
         await advance_slot(self._sql, self._source.slot, end_lsn)
 
     async def use_binary(self, *, text_only: bool) -> bool:
-        """`auto`: binary tuples where every published column's type has a binary decoder.
+        """Return whether to request binary tuples. With source.binary = auto, they are used if the
+        type of every published column has a binary decoder.
 
-        Only a UTF8 database is read in binary: hstore_send counts bytes in the database's encoding,
-        then converts them, and "char" is not converted at all.
+        Only a UTF8 database is read in binary format: hstore_send counts bytes in the database's
+        encoding and converts them afterwards, and "char" is not converted at all.
         """
         if not self.may_be_binary(text_only=text_only):
             if self.server.encoding != "UTF8":
@@ -158,11 +160,11 @@ class SourceCatalog:
         return not undecodable
 
     def may_be_binary(self, *, text_only: bool) -> bool:
-        """Whether any value is asked for in binary."""
+        """Return whether any value may be requested in binary format."""
         return self._source.binary != "off" and not text_only and self.server.encoding == "UTF8"
 
     async def watch(self, position: Position, backend_pid: int, check: Callable[[Facts], None]) -> None:
-        """The periodic check, and `check` with it, until cancelled. Raises what ends the
+        """Run the periodic check, and `check` with it, until cancelled. Raises errors that end the
         session."""
         seen = self.facts
         expected = replace(self.expected, timeline=position.timeline, backend_pid=backend_pid)
@@ -184,7 +186,7 @@ class SourceCatalog:
                 held = await tables_that_held_rows(self._sql, self._source.publications, added)
                 self.warn((rows_not_sent(held),) if held else ())
             report = check_running(seen, now, expected)
-            # A publication that is away for a while is compared with what it was.
+            # A publication that is missing is compared with its last facts when it is back.
             seen = replace(now, publications={**seen.publications, **now.publications})
             self.warn(report.warnings)
             report.raise_errors()

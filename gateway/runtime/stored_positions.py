@@ -1,4 +1,5 @@
-"""What a gateway has left in Kafka and the registry."""
+"""Positions that gateways have stored in Kafka, and the schemas that prove which registry and
+dialect they were written with."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ log = structlog.get_logger()
 
 
 async def stored_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
-    """Of a record of the position topic, by the schema that it was written with. Raises SchemaError
-    and StopForOperator."""
+    """Return the position in a record of the position topic, decoded with the schema that it was
+    written with. Raises SchemaError and StopForOperator."""
     return decode_position(key, value, await registry.schema(position_schema_id(key, value)))
 
 
 async def own_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:
-    """Of this slot; is the registry still the one that knows its schema? Raises StopForOperator and
-    SchemaError."""
+    """Return the position of this slot. Raises StopForOperator if this registry does not know its
+    schema, and SchemaError."""
     schema_id = position_schema_id(key, value)
     try:
         schema = await registry.schema(schema_id)
@@ -51,10 +52,10 @@ async def own_position(key: bytes, value: bytes, registry: RegistryClient) -> Po
 async def decode_positions(
     values: Mapping[bytes, bytes], fresh: Position, registry: RegistryClient
 ) -> dict[bytes, Position]:
-    """The newest positions by key, without those of other slots that cannot be read: their gateways
-    may use another registry.
+    """Return the newest positions by key, without positions of other slots that cannot be read:
+    their gateways may use another registry.
 
-        Raises WalgateError where that of the slot of `fresh` cannot be read.
+    Raises WalgateError if the position of the slot of `fresh` cannot be read.
     """
     positions: dict[bytes, Position] = {}
     for key, value in values.items():
@@ -70,7 +71,8 @@ async def decode_positions(
 
 
 async def quarantined_tables(settings: Settings, position_key: bytes) -> tuple[Quarantined, ...]:
-    """Of one slot: its snapshots do not read them. Raises WalgateError."""
+    """Return the tables of a slot that are in quarantine, which its snapshots do not read. Raises
+    WalgateError."""
     values, _ = await read_positions(settings.kafka, POSITION_TOPIC, settings.kafka.delivery_timeout_s)
     if position_key not in values:
         return ()
@@ -79,8 +81,8 @@ async def quarantined_tables(settings: Settings, position_key: bytes) -> tuple[Q
 
 
 async def refuse_other_dialect(registry: RegistryClient, kafka: KafkaSettings) -> None:
-    """No consumer could read records of both dialects in one topic. Raises StopForOperator and
-    SchemaError."""
+    """Raise StopForOperator if the topics were written in another dialect: no consumer could read
+    both in one topic. Raises SchemaError."""
     found = await registry.latest(value_subject(transaction_topic(kafka.prefix)))
     if found is None:
         return

@@ -1,9 +1,9 @@
-"""What a stream under way tells of itself: how far it is, and what it has open. Asked by any
-thread, at any time.
+"""Status of a running stream: how far it is, and what it has open. Any thread may ask, at any time.
 
-Told once for each Kafka transaction, never for a row. `progress` is computed when somebody asks, in
-an order that makes it true although the event loop goes on meanwhile: `received_lsn` first, then
-whether a commit waits. What was received before the question and does not wait any more is durable.
+The status is updated once for each Kafka transaction, never for a row. `progress` computes its
+result when it is called, in an order that keeps it true although the event loop goes on meanwhile:
+`received_lsn` first, then whether a commit waits. What was received before the call, and no longer
+waits, is durable.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 
 _S = 1e-6
-"""Commit times are microseconds."""
+"""Seconds in a microsecond, the unit of commit times."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Closed:
-    """A Kafka transaction that is not durable yet. `undelivered_since` 0: no PostgreSQL transaction
-    commits with it."""
+    """A Kafka transaction that is closed and not durable yet. `undelivered_since` is 0 if no
+    PostgreSQL transaction commits with it."""
 
     position: Position
     undelivered_since: int
@@ -43,7 +43,7 @@ class _Closed:
 
 
 def show_position(board: StatusBoard, position: Position) -> None:
-    """What a position tells beside LSNs."""
+    """Show the epoch, the gap and the tables in quarantine of a position on the status board."""
     gap = position.gap
     board.epoch = position.epoch
     board.gap = None if gap is None else GapSeen(gap.first_lsn, gap.end_lsn, gap.reason)
@@ -53,7 +53,7 @@ def show_position(board: StatusBoard, position: Position) -> None:
 
 
 class StreamStatus:
-    """Of one session's stream; `board` asks it until `leave`."""
+    """Status of one session's stream, which `board` queries until `StatusBoard.leave`."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class StreamStatus:
         board.watch(self.progress, self.counts)
 
     def closed(self, position: Position) -> None:
-        """A Kafka transaction ends here."""
+        """Note that a Kafka transaction was closed with `position`."""
         machine = self._machine
         since, count = machine.take_undelivered()
         self._closed.append(
@@ -94,7 +94,7 @@ class StreamStatus:
         )
 
     def durable(self, position: Position) -> None:
-        """Everything up to `position` is in Kafka."""
+        """Note that everything up to `position` is durable in Kafka."""
         while self._closed and self._closed[0].position.resume_lsn <= position.resume_lsn:
             found = self._closed.popleft()
             self._durable_lsn = max(self._durable_lsn, found.position.resume_lsn)
@@ -108,7 +108,7 @@ class StreamStatus:
             metrics.KAFKA_TRANSACTIONS.inc()
 
     def stream_begins(self, xid: int) -> None:
-        """Rows of a transaction in progress come; called for each of its segments."""
+        """Note that rows of an in-progress transaction follow; called for each of its segments."""
         self._stream_since.setdefault(xid, time.time())
         if len(self._stream_since) > 2 * self._machine.open_streams + 16:
             known = {xid for xid, _ in self._machine.stream_sizes} | {xid}

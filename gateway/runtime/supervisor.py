@@ -1,17 +1,17 @@
-"""Begin again: every failure has one way back - a new producer, the position, the stream from
-there.
+"""Runs one session after another. Every failure is handled in the same way: a new producer, the
+stored position, and the stream from there.
 
-    Retry          at once, then 0.2 s doubling up to 2 s
-    RetrySlowly    2 s doubling up to 60 s
-    other errors   end the gateway: a person must decide
+    Retry          after 0.2 s, doubling up to 2 s
+    RetrySlowly    after 2 s, doubling up to 60 s
+    other errors   end the gateway: the operator must decide
 
-The same reason again and again is logged ever more seldom, with how often and since when. The same
-error at the same resume LSN is counted, waited for longer each time, and is a stop in the end
+A repeated reason is logged less and less often, with its count and the time of the first. The same
+error at the same resume LSN is counted, waited for longer each time, and finally stops the gateway
 (gateway/startup/standstill.py).
 
-An attempt that ran for a while sets the delay back. SIGTERM and SIGINT drain: what was received and
-can be committed is committed, PostgreSQL is told, then the program ends with 0. SIGUSR1 logs where
-every task waits.
+The delays are reset after an attempt that ran for a while. SIGTERM and SIGINT drain: what was
+received and can be committed is committed and acknowledged to PostgreSQL, then the program exits
+with code 0. SIGUSR1 logs where every task waits.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ _DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 2.0), R
 
 
 class Backoff:
-    """Seconds to wait before the next attempt; doubles with each failure of its class until an
-    attempt was healthy: a standby that has waited for hours must not wait a minute for the first
-    thing that is to be repaired. Two gateways that start together must not fence each other in step
-    for ever, hence the jitter."""
+    """Delay before the next attempt, in seconds. It doubles with each failure of the same class
+    until an attempt has run for HEALTHY_S: a standby gateway that has waited for hours must not
+    wait a minute after its first failure. The jitter keeps two gateways that start together from
+    fencing each other in step forever."""
 
     def __init__(self) -> None:
         self._delays_s: dict[type[WalgateError], float] = {}
@@ -71,8 +71,8 @@ class Backoff:
 
 
 async def serve(settings: Settings) -> None:
-    """Run until stopped by a signal; raises StopForOperator (DataGap) when going on needs a
-    person."""
+    """Run until stopped by a signal. Raises StopForOperator (or DataGap) if the operator must act
+    first."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -84,7 +84,7 @@ async def serve(settings: Settings) -> None:
     )
     metrics.show(board)
     if settings.http.port is not None:
-        from gateway.observe.http_routes import start_http  # not at the top: the server takes a tenth of the start
+        from gateway.observe.http_routes import start_http  # here: the import takes a tenth of the start
 
         port = start_http(settings.http.host, settings.http.port, board)
         log.info("http", url=f"http://{authority(settings.http.host, port)}/readyz")
@@ -97,14 +97,14 @@ async def serve(settings: Settings) -> None:
 
 
 def _is_watched(settings: Settings) -> bool:
-    """Somebody may ask, a heartbeat is to be written, or a budget kept: else no connection is made
-    for it."""
+    """Return whether the monitor is needed: for the HTTP port, for heartbeats or for a WAL budget.
+    Otherwise, no connection is made for it."""
     source = settings.source
     return settings.http.port is not None or source.heartbeat_interval_s > 0 or source.wal_budget_bytes is not None
 
 
 async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event) -> None:
-    """One after another."""
+    """Run sessions until one is stopped, or raises an error that is not retried."""
     backoff = Backoff()
     repeats = RepeatedMessages()
     memory = RestartState()
@@ -136,13 +136,14 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
 
 
 def _place(standstill: Standstill) -> dict[str, Any]:
-    """For the log and the status."""
+    """Return the count, the time of the first failure and the resume LSN, for the log and the
+    status."""
     return {"times": standstill.times, "since": standstill.since, "resume_lsn": Lsn(standstill.resume_lsn)}
 
 
 async def _until_stopped(session: Session, stop: asyncio.Event) -> None:
-    """A stop ends an attempt that does not stream yet at once; one that streams drains by
-    itself."""
+    """Run the session. `stop` cancels an attempt that does not stream yet; one that streams drains
+    and ends on its own."""
     running = asyncio.create_task(session.run(stop))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)
@@ -156,7 +157,7 @@ async def _until_stopped(session: Session, stop: asyncio.Event) -> None:
 
 
 def _log_tasks() -> None:
-    """Files and lines only: no variable, hence no row value."""
+    """Log where every task waits: files and lines only, no variables, hence no row values."""
     tasks = asyncio.all_tasks()
     for task in tasks:
         frames = [f"{Path(f.f_code.co_filename).name}:{f.f_lineno} {f.f_code.co_name}" for f in _awaiting(task)]
@@ -165,8 +166,8 @@ def _log_tasks() -> None:
 
 
 def _awaiting(task: asyncio.Task[object]) -> Iterator[FrameType]:
-    """From the outermost coroutine of a task to the innermost one that waits; `Task.get_stack`
-    knows the first only."""
+    """Yield the frames from the outermost coroutine of a task to the innermost one that waits;
+    `Task.get_stack` has only the outermost."""
     inner: Any = task.get_coro()
     while inner is not None:
         frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None)
@@ -176,8 +177,8 @@ def _awaiting(task: asyncio.Task[object]) -> Iterator[FrameType]:
 
 
 def _tune_garbage_collection() -> None:
-    """Rows make no cycles: what lives now is set aside, and the youngest generation grows large
-    before a pass."""
+    """Make collections rare, since rows create no cycles: freeze the objects that exist, and let
+    the youngest generation grow large."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(200_000, 50, 100)

@@ -1,4 +1,4 @@
-"""Run coroutines together until one of them ends the whole."""
+"""Run coroutines together until one of them ends all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CANCEL_AGAIN_S = 1.0
 
 
 async def run_together(*endless: Coroutine[Any, Any, None], until: Coroutine[Any, Any, None]) -> None:
-    """Return when `until` has ended; raise what any of them raised. The others are cancelled and
-    awaited."""
+    """Return when `until` has ended; raise the worst error of any of them. The others are cancelled
+    and awaited."""
     tasks = [asyncio.create_task(coroutine) for coroutine in (*endless, until)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -32,8 +32,8 @@ async def run_together(*endless: Coroutine[Any, Any, None], until: Coroutine[Any
 
 
 async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
-    """Until each has ended: a driver may take the cancellation of its caller for that of a task of
-    its own."""
+    """Cancel the tasks, repeatedly until each has ended: a driver may mistake the cancellation of
+    its caller for that of a task of its own."""
     pending = set(tasks)
     while pending:
         for task in pending:
@@ -42,8 +42,8 @@ async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 
 def worst(errors: list[BaseException]) -> BaseException:
-    """What matters of several errors: a defect before an error that needs a person before one that
-    passes."""
+    """Return the worst of several errors: first a defect, then an error that needs the operator,
+    then one that passes."""
 
     def rank(error: BaseException) -> int:
         return 2 if not isinstance(error, WalgateError) else 1 if isinstance(error, StopForOperator) else 0

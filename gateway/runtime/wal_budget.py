@@ -1,10 +1,10 @@
-"""Keeps the WAL of a slot within `source.wal_budget_bytes`, where `source.on_wal_budget` is
-advance: gateway/startup/wal_budget.py.
+"""Keeps the WAL of a slot within `source.wal_budget_bytes` if `source.on_wal_budget` is advance;
+gateway/startup/wal_budget.py decides.
 
-The slot is moved on before Kafka is asked for anything, since Kafka that is away is what fills the
-WAL. What was given up is kept in the memory of the sessions until it is durable in Kafka. A process
-that ends before leaves a slot that is ahead of the position: the next start stops with a data gap,
-and `walgate accept-gap` records it.
+The slot is advanced before Kafka is asked for anything, since the usual cause is that Kafka does
+not answer. What was given up is kept in memory, across sessions, until it is durable in Kafka. If
+the process ends earlier, the slot is ahead of the position: the next start stops with a data gap,
+which `walgate accept-gap` records.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from schemas.lsn import Lsn
 log = structlog.get_logger()
 
 AGAIN_S: Final = 30.0
-"""Between two moves that free nothing: each reads all of the WAL."""
+"""Seconds between two advances: one that frees nothing still reads all of the WAL."""
 
 
 class WalBudget:
-    """One for each session. `memory` holds what Kafka was not told yet."""
+    """Keeps the budget during one session. `memory` holds what is not recorded in Kafka yet."""
 
     def __init__(self, settings: Settings, memory: RestartState, board: StatusBoard) -> None:
         self._settings = settings
@@ -48,7 +48,8 @@ class WalBudget:
         self._bytes = source.wal_budget_bytes if source.on_wal_budget == "advance" else None
 
     def check(self, facts: Facts) -> None:
-        """While the stream is read: a slot in use cannot be moved. Raises Retry."""
+        """Raise Retry if the slot must be advanced. Called while the stream is read, when the slot
+        is in use and cannot be advanced."""
         if self._target(facts) is not None and time.monotonic() >= self._memory.release_again_at:
             raise Retry(
                 f"the slot retains {retained_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
@@ -58,7 +59,7 @@ class WalBudget:
             )
 
     async def keep(self, catalog: SourceCatalog) -> None:
-        """Between two streams: move the slot on where it must be."""
+        """Advance the slot if necessary. Called between two streams."""
         memory = self._memory
         if self._bytes is None or time.monotonic() < memory.release_again_at:
             return
@@ -89,8 +90,8 @@ class WalBudget:
             )
 
     def _see(self, facts: Facts, held: int) -> None:
-        """Whether the slot was moved: the answer may be missing, where the connection was lost.
-        `held`: bytes before."""
+        """Log and count an advance once the facts show it: the answer may be missing if the
+        connection was lost. `held` is the number of bytes retained before."""
         before = self._memory.released
         if before is None:
             return
@@ -117,8 +118,8 @@ class WalBudget:
         return release_to(facts, self._memory.position, self._memory.released, self._bytes)
 
     async def record(self, catalog: SourceCatalog) -> None:
-        """What was released, as a marker GAP and in the position, and the snapshot that brings the
-        rows again. Raises Retry while Kafka does not answer."""
+        """Record what was given up, with a GAP marker and in the position, and queue a snapshot
+        that reads the rows again. Raises Retry while Kafka does not answer."""
         memory = self._memory
         if memory.released is None:
             return

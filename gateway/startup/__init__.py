@@ -1,27 +1,39 @@
-"""Wait, try again, go on or stop: one pure judgement of facts.
+"""Decisions from facts: whether the gateway waits, tries again, goes on, or stops for the operator.
 
-    facts.py        what is known, with the moment at which each fact was taken
-    findings.py     what a check may find, and which finding counts
-    server.py slot.py publication.py position.py timeline.py notice.py      the checks
-    start.py        the steps of a start, in their order: what to look at, what to do
-    running.py      the periodic check while the stream runs
+    facts.py findings.py        what is known, and what a check may report
+    *_checks.py filters.py synchronous_standby.py
+                                the checks; each takes facts and yields findings
+    start.py                    the steps of a start, in their order
+    position_changes.py         the steps of `walgate skip`, `readmit`, `accept-gap` and `adopt`
+    periodic_check.py           the checks that are repeated while the stream runs
+    server_notices.py sqlstates.py standstill.py
+                                what follows from the server's messages and errors
+    wal_budget.py               when the slot is advanced without delivery
+    connect_offset.py           the offset of a Debezium connector that the gateway replaces
+
+In: facts that gateway/postgres and gateway/kafka have read, the stored position, and settings as
+values. Out: findings (errors and warnings), and the steps that gateway/runtime carries out. The
+package is pure: it knows no connection, no clock and no event loop. Only connect_offset reads a
+file.
 
 Theory
 ======
 
-Two gateways may run at the same time, a server may be promoted, a broker may answer late: a fact is
-true at the moment when it was taken and may be old when it is judged. Three rules follow, and
+Two gateways may run at the same time, a server may be promoted, a broker may answer late. A fact is
+true at the moment when it was read, and may be outdated when it is judged. Three rules follow, and
 tests/startup simulates them:
 
-1. Nothing is judged while another process holds the slot. Whoever loses the race waits.
-2. A gateway makes its position durable in Kafka before it confirms it to PostgreSQL. So a position
-   that was read *after* the slot is never behind the slot's confirmed_flush_lsn, unless somebody
-   else has read the slot; and an end of the WAL that was read *after* the position is never behind
-   it, unless the server was set back. Facts in another order prove nothing.
-3. A verdict that changes were lost is given only by a gateway that still owns the producer's
-   transactional id: a Kafka transaction that commits after the facts were taken proves that no
-   other gateway has taken over since.
+1. Nothing is judged while another process holds the slot. The gateway that loses the race waits.
+2. A gateway makes its position durable in Kafka before it confirms it to PostgreSQL. Therefore a
+   position that was read *after* the slot is never before the slot's confirmed_flush_lsn, unless
+   another process has read from the slot; and an end of the WAL that was read *after* the position
+   is never before the position, unless the server was reset to an earlier state. Facts that were
+   read in another order prove nothing.
+3. Only a gateway that still owns the producer's transactional id may decide that changes were lost:
+   a Kafka transaction that commits after the facts were read proves that no other gateway has taken
+   over since.
 
-What is repaired at the server, in Kafka or in the registry is waited for. A start ends with exit
-code 78 where a setting of the gateway must change, or where somebody must decide about data.
+The gateway waits for whatever is repaired at the server, in Kafka or in the registry. A start ends
+with exit code 78 if a setting of the gateway must change, or if the operator must decide about
+data.
 """

@@ -1,12 +1,15 @@
-"""How far a Debezium connector has read: its offset, as its storage holds it.
+"""The offset of a Debezium connector: how far it has read, in the formats in which it is stored.
 
-    offsets.dat                         of Debezium Server and of standalone workers: a serialized java.util.HashMap of byte[]
-    GET /connectors/<name>/offsets      of Kafka Connect: {"offsets": [{"partition": {"server": ...}, "offset": {...}}]}
-    a record of its offsets topic       {"key": ["<name>", {"server": ...}], "value": {...}}, or the value alone
+    offsets.dat         of Debezium Server and standalone workers: a serialized java.util.HashMap of
+                        byte[]
+    GET /connectors/<name>/offsets of Kafka Connect
+                        {"offsets": [{"partition": {"server": ...}, "offset": {...}}]}
+    a record of the offsets topic
+                        {"key": ["<name>", {"server": ...}], "value": {...}}, or the value alone
 
-`lsn` is that of the last event that was written, `lsn_commit` the end of the last transaction that
-was passed: the offset of an event stands within its transaction, also where no other row follows.
-Java's forms: Java Object Serialization Specification, 6.
+`lsn` is the LSN of the last event that was written, `lsn_commit` the end of the last transaction
+that was completed: the offset of an event is within its transaction, even if no other row follows.
+The serialized form is described in the Java Object Serialization Specification, chapter 6.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _BYTES: Final = re.compile(
 )
 """TC_ARRAY with the class byte[] or a reference to it, and the count of bytes; or TC_NULL."""
 _ENTRIES: Final = re.compile(rb"w\x08.{4}(?P<count>.{4})", re.DOTALL)
-"""What HashMap writes behind its fields: TC_BLOCKDATA with capacity and count."""
+"""Data that HashMap writes after its fields: TC_BLOCKDATA with capacity and count."""
 _NOT_EVENTS: Final = frozenset({"BEGIN", "COMMIT", "NOOP"})
 _HINT: Final = (
     "specify the offset storage file of the stopped connector (offset.storage.file.filename), or a file with the "
@@ -37,20 +40,21 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DebeziumOffset:
-    """`written_xid`: the transaction whose events were written up to `lsn`; 0 where `lsn` is no
-    event's."""
+    """Offset of a connector. `written_xid` is the transaction whose events were written up to
+    `lsn`, or 0 if `lsn` is not that of an event."""
 
     lsn: Lsn
     commit_lsn: Lsn
     written_xid: int = 0
     of_snapshot: bool = False
-    """Nothing was streamed yet: `lsn` is where the server was when the snapshot was taken."""
+    """Nothing has been streamed yet: `lsn` is the server's LSN when the snapshot was taken."""
     in_snapshot: bool = False
-    """It had not read all the tables."""
+    """The connector has not finished a snapshot, initial or incremental."""
 
 
 def load_offset(path: Path, server: str) -> DebeziumOffset:
-    """Of the connector with `topic.prefix` = `server`. Raises StopForOperator."""
+    """Read the offset of the connector with `topic.prefix` = `server` from a file. Raises
+    StopForOperator."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -59,7 +63,7 @@ def load_offset(path: Path, server: str) -> DebeziumOffset:
 
 
 def read_offset(content: bytes, server: str) -> DebeziumOffset:
-    """Raises StopForOperator."""
+    """Find the offset of the connector with `topic.prefix` = `server`. Raises StopForOperator."""
     try:
         found = list(_serialized(content) if content.startswith(_SERIALIZED) else _of_json(json.loads(content)))
         offsets = [value for name, value in found if value is not None and name in (server, None)]
@@ -77,7 +81,7 @@ def read_offset(content: bytes, server: str) -> DebeziumOffset:
 
 
 Found = tuple[str | None, dict[str, Any] | None]
-"""The connector's topic prefix where it is said, and the offset; None: it was reset."""
+"""The connector's topic prefix (None: not stored) and the offset (None: it was reset)."""
 
 
 def _of_json(value: Any) -> Iterator[Found]:
@@ -91,14 +95,14 @@ def _of_json(value: Any) -> Iterator[Found]:
 
 
 def _server(key: Any) -> str:
-    """Of the key `[connector, {"server": prefix}]`."""
+    """Return the topic prefix in the key `[connector, {"server": prefix}]`."""
     _, partition = key
     name: str = partition["server"]
     return name
 
 
 def _serialized(content: bytes) -> Iterator[Found]:
-    """Keys and values of the map."""
+    """Yield the entries of a serialized HashMap. Raises ValueError."""
     entries = _ENTRIES.search(content)
     if entries is None:
         raise ValueError("not a HashMap")

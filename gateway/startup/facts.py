@@ -1,7 +1,8 @@
-"""What the gateway knows when it judges, each fact with the moment at which it was taken.
+"""Facts that the checks judge, each with the moment at which it was read.
 
-A moment is a number that rises with each observation of this process: what matters is which fact is
-older, not the time. Loaded by gateway/postgres (PostgreSQL) and gateway/kafka (the position topic).
+A moment is a number that increases with each observation of this process: what matters is which of
+two facts is older, not the time. gateway/postgres loads the facts of PostgreSQL, gateway/kafka
+those of the position topic.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ from schemas.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
-    """`flush_lsn` is the end of the WAL on disk, on a standby the end of what it has replayed.
+    """Version, settings and use of the server. `flush_lsn` is the end of the WAL on disk; on a
+    standby, the end of the WAL that it has replayed.
 
-    `timeline` of a standby may be an earlier one than that which it follows. `in_recovery`: it is a
-    standby, or is being restored. `wal_sender_timeout_s` 0, `max_slot_wal_keep_mb` -1 and
-    `idle_slot_timeout_s` 0 mean: no limit. The last is of 18 and newer,
-    `synchronized_standby_slots` of 17 and newer, `effective_wal_level` of 19 and newer.
+    The `timeline` of a standby may be earlier than the one that it follows. `in_recovery` means
+    that the server is a standby or is being restored. `wal_sender_timeout_s` 0,
+    `max_slot_wal_keep_mb` -1 and `idle_slot_timeout_s` 0 mean no limit. `idle_slot_timeout_s`
+    exists since PostgreSQL 18, `synchronized_standby_slots` since 17, `effective_wal_level` since
+    19.
     """
 
     system_identifier: str
@@ -46,8 +49,8 @@ class ServerFacts:
 
     @property
     def decodes(self) -> bool:
-        """Logical decoding is on, or the first logical slot turns it on: in 19, wal_level = replica
-        is enough on a primary."""
+        """Return whether logical decoding is on, or the first logical slot turns it on: in
+        PostgreSQL 19, wal_level = replica is enough on a primary."""
         if self.effective_wal_level:
             return self.effective_wal_level == "logical" or (self.wal_level == "replica" and not self.in_recovery)
         return self.wal_level == "logical"
@@ -55,9 +58,9 @@ class ServerFacts:
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """One line of pg_replication_slots (PostgreSQL manual, 53.20). None: unknown to this version,
-    or null. `sync_state` is that of whoever reads the slot (pg_stat_replication), null also for a
-    role that may not see it."""
+    """A row of pg_replication_slots (PostgreSQL manual, 53.20). None means that the column is null
+    or does not exist in this version. `sync_state` is that of the process that reads the slot
+    (pg_stat_replication); it is also null for a role that may not see it."""
 
     name: str
     plugin: str | None
@@ -78,7 +81,7 @@ class SlotFacts:
 
 @dataclass(frozen=True, slots=True)
 class PublishedColumn:
-    """`type_name` is for people: numeric(12,2)."""
+    """A column that is sent. `type_name` is the readable name, such as numeric(12,2)."""
 
     name: str
     type_oid: int
@@ -88,17 +91,17 @@ class PublishedColumn:
 
 @dataclass(frozen=True, slots=True)
 class PublishedRelation:
-    """One table in one publication. `columns` are those that are sent, in the table's order."""
+    """A table in a publication. `columns` are the columns that are sent, in the table's order."""
 
     relation_oid: int
     namespace: str
     name: str
     replica_identity: str  # DEFAULT, NOTHING, FULL, INDEX
-    identity_columns: tuple[str, ...]  # of DEFAULT and INDEX; empty when the index that should give them is not there
+    identity_columns: tuple[str, ...]  # of DEFAULT and INDEX; empty if the index does not exist
     columns: tuple[PublishedColumn, ...]
-    row_filter: str | None  # to be compared, not to be read
+    row_filter: str | None  # pg_node_tree: to be compared, and searched by filters.py
     generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
-    has_primary_key: bool = True  # one that is not deferrable
+    has_primary_key: bool = True  # a primary key that is not deferrable
     has_column_list: bool = True
 
     @property
@@ -111,14 +114,16 @@ class PublishedRelation:
 
     @property
     def has_key(self) -> bool:
-        """Of its records: under FULL, it is the primary key."""
+        """Return whether the table's records have a key; with REPLICA IDENTITY FULL, that is the
+        primary key."""
         return self.has_primary_key if self.replica_identity == "FULL" else bool(self.identity_columns)
 
 
 @dataclass(frozen=True, slots=True)
 class PublicationFacts:
-    """A publication of another oid is another publication, whatever its name. `excluded`: published
-    relations that source.excluded_tables leaves out; `relations` are without them."""
+    """A publication. A different oid means a different publication, even under the same name.
+    `excluded` are published relations that source.excluded_tables leaves out; `relations` does not
+    contain them."""
 
     oid: int
     name: str
@@ -128,14 +133,14 @@ class PublicationFacts:
     relations: tuple[PublishedRelation, ...]
     excluded: tuple[PublishedRelation, ...] = ()
     detaching: tuple[tuple[str, str], ...] = ()
-    """Quoted names of a partitioned table and of its partition whose DETACH ... CONCURRENTLY has
-    not ended. They are only looked up where a row that is written to such a partition crashes the
-    server: FOR ALL TABLES, with publish_via_partition_root."""
+    """Quoted names of a partitioned table and of its partition, for each DETACH ... CONCURRENTLY
+    that has not finished. They are looked up only where a row that is written to such a partition
+    crashes the server: FOR ALL TABLES, with publish_via_partition_root."""
 
 
 @dataclass(frozen=True, slots=True)
 class SystemIdentity:
-    """IDENTIFY_SYSTEM: which server answers on the replication connection."""
+    """Result of IDENTIFY_SYSTEM: the server that answers on the replication connection."""
 
     system_identifier: str
     timeline: int
@@ -145,8 +150,8 @@ class SystemIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """PostgreSQL's side: one look at the server, the slot and the publications, in an order such
-    that the server's end of the WAL is not older than the slot's LSNs."""
+    """PostgreSQL's side: the server, the slot and the publications, read in an order such that the
+    server's end of the WAL is not older than the slot's LSNs."""
 
     server: ServerFacts
     slot: SlotFacts | None
@@ -156,10 +161,10 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Kafka's side: what the position topic and the marker topic hold.
+    """Kafka's side: the contents of the position topic and the use of the marker topic.
 
-    `marker_topic_used`: the marker topic holds a record, or has held one; control records of Kafka
-    transactions do not count.
+    `marker_topic_used` tells whether the marker topic holds or has ever held a record; control
+    records of Kafka transactions do not count.
     """
 
     positions: Mapping[bytes, Position]
@@ -169,8 +174,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What settings and position say; None where there is no position. `backend_pid`: our own WAL
-    sender, once it runs."""
+    """Values that the settings and the position require; None where there is no position.
+    `backend_pid` is the process ID of the gateway's own WAL sender, once it runs."""
 
     slot: str
     publications: tuple[str, ...]
@@ -179,12 +184,12 @@ class Expected:
     failover: bool = False
     backend_pid: int | None = None
     keys_needed: bool = False  # new topics are compacted
-    advance_bytes: int | None = None  # the slot is to be moved on when it retains so much
+    advance_bytes: int | None = None  # the slot is advanced when it retains this much WAL
 
 
 def published_types(publications: Mapping[str, PublicationFacts]) -> frozenset[int]:
-    """Type oids of every column that is sent: binary is asked for when each of them has a binary
-    decoder."""
+    """Return the type oids of all columns that are sent: the binary format is requested only if
+    each of them has a binary decoder."""
     return frozenset(
         column.type_oid
         for publication in publications.values()

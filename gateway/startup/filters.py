@@ -1,9 +1,9 @@
-"""Row filters that can fail: pgoutput then ends the stream at the row, and does so for ever
+"""Row filters that can fail: pgoutput then ends the stream at the row, at every attempt
 (standstill.py).
 
-PostgreSQL does not say which functions can raise an error. It knows leakproof ones, which do not;
-operators that order or compare values for an index do not either. Whatever else a filter calls is
-named.
+PostgreSQL does not record which functions can raise an error. Leakproof functions, which it does
+record, cannot; neither can operators that order or compare values for an index. Any other function
+that a filter calls is reported.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gateway.startup.findings import OperatorWarning
 _FUNCTIONS: Final = re.compile(r":(?:opfuncid|funcid) (\d+)")
 _CASTS: Final = re.compile(r"\{COERCEVIAIO .*?:resulttype (\d+)", re.S)
 TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043})
-"""name, text, bpchar, varchar: every value can be cast to them."""
+"""name, text, bpchar, varchar: a cast from text to these types never fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class FilterCalls:
-    """OIDs of what the row filters of the publications call: functions, and types that text is cast
-    to."""
+    """OIDs of the functions that the row filters of the publications call, and of the types that
+    they cast text to."""
 
     functions: frozenset[int]
     types: frozenset[int]
@@ -42,7 +42,8 @@ def filter_calls(publications: Mapping[str, PublicationFacts]) -> FilterCalls:
 def check_filters(
     publications: Mapping[str, PublicationFacts], failing: Mapping[int, str], types: Mapping[int, str]
 ) -> Iterator[OperatorWarning]:
-    """`failing`: names of functions that can raise an error; `types`: names of types."""
+    """Warn of row filters that can fail. `failing` maps the oids of functions that can raise an
+    error to their names, `types` the oids of types to their names."""
     for publication, relation in _filtered(publications):
         text = relation.row_filter
         calls = [failing[oid] for oid in map(int, _FUNCTIONS.findall(text)) if oid in failing]

@@ -1,4 +1,4 @@
-"""What a check finds: an error, classed by what happens next, or a warning."""
+"""Findings of the checks: errors, whose class determines what happens next, and warnings."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _GRAVEST_FIRST: Final[tuple[type[WalgateError], ...]] = (DataGap, StopForOperato
 
 @dataclass(frozen=True, slots=True)
 class OperatorWarning:
-    """Worth an operator's attention; the gateway goes on, and nothing is lost. `hint`: the SQL
-    statement or setting."""
+    """A condition that the operator should know; the gateway goes on, and nothing is lost. `hint`
+    is the SQL statement or the setting that changes it."""
 
     message: str
     hint: str
@@ -29,7 +29,7 @@ class Report:
     warnings: tuple[OperatorWarning, ...]
 
     def raise_errors(self) -> None:
-        """Raise all errors as one, of the gravest class."""
+        """Raise all errors as one error of the gravest class; do nothing if there are none."""
         if not self.errors:
             return
         if len(self.errors) == 1:

@@ -1,4 +1,4 @@
-"""Checks of Kafka: the brokers' settings, our topics, and what we may do."""
+"""Checks of Kafka: the brokers' settings, the gateway's topics, and its permissions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted
 CLUSTER: Final = "the cluster"
 _DAY_MS: Final = 24 * 3600 * 1000
 _MIRROR_MS: Final = 3 * _DAY_MS
-"""Less retention than a long weekend is a trap: a mirror that is down for it has to begin anew."""
+"""Retention below three days is reported: a mirror that is down for a long weekend would have to
+start again with a new snapshot."""
 _AUTHORIZATION: Final = (
     "kafka-acls.sh --bootstrap-server ... --add --allow-principal User:<principal> --operation {operations} {resource} "
     "(complete list: docs/checklist.md)"
@@ -25,7 +26,7 @@ _ALTER_TOPIC: Final = (
 
 @dataclass(frozen=True, slots=True)
 class KafkaExpected:
-    """What the settings say. `tls`, `sasl`: of kafka.security_protocol."""
+    """Values from the settings. `tls` and `sasl` are derived from kafka.security_protocol."""
 
     prefix: str
     position_topic: str
@@ -47,15 +48,15 @@ class TopicFacts:
     name: str
     partitions: int
     replicas: int
-    """The least of its partitions."""
+    """The smallest number of replicas of any of its partitions."""
     leaderless: int = 0
     config: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The broker's answer to what we asked it to try. `operation`: Create, Write, Describe; `on`:
-    topic, transactional id, "the cluster"."""
+    """A request that the broker refuses. `operation` is Create, Write, Describe or DescribeConfigs;
+    `on` is a topic, the transactional id, or CLUSTER."""
 
     operation: str
     on: str
@@ -65,7 +66,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class KafkaFacts:
-    """`config`: of a broker; empty: not ours to see."""
+    """Facts about the cluster. `config` is that of a broker, and empty if the gateway may not see
+    it."""
 
     broker_count: int
     config: Mapping[str, str]
@@ -74,12 +76,12 @@ class KafkaFacts:
 
     @property
     def unseen(self) -> frozenset[str]:
-        """Topics of which it is not known whether they exist."""
+        """Topics that may or may not exist, because Kafka does not allow Describe on them."""
         return frozenset(refused.on for refused in self.refusals if refused.operation == "Describe")
 
 
 def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """The brokers' settings against ours."""
+    """Check the brokers' settings against those of the gateway."""
     yield from _replication(facts, expected)
     config = facts.config
     longest = _number(config, "transaction.max.timeout.ms")
@@ -106,7 +108,7 @@ def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findin
 
 
 def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """Of a setting that is not ours to see nothing is said."""
+    """Check replication factors. Settings that the gateway may not see are skipped."""
     config, brokers = facts.config, facts.broker_count
     factor = expected.replication_factor
     source = "kafka.replication_factor"
@@ -149,7 +151,7 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
 
 
 def _fewer_replicas(count: int) -> str:
-    """What brokers do where they are asked for more in-sync replicas than there are replicas."""
+    """Describe how brokers behave if min.insync.replicas exceeds the number of replicas."""
     return f"Kafka then requires only {counted(count, 'in-sync replica')}; older versions of Kafka do not acknowledge any record"
 
 
@@ -158,7 +160,7 @@ def _brokers_there(count: int) -> str:
 
 
 def check_topics(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """Our topics as they are, and as the brokers would make them."""
+    """Check the gateway's topics as they are, and as the brokers would create them."""
     for name in (expected.position_topic, expected.marker_topic):
         topic = facts.topics.get(name)
         if topic is not None:
@@ -198,7 +200,8 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
 
 
 def check_position_topic(name: str, config: Mapping[str, str]) -> Iterator[Finding]:
-    """A position that retention may delete is no durable position."""
+    """Refuse a position topic that is not compacted: retention would delete positions, which must
+    be durable."""
     policy = config.get("cleanup.policy", "")
     if policy != "compact":
         yield StopForOperator(
@@ -291,7 +294,7 @@ def _broker_retention_ms(config: Mapping[str, str]) -> int | None:
 
 
 def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """What the brokers say to requests that change nothing."""
+    """Classify the brokers' refusals of requests that change nothing."""
     for refused in facts.refusals:
         if refused.operation == "DescribeConfigs" and not _must_see(refused.on, expected):
             yield OperatorWarning(
@@ -312,14 +315,14 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
 
 
 def _must_see(on: str, expected: KafkaExpected) -> bool:
-    """A start looks at it too."""
+    """Return whether a start needs this configuration too."""
     return on == expected.position_topic or (on == CLUSTER and expected.replication_factor < 0)
 
 
 def _resource(on: str, expected: KafkaExpected) -> str:
     if on == expected.transactional_id:
         return f"--transactional-id {on}"
-    if on.startswith(f"{expected.prefix}.") and on != expected.marker_topic:  # one of many, and of those to come
+    if on.startswith(f"{expected.prefix}.") and on != expected.marker_topic:  # also topics that are created later
         return f"--topic {expected.prefix}. --resource-pattern-type prefixed"
     return "--cluster" if on == CLUSTER else f"--topic {on}"
 

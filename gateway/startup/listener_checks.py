@@ -1,5 +1,5 @@
-"""Checks of Kafka's listeners: which answer, with which protocol, and whether their certificate and
-our login are accepted."""
+"""Checks of Kafka's listeners: which of them answer, with which protocol, and whether certificates
+and login are accepted."""
 
 from __future__ import annotations
 
@@ -16,10 +16,14 @@ _OWN: Final = ("localhost", "127.0.0.1", "[::1]")
 
 @dataclass(frozen=True, slots=True)
 class ListenerFacts:
-    """One address. `failure`: "" | "dns" | "refused" | "timeout" | "other" (`detail` says more).
-    `tls`: it speaks TLS. `tls_failure`: what is wrong with its certificate for us. `is_kafka`: it
-    answers as a broker does. `wants_certificate`: it ends the connection for want of one of ours.
-    `mechanisms`: of its login; None: it asks for no login."""
+    """Result of a probe of one address.
+
+    `failure` is "", "dns", "refused", "timeout" or "other"; `detail` has the error message. `tls`
+    tells whether the listener speaks TLS, `tls_failure` why its certificate cannot be verified.
+    `is_kafka` is false if it does not answer as a broker does. `wants_certificate` means that it
+    closes the connection because the gateway has sent no client certificate that it accepts.
+    `mechanisms` are its SASL mechanisms; None if it does not use SASL.
+    """
 
     address: str
     advertised: bool = False
@@ -33,8 +37,7 @@ class ListenerFacts:
 
 
 def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """What is wrong with this address; first things first: without a connection nothing more is
-    said."""
+    """Yield the first problem of this address: after it, nothing further can be checked."""
     at = listener.address
     if listener.failure:
         yield _unreachable(listener)
@@ -71,7 +74,8 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
 
 
 def check_bootstrap(listeners: Sequence[ListenerFacts], expected: KafkaExpected) -> Iterator[Finding]:
-    """Of the addresses in kafka.bootstrap_servers one is enough."""
+    """Check the addresses in kafka.bootstrap_servers. If one of them works, problems of the others
+    are warnings only."""
     found = [list(check_listener(listener, expected)) for listener in listeners]
     one_is_well = not all(found)
     for finding in (finding for of_one in found for finding in of_one):

@@ -1,10 +1,10 @@
-"""The periodic check while the stream runs: raises what ends the session, reports what an operator
-should know.
+"""The check that is repeated while the stream runs: raises errors that end the session, and reports
+what the operator should know.
 
-It never says that changes were lost: its facts are not ordered against the position. What looks
-like it ends the session, and the next start judges with proof. What is to be repaired at the server
-(a missing publication, say) is reported: the stream goes on, and the server says when it left
-changes out.
+It never decides that changes were lost, because its facts are not ordered relative to the position.
+What looks like a loss ends the session, and the next start judges with proof. Problems that are
+repaired at the server (such as a missing publication) are only reported: the stream goes on, and
+the server reports if it has left out changes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,12 @@ _CHECKS = (
 
 
 def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
-    """Right behind START_REPLICATION, before anything is confirmed: from here on nobody else can
-    move the slot, but between the last look of the start and here somebody could. The server then
-    sends from where the slot is, without a word."""
+    """Raise Retry if the slot was advanced beyond the resume LSN during the start.
+
+    Called directly after START_REPLICATION, before anything is confirmed. From then on no other
+    process can move the slot, but between the last look of the start and this call another process
+    could have. The server then sends changes from the slot's LSN, without any notice.
+    """
     if slot is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > resume_lsn:
         raise Retry(
             f"slot {slot.name} was advanced to {slot.confirmed_flush_lsn} during startup, beyond the resume LSN {resume_lsn}"
@@ -40,7 +43,8 @@ def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
 
 
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
-    """`before`: the look before this one, so that each change is told once."""
+    """Check the facts of now. `before` are those of the previous check, so that each change is
+    reported once."""
     findings: list[Finding] = []
     for check in _CHECKS:
         findings.extend(check(now, expected))

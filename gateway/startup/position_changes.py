@@ -1,21 +1,23 @@
-"""What an operator decides about a slot's position: the steps of `walgate skip`, `readmit`,
-`accept-gap` and `adopt`. Pure, as start.py.
+"""Changes of a slot's position that the operator decides: the steps of `walgate skip`, `readmit`,
+`accept-gap` and `adopt`. Pure, like start.py.
 
-    skip, readmit      look -> prepare Kafka -> look at the positions, judge -> fence -> read the positions -> look, judge
-                       -> record. What is refused before the fence does not disturb a gateway that runs
-    accept-gap         look -> prepare Kafka -> fence -> look -> read the positions -> look, judge; then drop and create the slot
-                       where it is of no use any more -> record. Interrupted between the two, it finds the slot gone, or new: a
-                       gap as well. A gateway that holds the slot is refused at the first look
-    adopt              the same; a former server's transactional id is fenced too
+    skip, readmit    look -> prepare Kafka -> look at the positions, judge -> fence -> read the
+                     positions -> look, judge -> record. A refusal before the fence does not disturb
+                     a gateway that is running.
+    accept-gap       look -> prepare Kafka -> fence -> look -> read the positions -> look, judge;
+                     if the slot is unusable, drop it and create it -> record. If interrupted
+                     between the two, the next run finds no slot, or a new one: also a gap.
+                     Refused at the first look while a gateway holds the slot.
+    adopt            the same; a former server's transactional id is fenced too.
 
-A gateway that has released WAL (budget.py) takes the steps of accept-gap itself.
+A gateway that has released WAL (wal_budget.py) takes the steps of accept-gap itself.
 
-Of a database that was renamed, each records its position under the new name first: it is found
-again when a command that dropped the slot is interrupted.
+If the database was renamed, each of them first records the position under the new name, so that it
+is found again if a command is interrupted after it has dropped the slot.
 
-The fence ends a gateway that runs: it starts again, from what is recorded here. Nothing is recorded
-by a command that was fenced in its turn, so that a position is only ever replaced by one that was
-derived from it.
+The fence ends a gateway that is running; it starts again, from the position that is recorded here.
+A command that is fenced in its turn records nothing, so that a position is only ever replaced by
+one that was derived from it.
 """
 
 from __future__ import annotations
@@ -63,14 +65,14 @@ FreshPosition = Callable[[Facts], Position]
 
 
 def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
-    """The next start leaves out the transaction that commits (or was prepared) at `commit_lsn`.
+    """Make the next start leave out the transaction that commits (or was prepared) at `commit_lsn`.
     Returns the new position."""
     return (yield from _changed(fresh_position, lambda position, facts: _skipping(position, facts, commit_lsn)))
 
 
 def readmit(fresh_position: FreshPosition, table: str) -> Steps:
-    """`table`: schema.table. Its changes are written again, from the next transaction on. Returns
-    the new position."""
+    """End the quarantine of `table` (schema.table): its changes are written again, from the next
+    transaction on. Returns the new position."""
     return (yield from _changed(fresh_position, lambda position, _: _readmitting(position, table)))
 
 
@@ -101,10 +103,13 @@ def _readmitting(position: Position, table: str) -> Record:
 def accept_gap(
     fresh_position: FreshPosition, expected: Expected, *, until_now: bool = False, released: str | None = None
 ) -> Steps:
-    """After a loss: a position from which the stream goes on, and a marker GAP. Without `until_now`
-    only where the catalog proves the loss; with it, whatever the slot still holds is given up.
-    `released`: why the gateway itself moved the slot on (budget.py); any other loss is left for the
-    start to judge. Returns the new position."""
+    """Record a gap after a loss: a position from which the stream goes on, and a GAP marker.
+    Returns the new position.
+
+    Without `until_now`, this is done only if the catalog proves the loss; with it, everything that
+    the slot still holds is given up. `released` is the reason why the gateway itself advanced the
+    slot (wal_budget.py); any other loss is then left for the start to judge.
+    """
     facts: Facts = yield LoadFacts()
     check_use = check_holder if released is not None else _check_stopped
     _raise((*check_use(facts, expected), *check_publications(facts, expected)))
@@ -136,7 +141,7 @@ def accept_gap(
             yield DropSlot()
         else:
             _raise(check_slot_capacity(after))
-        # A slot is created when every transaction that was open, or prepared, has ended.
+        # The creation of a slot waits until every open or prepared transaction has ended.
         position, resume_lsn = replace(position, prepared=()), (yield CreateSlot())
     else:
         resume_lsn = slot.confirmed_flush_lsn
@@ -154,7 +159,7 @@ def accept_gap(
 
 
 def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Expected) -> Iterator[Finding]:
-    """What a marker GAP cannot repair."""
+    """Yield conditions that a GAP marker cannot repair."""
     yield from (finding for finding in check_slot(facts, expected) if not isinstance(finding, DataGap))
     yield from check_left_behind(facts, replace(expected, timeline=position.timeline))
     if not stored.marker_topic_used:
@@ -179,7 +184,8 @@ def _is_lost(facts: Facts, expected: Expected) -> bool:
 
 
 def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expected) -> str | None:
-    """Of the slot: what the catalog shows, in the order of rule 2 (see `__init__.py`)."""
+    """Return the reason why changes of the slot are lost, or None. The facts were read in the order
+    of rule 2 (see `__init__.py`)."""
     if after.slot is None:
         return f"slot {position.slot} no longer existed"
     for finding in check_slot(after, expected):
@@ -192,8 +198,8 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
 
 
 def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -> Steps:
-    """After pg_upgrade kept the slot: the position of the old system identifier becomes that of the
-    new one. Returns it."""
+    """Make the position of the old system identifier that of the new one, after pg_upgrade has
+    preserved the slot. Returns the new position."""
     facts: Facts = yield LoadFacts()
     _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
@@ -238,11 +244,12 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
 
 
 def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offset: DebeziumOffset) -> Steps:
-    """A connector was stopped: its slot and its place become ours. Returns the position.
+    """Take over the slot and the offset of a stopped Debezium connector. Returns the new position.
 
-    Events are written in the order of commits, and `offset.lsn` is an event's, or an end. So what
-    it did not write commits behind `offset.lsn`, but for the rest of the transaction in which it
-    stopped: that is read again, without the rows up to there.
+    A connector writes events in commit order, and `offset.lsn` is the LSN of an event or the end of
+    a transaction. Therefore everything that it has not written commits after `offset.lsn`, except
+    for the rest of the transaction in which it stopped: that transaction is read again, without the
+    rows up to `offset.lsn`.
     """
     facts: Facts = yield LoadFacts()
     _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
@@ -280,7 +287,8 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
 
 
 def _check_stopped(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """As check_holder, for an operator who may not know that the gateway has to be stopped."""
+    """Check the holder of the slot like check_holder, with a hint for an operator who may not know
+    that the gateway has to be stopped."""
     for finding in check_holder(facts, expected):
         assert facts.slot is not None
         yield Retry(
@@ -295,7 +303,8 @@ def _raise(findings: Iterable[Finding]) -> None:
 
 
 def _changed(fresh_position: FreshPosition, change: Callable[[Position, Facts], Record]) -> Steps:
-    """`change` is judged by positions that may be old, then behind the fence."""
+    """Try `change` with positions that may be outdated, then apply it to those read after the
+    fence."""
     yield LoadFacts()
     yield PrepareKafka()
     stored: Stored = yield LookAtPositions()
@@ -318,7 +327,8 @@ def _position_of(stored: Stored, fresh: Position, facts: Facts) -> Steps:
 
 
 def _find(stored: Stored, fresh: Position, facts: Facts) -> tuple[Position, Position | None]:
-    """The slot's position; and, of a database that was renamed, the one that is recorded."""
+    """Return the slot's position and, if the database was renamed, the recorded position under its
+    former name."""
     former = position_before_rename(stored, fresh, facts)
     if former is not None:
         stored = after_rename(stored, former, fresh)

@@ -1,7 +1,7 @@
-"""Checks of the position: whose prefix it is, and whether the slot and the server still have what
-comes next.
+"""Checks of the position: which slot owns the topic prefix, and whether the slot and the server
+still have the changes that come next.
 
-The order in which the facts were taken is the proof (see the theory in `__init__.py`): the slot
+The order in which the facts were read is the proof (see the theory in `__init__.py`): the slot
 before the position, the position before the end of the WAL.
 """
 
@@ -23,12 +23,12 @@ _CHECK_SERVER = (
 
 
 def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | None:
-    """Why `known`, of the same slot in a server of another system identifier, cannot go on as
-    `fresh`; None where it can.
+    """Return why `known`, a position of the same slot on a server with another system identifier,
+    cannot continue as `fresh`; None if it can.
 
-        pg_upgrade (17 and newer) keeps a logical slot only where nothing was written behind what the
-        slot has confirmed, and the new server's WAL begins behind that of the old one: so nothing lies
-        between the position and the slot that it kept.
+    pg_upgrade (17 and newer) preserves a logical slot only if nothing was written after the LSN
+    that the slot has confirmed, and the new server's WAL begins after that of the old one. So
+    nothing lies between the position and the slot that was preserved.
     """
     if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
         return f"the resume LSN belongs to slot {known.slot} of {known.database}, topic prefix {known.prefix!r}"
@@ -45,10 +45,10 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
 
 
 def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
-    """Why the slot does not go on where the connector stopped; None where it does.
+    """Return why the slot does not continue where the connector stopped; None if it does.
 
-    The connector confirms what it has stored as its offset, never more: a slot that is confirmed
-    further was read by another one.
+    A connector confirms its stored offset, never more: if the slot is confirmed further, another
+    process has read it.
     """
     slot = facts.slot
     if slot is None or slot.confirmed_flush_lsn is None:
@@ -66,11 +66,11 @@ def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
 
 
 def position_before_rename(stored: Stored, fresh: Position, facts: Facts) -> Position | None:
-    """That of this slot under a former name of its database (ALTER DATABASE RENAME); None: there is
-    none.
+    """Return the position of this slot under a former name of its database (ALTER DATABASE RENAME),
+    or None.
 
-        A slot stays in its database, and no other slot of the server has its name. One that was dropped
-        and created again begins behind everything that was delivered.
+    A slot stays in its database, and its name is unique in the server. A slot that was dropped and
+    recreated begins after everything that was delivered.
     """
     if facts.slot is None or facts.slot.confirmed_flush_lsn is None or fresh.key in stored.positions:
         return None
@@ -87,8 +87,8 @@ def after_rename(stored: Stored, former: Position, fresh: Position) -> Stored:
 
 
 def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Facts) -> Iterator[Finding]:
-    """One slot, one prefix: the markers of two slots in one topic would have no order. `fresh`: the
-    position of a first start."""
+    """Refuse a prefix that another slot uses, or another prefix than before: the markers of two
+    slots in one topic would have no order. `fresh` is the position of a first start."""
     for key, position in positions.items():
         if key != fresh.key and position.prefix == fresh.prefix:
             yield StopForOperator(
@@ -121,8 +121,8 @@ def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str
 
 
 def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_slot: bool) -> Iterator[Finding]:
-    """There is no position. Epochs begin at 1 with a new one: in topics that hold an epoch 1
-    already, rows of both would look alike."""
+    """Check a start without a stored position. Its epochs begin at 1: in topics that already hold
+    an epoch 1, rows of both could not be distinguished."""
     if stored.marker_topic_used:
         yield StopForOperator(
             f"topic prefix {fresh.prefix!r} has been used before, but no resume LSN is stored for slot {fresh.slot}",
@@ -141,7 +141,8 @@ def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_sl
 
 
 def check_progress(before: Facts, stored: Stored, after: Facts, known: Position) -> Iterator[Finding]:
-    """`known` was delivered to. `before`: looked at before `stored` was read; `after`: after it."""
+    """Check that no changes are missing after `known`, the last delivered position. `before` was
+    read before `stored`, and `after` was read after it."""
     assert before.moment < stored.moment < after.moment, "facts in another order prove nothing"
     if after.slot is None:
         yield DataGap(

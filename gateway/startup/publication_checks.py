@@ -1,7 +1,7 @@
-"""Checks of the publications: they exist, publish something, and what has changed in them.
+"""Checks of the publications: they exist, they publish something, and what has changed in them.
 
-What a publication leaves out is lost to the slot, but the catalog of now does not tell whether it
-has left out anything: the server does, when it decodes (see notice.py).
+Changes that a publication leaves out are lost to the slot, but the current catalog does not show
+whether any were left out. The server reports it when it decodes them (see server_notices.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gateway.startup.findings import Finding, OperatorWarning
 _ACTIONS: Final = ("insert", "update", "delete", "truncate")
 _CHUNKS: Final = "_timescaledb_internal._hyper_"
 _LISTED: Final = 10
-"""So many tables are named in one message."""
+"""Number of tables that one message names."""
 
 
 def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
@@ -45,8 +45,8 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:
-    """Of `walgate check` alone: it may well be meant. A table in two publications is sent what
-    either of them publishes."""
+    """Warn of actions that are not published. Used by `walgate check` only, since this may be
+    intended. For a table in two publications, everything that either of them publishes is sent."""
     published: dict[int, frozenset[str]] = {}
     for publication in facts.publications.values():
         for relation in publication.relations:
@@ -64,8 +64,8 @@ def check_actions(facts: Facts) -> Iterator[Finding]:
 
 
 def _identities(facts: Facts) -> Iterator[Finding]:
-    """Without an identity the *application's* UPDATE and DELETE fail, as long as the table is
-    published."""
+    """Warn of tables without a replica identity: the *application's* UPDATE and DELETE fail as long
+    as the table is published."""
     without = sorted(
         {
             f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
@@ -98,8 +98,9 @@ def _without_keys(facts: Facts) -> Iterator[Finding]:
 
 
 def _column_lists(facts: Facts) -> Iterator[Finding]:
-    """ "cannot use different column lists for table ... in different publications" ends the stream
-    at its first row."""
+    """Refuse column lists that differ between publications: PostgreSQL raises "cannot use different
+    column lists for table ... in different publications" at the first row, which ends the
+    stream."""
     seen: dict[int, tuple[str, PublishedRelation]] = {}
     for publication in facts.publications.values():
         for relation in publication.relations:
@@ -127,8 +128,8 @@ def _generated_columns(first: str, second: str, relation: PublishedRelation) -> 
 
 
 def _detaching(facts: Facts) -> Iterator[Finding]:
-    """pgoutput crashes (a null pointer in get_rel_sync_entry), on 14 to 18, and with it every
-    session of the server."""
+    """Warn of partitions that are being detached: on 14 to 18, pgoutput crashes (a null pointer in
+    get_rel_sync_entry), and with it every session of the server."""
     for publication in facts.publications.values():
         for root, partition in publication.detaching:
             yield OperatorWarning(
@@ -142,7 +143,8 @@ def _detaching(facts: Facts) -> Iterator[Finding]:
 
 
 def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
-    """PostgreSQL allows it where only INSERT is published, and before 18 for generated columns."""
+    """Check identities of which only some columns are sent. PostgreSQL allows this if only INSERT
+    is published and, before 18, for generated columns."""
     for publication in facts.publications.values():
         for relation in publication.relations:
             sent = {column.name for column in relation.columns}
@@ -165,8 +167,8 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
 def _without_key(
     facts: Facts, publication: PublicationFacts, relation: PublishedRelation, missing: Sequence[str]
 ) -> OperatorWarning:
-    """18 refuses UPDATE and DELETE of such a table; before, they come without what tells the
-    row."""
+    """Warn of an identity whose generated columns are not sent. PostgreSQL 18 rejects UPDATE and
+    DELETE on such a table; earlier versions send them without the columns that identify the row."""
     table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
     said = (
         f"publication {publication.name} does not send generated columns of the table's replica identity: "
@@ -188,13 +190,14 @@ def _without_key(
 
 
 def excluded_names(facts: Facts) -> list[str]:
-    """Published tables that source.excluded_tables leaves out, by name."""
+    """Return the names of published tables that source.excluded_tables leaves out, sorted."""
     publications = facts.publications.values()
     return sorted({relation.full_name for publication in publications for relation in publication.excluded})
 
 
 def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
-    """Of tools' own tables nobody wants copies; of hypertables one may."""
+    """Warn of chunks of hypertables that are left out: unlike internal tables of other tools, they
+    may be wanted."""
     chunks = [name for name in excluded_names(facts) if name.startswith(_CHUNKS)]
     if chunks:
         yield OperatorWarning(
@@ -205,13 +208,13 @@ def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
 
 
 def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
-    """What is no longer sent, or is sent in another way, since `before`: one line for what happened
-    to several tables or in several publications, as to the partitions of a table."""
+    """Warn of what is no longer sent, or is sent differently, since `before`. A change of several
+    tables or publications, such as the partitions of a table, is one line."""
     told: dict[str, list[str]] = {}
     for name, old in before.publications.items():
         new = now.publications.get(name)
         if new is None:
-            continue  # check_publications says so
+            continue  # reported by check_publications
         if new.oid != old.oid:
             yield OperatorWarning(
                 f"publication {name} was dropped and recreated",
@@ -229,14 +232,14 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
 
 
 def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
-    """Tables that are published since `before`, by name."""
+    """Return the tables that were published since `before`, by name."""
     known, current = _by_oid(before), _by_oid(now)
     return _by_name(current[oid] for oid in current.keys() - known.keys())
 
 
 def removed_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
-    """Tables that are no longer published, or no longer exist, by name. A publication that is
-    missing is told by itself."""
+    """Return the tables that are no longer published or no longer exist, by name; none while a
+    publication is missing, which is reported separately."""
     if before.publications.keys() - now.publications.keys():
         return []
     known, current = _by_oid(before), _by_oid(now)
@@ -256,7 +259,7 @@ def _by_name(relations: Iterable[PublishedRelation]) -> list[PublishedRelation]:
 
 
 def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
-    """`tables` held rows before they were published, and are not read."""
+    """Return the warning that rows of `tables` from before their publication are not read."""
     return OperatorWarning(
         f"existing rows of tables that were added to a publication are not sent: {some_names(tables)}",
         "to read these rows, run walgate snapshot start schema.table (not possible with snapshot.mode = never)",
@@ -264,7 +267,8 @@ def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
 
 
 def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]:
-    """Not of the tables' own columns: the stream tells those."""
+    """Yield changes of the publication. Changes of the tables' own columns are not among them: they
+    arrive in the stream."""
     if before.all_tables != after.all_tables:
         yield f"{'now' if after.all_tables else 'no longer'} for all tables"
     if before.via_root != after.via_root:
@@ -293,6 +297,6 @@ def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]
 
 
 def some_names(names: Sequence[str]) -> str:
-    """The first of them, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = len(names) - _LISTED
     return ", ".join(names[:_LISTED]) + (f" and {more} more" if more > 0 else "")

@@ -1,5 +1,5 @@
-"""Checks of the login and of the way to the server: what the role may do, what stands between,
-whose managed server it is."""
+"""Checks of the login and of the connection: what the role may do, whether a pooler is in between,
+and which provider manages the server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from gateway.startup.server_checks import STANDBYS_FIRST
 from schemas.topic_names import counted
 
 CONNECTIONS: Final = 9
-"""The gateway's: the stream, two for the catalog, one for the status, one while the slot is
-created, four for a snapshot."""
+"""Connections of the gateway: the stream, two for the catalog, one for the status, one while the
+slot is created, four for a snapshot."""
 SESSIONS: Final = CONNECTIONS - 1
-"""Without the WAL sender, which max_connections does not count since PostgreSQL 12."""
+"""Connections without the WAL sender, which max_connections does not count since PostgreSQL 12."""
 _CLOCK_S: Final = 60.0
 _ALTER_SYSTEM: Final = re.compile(r"ALTER SYSTEM SET (\w+) = ([^;]+?)(?=;|\. | if |$)")
 _RELOAD: Final = re.compile(r"; SELECT pg_reload_conf\(\)")
@@ -42,11 +42,15 @@ _SET: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class RoleFacts:
-    """`provider`: a key of PROVIDERS, or "". `is_pooled`: the process that answers is not the one
-    that took the login. `server_ahead_s`: the server's clock against ours. `unreadable`: published
-    tables that the role may not SELECT; `read_at_once`: those of which it may SELECT the published
-    columns, and not ctid; `closed_schemas`: schemas of published tables, on which it lacks USAGE;
-    `filtered`: published tables whose row-level security applies to it."""
+    """Facts about the role and its connection.
+
+    `provider` is a key of PROVIDERS, or "". `is_pooled` means that the process that answers is not
+    the one that accepted the login. `server_ahead_s` is how far the server's clock is ahead of this
+    host's. `unreadable` are published tables that the role may not SELECT from; `read_at_once`
+    those of which it may SELECT the published columns, but not ctid; `closed_schemas` schemas of
+    published tables on which it lacks USAGE; `filtered` published tables whose row-level security
+    applies to it.
+    """
 
     name: str
     is_superuser: bool = False
@@ -144,7 +148,8 @@ T = TypeVar("T", bound=Finding)
 
 
 def for_provider(finding: T, provider: str) -> T:
-    """The remedy as this provider wants it: nobody may ALTER SYSTEM there."""
+    """Return the finding with the provider's way to change a setting: ALTER SYSTEM is not allowed
+    on managed servers."""
     if not provider or not finding.hint:
         return finding
     if "SET wal_level" in finding.hint:

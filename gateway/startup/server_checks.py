@@ -1,4 +1,5 @@
-"""Checks of the server: can it be read, and was it left behind by a failover?"""
+"""Checks of the server: whether it can be read, and whether it is an old primary after a
+failover."""
 
 from __future__ import annotations
 
@@ -11,17 +12,18 @@ from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.timeline_checks import NotPrimary, check_timeline
 
 OLDEST_VERSION_NUM: Final = 140003
-"""Before it, the server did not send a key column that was stored out of line and left
-unchanged."""
+"""Oldest supported release. Earlier ones do not send a key column that is stored out of line and
+was left unchanged."""
 NEWEST_VERSION: Final = 18
 _ADDS_TABLES_SAFELY: Final = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
-"""From these on, invalidations reach transactions that are open while ALTER PUBLICATION commits
-(release notes of May 2025)."""
+"""First releases in which invalidations reach transactions that are open while ALTER PUBLICATION
+commits (release notes of May 2025)."""
 
 
 _DECODES_AGAIN: Final = "14.19, 15.14, 16.10, 17.6"
 _MAY_NOT_DECODE: Final = frozenset({140018, 150013, 160009, 170005})
-"""The repair of the former sent too many invalidations: fixed in the releases above."""
+"""Releases whose fix for the above sends too many invalidations; the releases in _DECODES_AGAIN
+correct that."""
 STANDBYS_FIRST: Final = "(standbys first: their value must not be lower than the primary's)"
 
 
@@ -78,7 +80,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def check_slot_capacity(facts: Facts) -> Iterator[Finding]:
-    """Before the slot is created."""
+    """Check, before the slot is created, that a slot is free."""
     server = facts.server
     if server.used_slots >= server.max_replication_slots:
         yield RetrySlowly(
@@ -89,7 +91,8 @@ def check_slot_capacity(facts: Facts) -> Iterator[Finding]:
 
 
 def check_sender_capacity(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Before the stream, when our WAL sender does not count yet."""
+    """Check, before the stream begins and the gateway's own WAL sender counts, that a WAL sender is
+    free."""
     server = facts.server
     if server.used_senders >= server.max_wal_senders:
         yield RetrySlowly(

@@ -1,15 +1,16 @@
-"""What the server says within the stream: warnings, and errors that report a loss. Decided by where
-its source raises them, never by a translated text.
+"""Messages of the server within the stream: warnings, and errors that report a loss. They are
+classified by the source file or function that raises them, never by the text, which may be
+translated.
 
 A walsender warns in three situations (PostgreSQL 14 to 18):
 
 * `LoadPublications` in pgoutput.c, 18 and newer: a publication did not exist at the point of the
-  log that is being decoded, and its changes are left out. Older servers end the stream with 42704
-  there.
+  WAL that is being decoded, and its changes are left out. Older servers end the stream there, with
+  42704.
 * `StandbySlotsHaveCaughtup` in slot.c, 17 and newer: a failover slot waits for a standby of
-  `synchronized_standby_slots` that is down (55000), or whose slot is gone (22023). The server sends
-  nothing until it is back, and loses nothing.
-* `quickdie` in postgres.c: the server is being shut down at once (57P01, 57P02, 57P03).
+  `synchronized_standby_slots` that is down (55000), or whose slot does not exist (22023). The
+  server sends nothing until it is back, and loses nothing.
+* `quickdie` in postgres.c: the server is in an immediate shutdown (57P01, 57P02, 57P03).
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _STANDBY_ROUTINES: Final = ("StandbySlotsHaveCaughtup", "WaitForStandbyConfirmat
 
 
 class NoticeKind(Enum):
-    """What happens next."""
+    """Kind of a notice, by what follows from it."""
 
     SHUTDOWN = auto()
-    """Reconnect."""
+    """The server shuts down: reconnect."""
     LEFT_OUT = auto()
-    """Changes may have been left out: `judge_reported`."""
+    """Changes may have been left out: `judge_reported` decides."""
     STANDBY = auto()
-    """The server waits for a standby; so do we."""
+    """The server waits for a standby, and the gateway waits too."""
     OTHER = auto()
-    """Logged; what is sent is not affected."""
+    """The notice is logged; the changes that are sent are not affected."""
 
 
 class Notice(Protocol):
@@ -62,9 +63,9 @@ def kind_of(notice: Notice) -> NoticeKind:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A publication is missing at the point of the log that the server decodes. `message`: in its
-    words. `ends_stream`: an error, not a warning (before 18): decoding does not get past this
-    point."""
+    """A publication is missing at the point of the WAL that the server decodes. `message` is the
+    server's. `ends_stream` means that it was an error instead of a warning (before 18): decoding
+    does not get past this point."""
 
     message: str
     ends_stream: bool
@@ -72,8 +73,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class WalRemoved:
-    """The server could not open WAL that it needs. `times`: so often in a row, at the same
-    `resume_lsn`."""
+    """The server could not open WAL that it needs, `times` in a row at the same `resume_lsn`."""
 
     message: str
     resume_lsn: int = 0
@@ -82,15 +82,17 @@ class WalRemoved:
 
 Reported = LeftOut | WalRemoved | Standstill
 _CERTAIN_TIMES: Final = 3
-"""A server that was just promoted or restored may find the segment a moment later."""
+"""Reports after which removed WAL is certain: a server that was just promoted or restored may find
+the segment a moment later."""
 
 
 def judge_reported(
     reported: Reported, *, resume_lsn: int, may_be_older: bool, missing: tuple[str, ...], slot: str
 ) -> WalgateError | None:
-    """None: harmless, or not certain yet. `may_be_older`: the slot may have been created before the
-    publications (it was adopted), and nothing was delivered from it yet. `missing`: publications
-    that do not exist now."""
+    """Return the error that follows from a report; None if it is harmless or not certain yet.
+    `may_be_older` means that the slot was adopted and may have been created before the
+    publications, and that nothing was delivered from it yet. `missing` are publications that do not
+    exist now."""
     if isinstance(reported, LeftOut):
         return _judge_left_out(reported, may_be_older, missing, slot)
     if isinstance(reported, (DecodingFailed, ServerCrashed)):

@@ -1,4 +1,4 @@
-"""Checks of the slot: usable, not lost, and free."""
+"""Checks of the slot: whether it is usable, not lost, and not in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ LOST_SLOT_HINT: Final = f"changes after the resume LSN can no longer be read: {A
 
 
 def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Before anything else is judged: whoever holds the slot may be moving it."""
+    """Check that no other process holds the slot. Comes before any other judgement, since the
+    holder may be moving the slot."""
     slot = facts.slot
     if slot is not None and slot.active_pid not in (None, expected.backend_pid):
         yield Retry(
@@ -25,7 +26,7 @@ def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """What the slot is, without a look at any position."""
+    """Check the slot alone, without any position."""
     slot = facts.slot
     if slot is None:
         return
@@ -62,7 +63,7 @@ def _kind(slot: SlotFacts, server: ServerFacts) -> Iterator[Finding]:
 def _lost(slot: SlotFacts) -> Iterator[Finding]:
     if slot.invalidation_reason is not None:
         yield DataGap(f"slot {slot.name} has been invalidated: {slot.invalidation_reason}", hint=LOST_SLOT_HINT)
-    elif slot.wal_status == "lost":  # before 17, which has no reasons
+    elif slot.wal_status == "lost":  # before 17, which has no invalidation_reason
         reason = "it conflicted with recovery on a standby" if slot.conflicting else "WAL that it needs was removed"
         yield DataGap(f"slot {slot.name} has been invalidated: {reason}", hint=LOST_SLOT_HINT)
     elif slot.wal_status == "unreserved":
@@ -73,7 +74,7 @@ def _lost(slot: SlotFacts) -> Iterator[Finding]:
 
 
 def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """What may invalidate the slot while the gateway is down."""
+    """Warn of settings and states that may invalidate the slot while the gateway is down."""
     server, budget = facts.server, expected.advance_bytes
     if 0 <= server.max_slot_wal_keep_mb << 20 < (budget or 0):
         yield OperatorWarning(

@@ -1,13 +1,15 @@
-"""What happens next after an error of PostgreSQL, by SQLSTATE (PostgreSQL manual, appendix A).
+"""The reaction to each error of PostgreSQL, by SQLSTATE (PostgreSQL manual, appendix A).
 
-A code of five letters goes before its class of two. Every class of the manual is here, and a code
-of no known class waits: only a statement of the gateway that is wrong in itself is a defect. Three
-places judge the same code differently:
+A code of five letters takes precedence over its class of two. Every class of the manual is either
+in the table or covered by OTHER, and codes of unknown classes are waited for: only an incorrect
+statement of the gateway itself is a defect. The same code is judged differently in three places:
 
     a statement of the gateway    as the table says
-    a login                       a function of the database (a login event trigger) may raise any code: it is waited for
-    the stream                    pgoutput judges with the catalog as of the change: what does not pass by itself comes again at
-                                  the same LSN, and is judged by how often it did (gateway/startup/standstill.py)
+    a login                       a function of the database (a login event trigger) may raise any
+                                  code; the gateway waits
+    the stream                    pgoutput uses the catalog as of the change: an error that does not
+                                  pass comes again at the same LSN, and is judged by how often it
+                                  did (gateway/startup/standstill.py)
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ TABLE: Final[dict[str, tuple[type[WalgateError], str]]] = {
     "42501": (RetrySlowly, _DENIED),
     "42601": (StopForOperator, _POOLER),
     "26": (RetrySlowly, _POOLER),
-    # The server stops, starts, or has no room
+    # The server stops, starts, or lacks resources
     "57": (RetrySlowly, _LOG_OF_SERVER),
     "57014": (Retry, ""),
     "57P01": (Retry, ""),
@@ -133,21 +135,21 @@ TABLE: Final[dict[str, tuple[type[WalgateError], str]]] = {
     "42": (InternalError, UNKNOWN),
 }  # fmt: skip
 OTHER: Final[tuple[type[WalgateError], str]] = (RetrySlowly, _LOG_OF_SERVER)
-"""For the classes of the manual that are not in the table, and for codes that a function of the
-database makes up."""
+"""Reaction to classes of the manual that are not in the table, and to codes that functions of the
+database invent."""
 
 _PASSES_IN_STREAM: Final = frozenset({"08", "28", "3D", "40", "53", "55", "57", "58", "72", "F0"})
-"""What the server lacks now, and not what it read in the WAL."""
+"""Classes of errors about what the server currently lacks, not about the WAL that it read."""
 _PASS_IN_STREAM: Final = frozenset({"25006", "25P03", "25P04", "42501", "42704", "42710"})
 
 
 def next_step(sqlstate: str) -> tuple[type[WalgateError], str]:
-    """Class of the error and hint, after a statement of the gateway."""
+    """Return the class of the error and the hint, after a statement of the gateway."""
     return TABLE.get(sqlstate) or TABLE.get(sqlstate[:2]) or OTHER
 
 
 def next_step_at_login(sqlstate: str, *, is_raised_by_function: bool = False) -> tuple[type[WalgateError], str]:
-    """The same, where the database's own code may run before the session is ours."""
+    """Return the same after a login, during which code of the database may run."""
     kind, hint = next_step(sqlstate)
     passes = issubclass(kind, Retry) and hint == ""
     is_of_database = sqlstate[:2] in ("21", "22", "23", "2F", "38", "39", "P0") and not issubclass(
@@ -159,6 +161,6 @@ def next_step_at_login(sqlstate: str, *, is_raised_by_function: bool = False) ->
 
 
 def is_of_place(sqlstate: str) -> bool:
-    """Whether an error within the stream speaks about the place in the WAL that is being
+    """Return whether an error within the stream is about the place in the WAL that is being
     decoded."""
     return sqlstate[:2] not in _PASSES_IN_STREAM and sqlstate not in _PASS_IN_STREAM

@@ -1,18 +1,19 @@
-"""A place in the WAL that fails again and again: the resume LSN does not move, and the error is the
+"""A place in the WAL that fails repeatedly: the resume LSN does not move, and the error is the
 same.
 
-pgoutput judges each change with the catalog *as of the change*: row filters, column lists,
-partitions. So the catalog of now looks right, and no repair of it gets the stream past the place.
-Some of these errors pass by themselves all the same (a server is upgraded, a replacement takes
-over), and an error that comes once proves nothing:
+pgoutput decodes each change with the catalog *as of the change*: row filters, column lists,
+partitions. So the current catalog looks right, and no repair of it gets the stream past the place.
+Yet some of these errors pass (a server is upgraded, another server takes over), and an error that
+comes once proves nothing:
 
-    each time      the error, how often it came at this resume LSN, and since when: in the log, the status, the metrics
-    a few times    the gateway waits longer from time to time; after a crash of the server, minutes, since each crash ends every
-                   session of every database
-    then           exit code 78, with the LSN, PostgreSQL's words and the ways on
+    each time      the error, how often it came at this resume LSN, and since when, are in the log,
+                   the status and the metrics
+    a few times    the gateway waits longer each time; after a crash of the server, for minutes,
+                   since each crash ends every session of every database
+    then           exit code 78, with the LSN, PostgreSQL's message and the operator's choices
 
 A session that received the WAL up to where it ended when the session began has got past the place:
-counting begins anew.
+counting starts again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from schemas.lsn import Lsn
 
 CERTAIN_TIMES: Final = 4
 CERTAIN_TIMES_INTERNAL: Final = 8
-"""For errors of the server itself (class XX), some of which pass."""
+"""Attempts for errors of the server itself (class XX), some of which pass."""
 _FIRST_WAIT_S: Final = 2.0
 _LONGEST_WAIT_S: Final = 60.0
 _WAIT_AFTER_CRASH_S: Final = 60.0
@@ -56,9 +57,9 @@ _OTHERWISE: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DecodingFailed:
-    """The server reported an error about a change that it was to send. `message`: its words,
-    without values of rows; `change_lsn` 0: not known; `is_of_publications`: pgoutput itself refuses
-    what the publications ask for."""
+    """The server reported an error about a change that it was to send. `message` is the server's,
+    without values of rows; `change_lsn` is 0 if unknown; `is_of_publications` means that pgoutput
+    itself rejects the combination of publications."""
 
     message: str
     sqlstate: str
@@ -70,7 +71,7 @@ class DecodingFailed:
 
     @property
     def cause(self) -> str:
-        """The same each time."""
+        """Key by which repetitions of the same standstill are recognized."""
         return self.sqlstate
 
     @property
@@ -80,7 +81,7 @@ class DecodingFailed:
 
 @dataclass(frozen=True, slots=True)
 class ServerCrashed:
-    """The server's process that reads the WAL ended without a word, and the server went through
+    """The server's process that reads the WAL ended without a message, and the server went through
     crash recovery."""
 
     message: str
@@ -90,7 +91,7 @@ class ServerCrashed:
 
     @property
     def cause(self) -> str:
-        """The same each time."""
+        """Key by which repetitions of the same standstill are recognized."""
         return "crash"
 
     @property
@@ -102,8 +103,9 @@ Standstill = DecodingFailed | ServerCrashed
 
 
 def counted_again(before: object, now: Standstill, resume_lsn: int, moment: str, *, has_passed: bool) -> Standstill:
-    """`now` with its count. `before`: what was reported before it; `moment`: the time, as the log
-    writes it; `has_passed`: the session received all WAL that was there when it began."""
+    """Return `now` with its count. `before` is what was reported before it; `moment` is the time,
+    as the log writes it; `has_passed` means that the session received all WAL that existed when it
+    began."""
     is_same = isinstance(before, type(now)) and (before.cause, before.resume_lsn) == (now.cause, resume_lsn)
     if not is_same or has_passed or not isinstance(before, (DecodingFailed, ServerCrashed)):
         return replace(now, resume_lsn=resume_lsn, times=1, since=moment)
@@ -111,8 +113,8 @@ def counted_again(before: object, now: Standstill, resume_lsn: int, moment: str,
 
 
 def wait_s(standstill: Standstill) -> float:
-    """Before the next attempt; before the one that only says that there will be none, it is
-    short."""
+    """Return the seconds to wait before the next attempt. The wait is short once the count is
+    reached, since the next start then stops instead of trying."""
     if standstill.times >= standstill.certain_times:
         return _SOON_S
     if isinstance(standstill, ServerCrashed):
@@ -123,7 +125,8 @@ def wait_s(standstill: Standstill) -> float:
 
 
 def judge_standstill(standstill: Standstill, *, resume_lsn: int, slot: str) -> StopForOperator | None:
-    """None: not certain yet, or the stream has got past the place."""
+    """Return the error that stops the gateway; None if it is not certain yet, or the stream has got
+    past the place."""
     if standstill.times < standstill.certain_times or standstill.resume_lsn != resume_lsn:
         return None
     if isinstance(standstill, ServerCrashed):

@@ -1,15 +1,17 @@
-"""The steps of a start, in the order that makes its judgements true. Pure: the caller carries each
-step out and sends the answer.
+"""The steps of a start, in the order that makes its judgements valid. Pure: the caller carries out
+each step and sends the answer.
 
     look -> prepare Kafka -> look -> fence -> look -> read positions -> look, judge
-         -> first start: intent -> slot;  prefix and slot as they were: nothing
-         -> replication connection: the same server?  -> new epoch
+         -> first start: write the intent, create the slot
+            later starts, with the same prefix and slot: nothing
+         -> replication connection: the same server? -> new epoch
 
-Whatever may take long (topics, registry) comes before the fence, so that a stand-by never fences a
-gateway only to wait. Behind the fence the slot is looked at before the position is read, and the
+Whatever may take long (topics, registry) comes before the fence, so that a standby gateway never
+fences the active one only to wait. After the fence, the slot is read before the position, and the
 end of the WAL after it. Each write that follows fails if another gateway has taken over meanwhile.
-The intent (state INTENT, epoch 0) is durable before the slot is created, so a slot that is found
-beside an intent is ours, and a crash between any two steps repairs itself.
+The intent (state INTENT, epoch 0) is durable before the slot is created. So a slot that is found
+together with an intent was created by this gateway, and a crash between any two steps repairs
+itself.
 """
 
 from __future__ import annotations
@@ -42,37 +44,37 @@ from gateway.transactions.transaction import Quarantined
 
 @dataclass(frozen=True, slots=True)
 class LoadFacts:
-    """PostgreSQL's catalog -> Facts."""
+    """Read PostgreSQL's catalog -> Facts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrepareKafka:
-    """Own topics exist, the registry answers -> None."""
+    """Make sure that the gateway's own topics exist and the registry answers -> None."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fence:
-    """Take the producer's transactional id: earlier gateways of the slot can commit nothing from
-    here on -> None."""
+    """Take the producer's transactional id, after which earlier gateways of the slot can commit
+    nothing -> None."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPositions:
-    """The use of the marker topic first, then the position topic to its end -> Stored. The schemas
-    of markers and positions are registered then: a registry that does not know what our position
-    was written with is another one."""
+    """Read whether the marker topic is used, then the position topic to its end -> Stored. The
+    schemas of markers and positions are registered afterwards: a registry that does not know the
+    schema of the slot's position is a different one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LookAtPositions:
-    """Of a repair, as ReadPositions but not behind the fence: what it shows may have changed since
-    -> Stored."""
+    """Read the positions as ReadPositions does, but before the fence, so that they may change at
+    any time -> Stored. A step of position changes only."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProveFence:
-    """Commit a Kafka transaction that changes nothing -> None. Raises Retry where another gateway
-    has taken over."""
+    """Commit a Kafka transaction that changes nothing -> None. Raises Retry if another gateway has
+    taken over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,25 +86,25 @@ class WriteIntent:
 
 @dataclass(frozen=True, slots=True)
 class CreateSlot:
-    """-> Lsn, the slot's consistent point. Raises Retry where it exists already."""
+    """Create the slot -> Lsn, its consistent point. Raises Retry if it exists already."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identify:
-    """Open the replication connection: who answers there? -> SystemIdentity."""
+    """Open the replication connection and identify the server there -> SystemIdentity."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineHistory:
-    """-> str, the history file of the timeline, from the replication connection."""
+    """Read the history file of the timeline over the replication connection -> str."""
 
     timeline: int
 
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Make the position durable together with its EPOCH marker -> None. `forgets`: key of a
-    position that ends with it."""
+    """Make the position durable together with its EPOCH marker -> None. `forgets` is the key of a
+    position that is deleted with it."""
 
     position: Position
     forgets: bytes | None = None
@@ -110,8 +112,8 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Of a repair: make the position durable together with markers -> None. `forgets`: key of a
-    position that ends with it."""
+    """Make the position durable together with markers -> None. A step of position changes only.
+    `forgets` is the key of a position that is deleted with it."""
 
     position: Position
     markers: tuple[Marker, ...] = ()
@@ -120,27 +122,28 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class FindWritten:
-    """Of a repair: the offset behind what the connector's topics hold -> DebeziumOffset."""
+    """Find the offset after everything that the connector's topics hold -> DebeziumOffset. A step
+    of `walgate adopt` only."""
 
     offset: DebeziumOffset
 
 
 @dataclass(frozen=True, slots=True)
 class DropSlot:
-    """Of a repair -> None."""
+    """Drop the slot -> None. A step of position changes only."""
 
 
 @dataclass(frozen=True, slots=True)
 class FenceFormer:
-    """Of a repair: take the transactional id that the slot had in a server of another system
-    identifier -> None."""
+    """Take the transactional id that the slot had on a server with another system identifier ->
+    None. A step of `walgate adopt` only."""
 
     system_identifier: str
 
 
 @dataclass(frozen=True, slots=True)
 class Warn:
-    """Log -> None."""
+    """Log warnings -> None."""
 
     warnings: tuple[OperatorWarning, ...]
 
@@ -177,10 +180,11 @@ def start(
     reported: Reported | None = None,
     quarantine: Iterable[Quarantined] = (),
 ) -> Steps:
-    """Returns the position of the new epoch; START_REPLICATION is next. Raises WalgateError.
+    """Start; return the position of the new epoch. START_REPLICATION is next. Raises WalgateError.
 
-    `fresh_position`: the position of a slot that was never read. `reported`: what the server said
-    in the session before, and `quarantine` what it put into quarantine.
+    `fresh_position` makes the position of a slot that was never read. `reported` is what the server
+    reported in the previous session, and `quarantine` are the tables that session put into
+    quarantine.
     """
     facts: Facts = yield _LOOK
     yield from _judge((*check_holder(facts, expected), *_before_position(facts, expected, reported)))
@@ -224,15 +228,16 @@ def _renamed(former: Position, fresh: Position) -> OperatorWarning:
 
 
 def _with(known: Iterable[Quarantined], more: Iterable[Quarantined], resume_lsn: int) -> tuple[Quarantined, ...]:
-    """Of `more`, those of a snapshot have no LSN: they begin where the stream does."""
+    """Return both, by LSN. Tables in `more` that a snapshot put into quarantine have no LSN; they
+    begin at the resume LSN."""
     more = [each if each.since_lsn else replace(each, since_lsn=resume_lsn) for each in more]
     by_oid = {each.relation_oid: each for each in (*more, *known)}
     return tuple(sorted(by_oid.values(), key=lambda each: (each.since_lsn, each.relation_oid)))
 
 
 def _before_position(facts: Facts, expected: Expected, reported: Reported | None = None) -> Iterable[Finding]:
-    """What can be said without a position. That changes were lost cannot: see rule 3 of the theory.
-    Nor is a publication waited for that has been missed already."""
+    """Check what needs no position. A loss of changes is not among it (rule 3 of the theory), and a
+    publication is not waited for if the server has already reported it missing."""
     for check in (check_server, check_sender_capacity, check_slot, check_retention, check_synchronous):
         yield from (finding for finding in check(facts, expected) if not isinstance(finding, DataGap))
     if not isinstance(reported, LeftOut):
@@ -248,7 +253,7 @@ def _judge(findings: Iterable[Finding]) -> Judging:
 
 
 def _judge_behind_fence(findings: Iterable[Finding]) -> Judging:
-    """A verdict that needs an operator is given only by a gateway that still owns the transactional
+    """Raise an error that needs the operator only if this gateway still owns the transactional
     id."""
     report = report_of(findings)
     if any(isinstance(error, StopForOperator) for error in report.errors):
@@ -266,7 +271,7 @@ def _judge_known(
 ) -> Judging:
     expected = replace(expected, timeline=position.timeline)
     left_behind = list(check_left_behind(after, expected))
-    # LSNs of a server that a failover left behind are not compared with ours.
+    # LSNs of an old primary are not comparable with the position.
     findings = left_behind or [*check_slot(after, expected), *check_progress(before, stored, after, position)]
     yield from _judge_behind_fence((*findings, *of_server))
 
@@ -295,8 +300,8 @@ def _first_start(
     adopt_slot: bool,
     reported: Reported | None,
 ) -> Steps:
-    """The position goes on from a new slot, from one beside our own intent, or from one that is
-    adopted."""
+    """Return the position at a new slot, at a slot that belongs to the gateway's own intent, or at
+    an adopted slot."""
     known = stored.positions.get(fresh.key)
     of_server = _reported(facts, fresh, expected, reported, adopt_slot=adopt_slot)
     yield from _judge_behind_fence((*check_slot(facts, expected), *of_server))
@@ -312,15 +317,14 @@ def _first_start(
 
 
 def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
-    """A DSN may name several hosts, and a server may be promoted: who really sends? Returns its
-    timeline."""
+    """Check that both connections reach the same server, and return its timeline. A DSN may name
+    several hosts, and a server may be promoted."""
     identity: SystemIdentity = yield Identify()
     server = facts.server
     is_other = identity.system_identifier != server.system_identifier
     if is_other or identity.timeline != server.timeline:
         raise Retry("the replication connection and the regular connection reached different servers")
-    # A position of epoch 0 stands for nothing that was sent: its timeline is what the server's
-    # facts said just now.
+    # A position of epoch 0 has delivered nothing: its timeline was taken from these facts.
     if position.epoch > 0 and identity.timeline != position.timeline:
         yield from _judge(check_timeline(identity.timeline, position.timeline))
         history: str = yield TimelineHistory(identity.timeline)
@@ -330,8 +334,8 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
 
 
 def check_without_position(facts: Facts, expected: Expected) -> Report:
-    """What can be said of PostgreSQL alone: for `walgate check`, which looks and changes nothing.
-    Whoever uses the slot is probably the gateway itself."""
+    """Check PostgreSQL alone, for `walgate check`, which changes nothing. If the slot is in use, it
+    is probably by the gateway itself."""
     holders = (
         OperatorWarning(
             f"{held.message}: if that is the gateway, a second one would wait as a standby gateway",

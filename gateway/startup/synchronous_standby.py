@@ -1,8 +1,8 @@
-"""The gateway as a synchronous standby: `synchronous_standby_names = '*'` takes every reader of the
-WAL for a standby, also one that confirms only what Kafka has.
+"""The gateway as an unintended synchronous standby: `synchronous_standby_names = '*'` matches every
+process that reads the WAL, even the gateway, which confirms only what Kafka has.
 
-Each COMMIT of every database then waits for Kafka. The server tells the state of a reader only to
-roles with pg_read_all_stats; the others know the setting (PostgreSQL manual, 19.6.2, and
+Each COMMIT of every database then waits for Kafka. The server shows the state of a reader only to
+roles with pg_read_all_stats; other roles can still read the setting (PostgreSQL manual, 19.6.2, and
 src/backend/replication/syncrep_gram.y).
 """
 
@@ -17,7 +17,7 @@ from gateway.startup.facts import Expected, Facts
 from gateway.startup.findings import Finding, OperatorWarning
 
 WAITED_FOR: Final = ("sync", "quorum")
-"""Values of pg_stat_replication.sync_state: COMMITs wait for this standby."""
+"""Values of pg_stat_replication.sync_state with which COMMITs wait for this standby."""
 _METHOD: Final = re.compile(r"\s*(?:(?:first|any)\s+)?\d+\s*\((?P<list>.*)\)\s*", re.IGNORECASE | re.DOTALL)
 _NAME: Final = re.compile(r'\s*(?:"(?P<quoted>(?:[^"]|"")*)"|(?P<bare>[^\s,()"]+))\s*(?:,|$)')
 _HINT: Final = (
@@ -29,7 +29,8 @@ _HINT: Final = (
 
 
 def names_the_gateway(setting: str) -> bool:
-    """Whether this value of synchronous_standby_names matches the gateway's application_name."""
+    """Return whether this value of synchronous_standby_names matches the gateway's
+    application_name."""
     method = _METHOD.fullmatch(setting)
     names = setting if method is None else method["list"]
     for match in _NAME.finditer(names):

@@ -1,9 +1,9 @@
-"""Timelines: is this server behind a failover, and after a promotion, does the new primary have all
-that was delivered?
+"""Checks of timelines: whether this server is an old primary, and whether a promoted server has
+everything that was delivered.
 
-A timeline's history file has a line for each timeline before it: number, LSN where it was left,
-reason (PostgreSQL manual, 26.3.6 Timelines; `readTimeLineHistory` in timeline.c). What was read
-beyond that LSN is in Kafka, and in no database.
+A timeline's history file has a line for each earlier timeline: its number, the LSN where it was
+left, and the reason (PostgreSQL manual, 26.3.6 Timelines; `readTimeLineHistory` in timeline.c).
+Changes that were read beyond that LSN are in Kafka, and in no database.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from schemas.lsn import Lsn
 
 
 class NotPrimary(RetrySlowly):
-    """Another host of the DSN may be the primary."""
+    """This server is not the primary; another host of the DSN may be."""
 
 
 class LeftBehind(NotPrimary):
-    """This one was, before a failover."""
+    """This server was the primary before a failover."""
 
 
 def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
-    """`timeline`: the server's; of a standby only the replication connection knows it. The old
-    primary may only be the first host that answered."""
+    """Refuse an old primary, which may just be the first host that answered. `timeline` is the
+    server's; that of a standby is known on the replication connection only."""
     if expected is not None and timeline < expected:
         yield LeftBehind(
             f"the server is on timeline {timeline}, but the resume LSN is on {expected}: this server is an old primary",
@@ -34,7 +34,8 @@ def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
 
 
 def parse_history(content: str) -> dict[int, Lsn]:
-    """Timeline -> LSN where it was left. Raises RetrySlowly for what is no history."""
+    """Return the LSN where each timeline was left. Raises RetrySlowly if `content` is not a
+    history."""
     switches: dict[int, Lsn] = {}
     for line in content.splitlines():
         words = line.split("#")[0].split(None, 2)
@@ -50,7 +51,8 @@ def parse_history(content: str) -> dict[int, Lsn]:
 
 
 def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, history: str) -> Iterator[Finding]:
-    """`history` is that of `new_timeline`, the server's; the position is on `old_timeline`."""
+    """Check that the promoted server has everything that was delivered. `history` is that of
+    `new_timeline`, the server's; the position is on `old_timeline`."""
     if old_timeline == new_timeline:
         return
     left_at = parse_history(history).get(old_timeline)

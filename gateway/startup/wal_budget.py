@@ -1,14 +1,17 @@
-"""When a slot is moved on although what it holds was not delivered: `source.on_wal_budget =
+"""Decide when the slot is advanced although its changes were not delivered: `source.on_wal_budget =
 advance`. Pure.
 
-    within the budget, or another reads the slot     nothing
-    what was not confirmed holds the WAL             move the slot to the end of the WAL; Kafka need not answer
-    another holds it (an open transaction, say)      nothing: a loss would free nothing
-    moved already, and nothing was freed             move it to the same place again: PostgreSQL finds a later restart_lsn
+    within the budget, or another reads the slot    nothing
+    unconfirmed changes retain the WAL              advance the slot to the end of the WAL; Kafka
+                                                    need not answer
+    something else retains it (such as an open      nothing: a loss would free nothing
+    transaction)
+    advanced already, and nothing was freed         advance it to the same LSN again: PostgreSQL may
+                                                    find a later restart_lsn
 
-What was released is told to Kafka when it answers again, by the steps of `accept_gap` (repair.py).
-Only a slot whose position this process has read is moved: that of another program with the same
-name stays as it is.
+When Kafka answers again, the gap is recorded there, by the steps of `accept_gap`
+(position_changes.py). Only a slot whose position this process has read is advanced: a slot of
+another program with the same name is left alone.
 """
 
 from __future__ import annotations
@@ -22,9 +25,9 @@ from schemas.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class ReleasedWal:
-    """The slot was moved from `first_lsn` to `end_lsn`, or is to be. `has_freed`: it has been
-    within the budget since. `told_lsn`: so far the server was seen to have moved it, and the log
-    tells of it."""
+    """WAL that is given up: the slot was advanced from `first_lsn` to `end_lsn`, or will be.
+    `has_freed` means that the slot has been within the budget since. `told_lsn` is the LSN up to
+    which the server is known to have advanced it, and the log has reported it."""
 
     first_lsn: Lsn
     end_lsn: Lsn
@@ -37,14 +40,14 @@ class ReleasedWal:
 
 
 def retained_bytes(facts: Facts) -> int:
-    """WAL that the server keeps for the slot."""
+    """Return how many bytes of WAL the server retains for the slot."""
     slot = facts.slot
     return 0 if slot is None or slot.restart_lsn is None else max(facts.server.flush_lsn - slot.restart_lsn, 0)
 
 
 def seen(released: ReleasedWal, facts: Facts) -> ReleasedWal | None:
-    """What is known of a move whose answer may not have come: another session may still make it.
-    None: it was not made."""
+    """Return what the facts show of an advance whose answer may have been lost; None if it was not
+    made. While another session is active on the slot, the advance may still be made."""
     slot = facts.slot
     if slot is None or slot.confirmed_flush_lsn is None:
         return released
@@ -54,12 +57,12 @@ def seen(released: ReleasedWal, facts: Facts) -> ReleasedWal | None:
         return released
     if released.told_lsn is None:
         return None
-    return replace(released, end_lsn=released.told_lsn, has_freed=True)  # else it would not be moved on
+    return replace(released, end_lsn=released.told_lsn, has_freed=True)  # so that the slot may be advanced further
 
 
 def release_to(facts: Facts, known: Position | None, released: ReleasedWal | None, budget_bytes: int) -> Lsn | None:
-    """Where the slot is to be moved on to; None: it stays. `known`: the position of the last
-    session, `released`: what Kafka was not told yet."""
+    """Return the LSN to advance the slot to; None to leave it. `known` is the position of the last
+    session, `released` the WAL given up so far that is not recorded in Kafka."""
     slot, server = facts.slot, facts.server
     if slot is None or slot.confirmed_flush_lsn is None or known is None or server.in_recovery:
         return None
