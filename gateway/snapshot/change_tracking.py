@@ -79,7 +79,6 @@ class Tracking:
         self.machine.set_observer(self)
 
     # -- the machine's side
-    # -----------------------------------------------------------------------------------------------
 
     @property
     def is_tracking(self) -> bool:
@@ -129,7 +128,6 @@ class Tracking:
         return not tracked.schema_ids.isdisjoint(manifest.schema_ids)
 
     # -- the changes' side
-    # ------------------------------------------------------------------------------------------------
 
     def notes_of(self, xid: int, relation_oid: int) -> list[Note]:
         return self._notes.setdefault(xid, {}).setdefault(relation_oid, [])

@@ -91,7 +91,6 @@ class StalenessJudge:
         self._tracks: list[Track] = []
 
     # -- what comes in the stream
-    # ---------------------------------------------------------------------------------------
 
     def begin(self, suspects: Iterable[int] = ()) -> Track:
         """A relation is read, and its changes are noted from here on: of earlier ones only the
@@ -128,7 +127,6 @@ class StalenessJudge:
             track.keys.clear()
 
     # -- chunks
-    # -----------------------------------------------------------------------------------------------------------
 
     def expect(self, chunk: object) -> None:
         """The chunk's snapshot is about to be taken: it will see at least what the latest one sees,

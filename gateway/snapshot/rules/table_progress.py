@@ -98,7 +98,6 @@ class TableProgress:
         self._chunks: set[Chunk] = set()
 
     # -- its course
-    # -------------------------------------------------------------------------------------------------------
 
     def begin(self, suspects: Iterable[int] = ()) -> None:
         """Its SNAPSHOT_BEGIN came in the stream: from here on its changes are noted. `suspects`:
@@ -144,7 +143,6 @@ class TableProgress:
         return self.status is Status.READING and is_read
 
     # -- what the stream changes
-    # ------------------------------------------------------------------------------------------
 
     def note_unchanged(self, key: bytes, old_key: bytes) -> None:
         """Rule T: an UPDATE left columns out. When all blocks are read, only a key that is still to
@@ -200,7 +198,6 @@ class TableProgress:
             self.note_unchanged(key, old_key)
 
     # -- chunks
-    # -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Chunk | None:
         """What to read next, if anything."""
