@@ -169,6 +169,7 @@ class RowEncoder:
         return self._tuples.failing(part)
 
     # -- the fast way
+    # -------------------------------------------------------------------------------------------------
 
     def _only_new(
         self,
@@ -276,6 +277,7 @@ class RowEncoder:
         return self._key_frame + b"".join(self._tuples.encode_key_at(data, position + 1))
 
     # -- the slow path
+    # ------------------------------------------------------------------------------------------------
 
     def _only_new_slowly(
         self, parts: list[bytes], data: bytes, position: int, end: int, context: TransactionContext, name: str

@@ -4,10 +4,10 @@ and which UPDATEs left columns out.
 The state machine has a `Tracking` as its observer, and the tracked relations have `TrackedChanges`,
 only while a snapshot is in progress. Otherwise the stream has no additional cost.
 
-    ordinary transaction    its keys are collected as they arrive, and recorded at its COMMIT: no other
-                            transaction ends in between
-    streamed, prepared      the relations that it changes are recorded, and the keys of rule T; its xid
-                            counts from its commit on
+    ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
+                            other transaction ends in between
+    streamed, prepared      the relations that it changes are recorded, and the keys of rule T; its
+                            xid counts from its commit on
     TRUNCATE                its xid counts for all keys
 """
 

@@ -26,7 +26,7 @@ next look."""
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All relations as of one PostgreSQL snapshot. New files are examined until `until`
+    """The relations as of one PostgreSQL snapshot. New files are examined until `until`
     (`time.monotonic`)."""
 
     contents: dict[int, RelationFiles]

@@ -168,8 +168,8 @@ class SnapshotCoordinator:
         return TableTask(state, encoded=state, void_segments=list(segments), misses_keys=True)
 
     def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
-        """Return whether the table can go on where it was. After a gap it cannot: rows that were
-        read may have changed, or gone, without an event."""
+        """Add the task, and return whether it can go on where it was. After a gap, only a
+        reselection can: rows that were read may have changed, or gone, without an event."""
         reading = self._readings.by_oid[state.relation_oid] = self._reading(state)
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
         if reading.is_reselect:

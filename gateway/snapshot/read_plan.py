@@ -1,4 +1,4 @@
-"""What a relation is when its snapshot begins: its published columns, its files, and how its rows
+"""Describes a relation as its snapshot begins: its published columns, its files, and how its rows
 are read."""
 
 from __future__ import annotations
@@ -184,8 +184,11 @@ def as_message(relation: PublishedRelation) -> Relation:
 
 @dataclass(slots=True)
 class ReadPlan:
-    """How the rows of a relation are queried and encoded. `is_binary`: for each column, whether it
-    is sent in binary form. `keeps_tuples`: rows are encoded only when they are handed over."""
+    """The way in which the rows of a relation are queried and encoded.
+
+    `is_binary`: for each column, whether it is sent in binary form. `keeps_tuples`: rows are encoded
+    only when they are handed over.
+    """
 
     surveyed: Surveyed
     version: RelationVersion

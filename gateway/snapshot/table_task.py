@@ -200,7 +200,7 @@ class TableTask:
     def _void(self) -> None:
         if self.table is not None:
             if self.state.purpose == "FILL" and self.table.row_count:
-                # Rows may be gone without an event that were sent.
+                # Rows that were sent may be gone without an event.
                 self.state = replace(self.state, purpose="REPLACE")
             self.table.begin_again()
 

@@ -266,6 +266,7 @@ or the bounds of one."""
         return [(xid, transaction.ordinal) for xid, transaction in list(self._streams.items())]
 
     # -- messages
+    # ---------------------------------------------------------------------------------------------------
 
     def receive(self, message: object, change_lsn: int) -> None:
         """Any message but rows and Relation. `change_lsn` is the start of its XLogData."""
@@ -299,6 +300,7 @@ or the bounds of one."""
         return self.relations.find(relation_oid, xid)
 
     # -- snapshots
+    # ------------------------------------------------------------------------------------------------------
 
     def set_observer(self, watch: ChangeObserver | None) -> None:
         """Also after what it has to say of relations has changed."""
@@ -324,6 +326,7 @@ or the bounds of one."""
         self._markers.append(marker)
 
     # -- rows: the hot path
+    # -------------------------------------------------------------------------------------------
 
     def change(self, data: bytes, position: int, end: int, change_lsn: int) -> None:
         """One Insert, Update or Delete message at data[position:end]."""
@@ -444,6 +447,7 @@ or the bounds of one."""
         )  # fmt: skip
 
     # -- ordinary transactions
+    # ------------------------------------------------------------------------------------------
 
     def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
         context = TransactionContext(xid, -1, self.epoch, commit_lsn, commit_time, None, in_stream)
@@ -598,6 +602,7 @@ or the bounds of one."""
         topic.leave_out(ExcludedMessage(xid, message.message_lsn, prefix, message_bytes))
 
     # -- what is too large to be held
+    # -----------------------------------------------------------------------------------
 
     def drained(self, data: bytes, position: int, end: int, message_bytes: int) -> None:
         """The first bytes of a message that is too large for Kafka by far; `message_bytes`: of the
@@ -622,6 +627,7 @@ or the bounds of one."""
             raise version.outlet.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)
 
     # -- in-progress streams
+    # --------------------------------------------------------------------------------------------
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:
         self._demand_no_transaction("Stream Start")
@@ -712,6 +718,7 @@ or the bounds of one."""
             )
 
     # -- two-phase
+    # ------------------------------------------------------------------------------------------------------
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         self._demand_no_transaction("Begin Prepare")
@@ -779,6 +786,7 @@ or the bounds of one."""
         self._resume_behind(end_lsn)
 
     # -- order
+    # ----------------------------------------------------------------------------------------------------------
 
     def _demand_transaction(self, name: str) -> Transaction:
         if self._current is None:
