@@ -1,6 +1,5 @@
 """Switches the recording of the stream's changes on and off: it is on only while tables are
-read.
-"""
+read."""
 
 from __future__ import annotations
 

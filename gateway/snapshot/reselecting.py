@@ -68,8 +68,7 @@ class Reselection:
 
     def read_whole(self, reading: TableTask) -> None:
         """Read the whole table instead, because there are too many keys, or keys of other
-        columns.
-        """
+        columns."""
         if reading.table is not None:
             reading.void_segments += reading.table.again.take_dirty()
             reading.table = None

@@ -86,8 +86,7 @@ class TableTask:
     @property
     def is_hopeless(self) -> bool:
         """Return whether it failed repeatedly for a reason that does not pass without
-        intervention.
-        """
+        intervention."""
         return self.obstacle is not None and not self.obstacle.passes and self.attempts >= HOPELESS_ATTEMPTS
 
     def is_read_as(self, recipe: ReadPlan) -> bool:

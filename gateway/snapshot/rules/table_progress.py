@@ -96,8 +96,7 @@ class TableProgress:
         self.again = KeyList()
         self.late: set[bytes] = set()
         """Those keys of `again` that are read only after the table is complete, by a
-        reselection.
-        """
+        reselection."""
         self.sizer = ChunkSizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
         self.track: Track | None = None
         self.chunk_count = self.row_count = self.stale_count = 0
