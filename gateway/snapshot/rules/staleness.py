@@ -91,7 +91,6 @@ class StalenessJudge:
         self._tracks: list[Track] = []
 
     # -- what comes in the stream
-    # ---------------------------------------------------------------------------------------
 
     def begin(self, suspects: Iterable[int] = ()) -> Track:
         """Record the changes of a relation that is read from here on. Of earlier changes only the
@@ -130,7 +129,6 @@ class StalenessJudge:
             track.keys.clear()
 
     # -- chunks
-    # -----------------------------------------------------------------------------------------------------------
 
     def expect(self, chunk: object) -> None:
         """Note that the chunk's snapshot is about to be taken. It will see at least what the latest

@@ -104,7 +104,6 @@ class TableProgress:
         self._chunks: set[Chunk] = set()
 
     # -- its course
-    # -------------------------------------------------------------------------------------------------------
 
     def begin(self, suspects: Iterable[int] = ()) -> None:
         """Begin the relation where its SNAPSHOT_BEGIN arrives in the stream: its changes are
@@ -150,7 +149,6 @@ class TableProgress:
         return self.status is Status.READING and is_read
 
     # -- what the stream changes
-    # ------------------------------------------------------------------------------------------
 
     def note_unchanged(self, key: bytes, old_key: bytes) -> None:
         """Apply rule T to an UPDATE that left columns out.
@@ -209,7 +207,6 @@ class TableProgress:
             self.note_unchanged(key, old_key)
 
     # -- chunks
-    # -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Chunk | None:
         """Take the next chunk to be read; None if there is nothing to read now."""
@@ -286,7 +283,9 @@ class TableProgress:
             self.plan.done(found)
         for key in chunk.keys:
             self._taken.discard(key)
-            if not self.track.is_stale(key, chunk.visibility):  # a key may be stale although the chunk has no row with it
+            if not self.track.is_stale(
+                key, chunk.visibility
+            ):  # a key may be stale although the chunk has no row with it
                 self._is_read(key)
 
     def give_back(self, chunk: Chunk) -> None:
