@@ -26,8 +26,8 @@ _MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
 class TupleCodec:
     """The columns of one relation version.
 
-    `hidden`: indexes of columns whose values a rule removes. `key_places`: indexes of the identity
-    columns, if all of them have the same form in the key as in the row, else None.
+    `hidden`: indexes of columns of whose values a rule sends nothing. `key_places`: indexes of the
+    identity columns, if all of them have the same form in the key as in the row, else None.
     """
 
     def __init__(self, description: RelationDescription) -> None:

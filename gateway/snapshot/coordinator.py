@@ -291,7 +291,7 @@ class SnapshotCoordinator:
             ):
                 self._noting.listen()
             if self._noting.judge is not None and (self._is_idle or now - self._looked_at >= TICK_S):
-                # While chunks are read, each of them has taken a later PostgreSQL snapshot.
+                # Otherwise the PostgreSQL snapshots of chunks suffice.
                 self._looked_at = now
                 await self._noting.look()
                 self._arriving.more.set()

@@ -209,9 +209,8 @@ class ReaderTasks:
         does the stream, even if a session ended."""
         if time.monotonic() < reading.blocked_until:  # another reader has logged it meanwhile
             return
-        reading.blocked_until = (
-            time.monotonic() + BLOCKED_S
-        )  # no other reader begins while this one looks for the reason
+        # No other reader begins with the table while this one looks for the reason.
+        reading.blocked_until = time.monotonic() + BLOCKED_S
         fault, recipe = None, reading.recipe
         is_new = reading.obstacle is None or reading.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
         if is_new and recipe is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):

@@ -159,8 +159,8 @@ class TableTask:
                 chunk_bytes,
                 is_read_at_once=recipe.is_read_at_once,
                 reselects=reselects and recipe.finds_keys,
-                in_few_chunks=state.purpose
-                == "VERIFY",  # a mirror compares each chunk separately, in 10 s whatever its size
+                # A mirror compares each chunk separately, which takes 10 s whatever its size.
+                in_few_chunks=state.purpose == "VERIFY",
             )
         else:
             self.table.begin_again(surveyed.leaves)

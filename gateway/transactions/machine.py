@@ -291,7 +291,7 @@ class TransactionMachine:
 
     def refuse(self, relation_oid: int, error: WalgateError) -> None:
         """Process a Relation message that cannot be announced, in a transaction that is left out,
-        or that need not be: the relation's next change raises `error`."""
+        or that need not be announced: the relation's next change raises `error`."""
         self._active.clear()
         self._refused[relation_oid] = error
 

@@ -283,9 +283,8 @@ class TableProgress:
             self.plan.done(found)
         for key in chunk.keys:
             self._taken.discard(key)
-            if not self.track.is_stale(
-                key, chunk.visibility
-            ):  # a key may be stale although the chunk has no row with it
+            # A key may be stale although the chunk has no row with it.
+            if not self.track.is_stale(key, chunk.visibility):
                 self._is_read(key)
 
     def give_back(self, chunk: Chunk) -> None:
