@@ -46,14 +46,14 @@ class TableTask:
     is_set_aside: bool = False
     """The snapshot of the other tables has ended, or ends, without this one."""
     changed_count: int = 0
-    """How often it was read as a whole and had changed meanwhile."""
+    """Number of attempts to read it as a whole during which it changed."""
     is_marked: bool = False
     """The mark of its begin or end was emitted and has not come back."""
     void_segments: list[int] = field(default_factory=list)
     """Segments of keys that were to be read again when the table was begun before."""
     misses_keys: bool = False
-    """There may be unknown rows whose UPDATEs left values out: only reading the whole table sends
-    these values."""
+    """UPDATEs may have left values out of rows that are not known: only reading the whole table
+    sends these values."""
     encoded: TableState | None = None
     """The state that was written last."""
 

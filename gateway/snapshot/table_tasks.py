@@ -56,7 +56,7 @@ class TableTasks:
         self.known = {oid for oid, state in states.tables.items() if state.status in (KNOWN, Status.DONE.value)}
         self.left: set[int] = set()
         self.contents: dict[int, RelationFiles] = dict(states.contents)
-        """What the rows of each known relation depend on."""
+        """The catalog entries and files that the rows of each known relation depend on."""
         self.horizons: dict[int, int] = {}
         """Horizon of the last look at which a relation was still as in `contents`, if it is later
         than the horizon there."""

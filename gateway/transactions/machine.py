@@ -174,7 +174,7 @@ class TransactionMachine:
         self.heartbeat_time = 0
         self.watch: ChangeObserver | None = None
         self.arrived: object | None = None
-        """What is to be handed over where the current transaction commits: a chunk or a mark of a
+        """The object to be handed over where the current transaction commits: a chunk or a mark of a
         snapshot, or a command."""
         self._messages = messages
         self._current: Transaction | None = None

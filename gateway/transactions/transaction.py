@@ -176,12 +176,12 @@ class Transaction:
     context_subxid: int = -1
     ordinal: int = 0
     silent: bool = True
-    """There was no event yet since its Begin or Stream Start, so the marker for that is still
-    owed."""
+    """No event has arrived since the Begin or Stream Start, whose marker is still owed."""
     has_messages: bool = False
-    """It has logical messages."""
+    """The transaction has logical messages."""
     is_heartbeat: bool = False
-    """Its delivery counts once the position after it is durable, though it may have no event."""
+    """The transaction is a heartbeat: it counts as delivered once the position after it is durable,
+    even without an event."""
     skipped: bool = False
     """The operator wants it left out."""
 

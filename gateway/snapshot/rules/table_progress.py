@@ -30,7 +30,7 @@ KEYS_FIRST = MAX_AGAIN // 2
 faster than the updates."""
 
 FEW_CHUNKS = 8
-"""Where chunks are to be few, the first one is this many times as large."""
+"""Factor by which the first chunk is larger if chunks are to be few."""
 
 
 class Status(Enum):
@@ -95,8 +95,7 @@ class TableProgress:
         self.plan = CtidPlan(leaves)
         self.again = KeyList()
         self.late: set[bytes] = set()
-        """Those keys of `again` that are read only after the table is complete, by a
-        reselection."""
+        """The keys of `again` that are read only after the table is complete, by a reselection."""
         self.sizer = ChunkSizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
         self.track: Track | None = None
         self.chunk_count = self.row_count = self.stale_count = 0
