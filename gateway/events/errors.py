@@ -1,4 +1,4 @@
-"""What can go wrong with a row."""
+"""The errors of encoding a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.relation import RelationDescription
 
 
 class UnknownBinary(NeedsText):
-    """A binary value of a type whose binary form is not known."""
+    """A binary value has a type whose binary format is not known."""
 
     def __init__(self, relation: str, column: str, type_name: str) -> None:
         super().__init__(
@@ -24,8 +24,8 @@ class UnknownBinary(NeedsText):
 
 
 class NeedsOptional(Retry):
-    """A NOT NULL column has no value for its field, which must be optional: in a row from before it
-    was NOT NULL, or where its Connect type cannot represent the value."""
+    """A NOT NULL column has no value for its field, which must become optional: the row is older
+    than the NOT NULL constraint, or the Connect type cannot represent the value."""
 
     def __init__(self, relation: str, relation_oid: int, column: str, reason: str) -> None:
         super().__init__(f"{relation}, column {column}: {reason}; its field becomes optional")
@@ -33,27 +33,28 @@ class NeedsOptional(Retry):
 
 
 class KeyNotSent(UnwritableRelation):
-    """An identity column's value was neither in the new tuple nor in a key or old tuple: a bug of
-    PostgreSQL before 14.3."""
+    """The value of an identity column was neither in the new tuple nor in a key or old tuple: a bug
+    of PostgreSQL before 14.3."""
 
 
 class UnreadableValue(UnwritableRelation):
-    """A value is not what its type's text or binary form allows. The error names the place, never
-    the value."""
+    """A value is not valid in the text or binary format of its type. The error names the place,
+    never the value."""
 
 
 def place_of_value(description: RelationDescription, part: TuplePart, index: int) -> str:
-    """Column, and the byte of the message at which its value begins."""
+    """Return the column, and the byte of the message at which its value begins."""
     return f"column {description.columns[index].name} at byte {_byte_of(part, index)}"
 
 
 def _byte_of(part: TuplePart, index: int) -> int:
-    """Of the message: where the value begins."""
+    """Return the byte of the message at which the value begins."""
     return part.offset + column_offset(part.values, index)
 
 
 def key_not_sent(description: RelationDescription, part: TuplePart, index: int) -> KeyNotSent:
-    """`part`: the new tuple, whose column `index` was left out."""
+    """Return the error for a key column whose value was not sent. `part` is the new tuple, in which
+    column `index` was left out."""
     return KeyNotSent(
         f"{description.qualified_name}, column {description.columns[index].name}: an UPDATE did not change the TOASTed value of "
         f"this key column (at byte {_byte_of(part, index)}), and the server sent no key with it",
@@ -64,8 +65,8 @@ def key_not_sent(description: RelationDescription, part: TuplePart, index: int) 
 def unreadable_value(
     description: RelationDescription, part: TuplePart, index: int, error: Exception
 ) -> UnknownBinary | UnreadableValue:
-    """For `error`, with which the value was read; it may quote the value, so that it must not be
-    chained."""
+    """Return the error in place of `error`, which was raised when the value was read. It must not
+    be chained, since `error` may quote the value."""
     column = description.columns[index]
     type_name = column.facts.name or str(column.facts.oid)
     if isinstance(error, NotRenderable):

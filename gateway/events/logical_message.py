@@ -1,4 +1,4 @@
-"""Logical decoding messages (pg_logical_emit_message) in Avro:
+"""Encodes logical messages (pg_logical_emit_message) in Avro:
 schemas/records/LogicalMessage.avsc."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ _MESSAGE = b"\0"
 
 
 class LogicalMessageEncoder:
-    """`frame` is the Confluent frame of the LogicalMessage schema."""
+    """Encodes logical messages. `frame` is the Confluent frame of the LogicalMessage schema."""
 
     def __init__(self, frame: bytes) -> None:
         self._head = frame + _MESSAGE

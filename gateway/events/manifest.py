@@ -1,8 +1,9 @@
-"""What a transaction consists of in Kafka: ranges of offsets with their counts.
+"""The manifest of a transaction: the ranges of offsets that its records have in Kafka, with their
+counts.
 
 A manifest is filled while the batches of a transaction are acknowledged, and read when its last
-marker is written. Its size grows with the spans of offsets, not with the rows: neighbouring pieces
-of one topic-partition are joined.
+marker is written. Its size grows with the ranges of offsets, not with the rows: adjacent pieces of
+one topic-partition are joined.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 RANGE_RECORDS = 100_000
-"""A range is closed at this size, so that a large transaction is read in parallel and each piece is
-verified."""
+"""Maximum number of records in a range, so that a large transaction can be read in parallel and
+each piece verified."""
 
 RANGE_GAP = 10_000
-"""Offsets of others (interleaved transactions, Kafka's control records) that a range may hold
-between two pieces."""
+"""Maximum number of offsets between two pieces of a range that belong to others (interleaved
+transactions, Kafka's control records)."""
 
 
 Range = tuple[int, int, int]
@@ -25,8 +26,8 @@ rows."""
 
 @dataclass(slots=True)
 class ExcludedRelation:
-    """Events of a quarantined relation that a transaction had and the topics do not. `relation_oid`
-    0: logical messages that were too large, by their prefix."""
+    """A relation whose events in a transaction were not written to its topic, with their count.
+    `relation_oid` 0: logical messages that were too large, by their prefix."""
 
     relation_oid: int
     namespace: str
@@ -38,7 +39,7 @@ class ExcludedRelation:
 
 @dataclass(slots=True)
 class SnapshotChunk:
-    """What makes a transaction a chunk of a snapshot. `relation_oid` 0: the snapshot as a whole, in
+    """Marks a transaction as a chunk of a snapshot. `relation_oid` 0: the snapshot as a whole, in
     its first and last marker."""
 
     snapshot_id: str
@@ -55,8 +56,8 @@ class SnapshotChunk:
 
 @dataclass(slots=True)
 class Manifest:
-    """`epoch` is that of the rows. `event_count` counts change events and transactional messages,
-    aborted ones included."""
+    """The manifest of a transaction. `epoch` is that of the rows. `event_count` counts change
+    events and transactional messages, including those of subtransactions that were rolled back."""
 
     epoch: int
     event_count: int = 0
@@ -68,14 +69,14 @@ class Manifest:
 
     @property
     def is_empty(self) -> bool:
-        """Neither topics nor `excluded` have anything of the transaction."""
+        """Return whether neither the topics nor `excluded` have anything of the transaction."""
         return not (self.event_count or self.excluded)
 
     def exclude_message(self, topic: str, prefix: str) -> None:
         self.exclude(0, "", prefix, topic, "larger than kafka.max_record_bytes")
 
     def exclude(self, relation_oid: int, namespace: str, name: str, topic: str, reason: str) -> None:
-        """One event more that is not written."""
+        """Count one more event that is not written."""
         for known in self.excluded:
             if (known.relation_oid, known.name) == (relation_oid, name):
                 known.event_count += 1
@@ -83,8 +84,8 @@ class Manifest:
         self.excluded.append(ExcludedRelation(relation_oid, namespace, name, topic, reason, 1))
 
     def add(self, place: tuple[str, int], first_offset: int, record_count: int) -> None:
-        """`record_count` neighbouring records of this transaction were acknowledged at `place`
-        (topic, partition); the pieces of one place come in order."""
+        """Note that `record_count` adjacent records of this transaction were acknowledged at
+        `place` (topic, partition). The pieces of one place must be added in order."""
         last_offset = first_offset + record_count - 1
         ranges = self.ranges.get(place)
         if ranges is None:

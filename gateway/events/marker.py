@@ -1,5 +1,5 @@
-"""Markers in Avro, by hand: a small transaction costs two of them, and fastavro would take five
-times as long.
+"""Encodes markers in Avro without fastavro: a small transaction has two of them, and fastavro would
+take five times as long.
 
 The layout is schemas/records/TransactionMarker.avsc; a test compares the bytes with fastavro's.
 """
@@ -21,7 +21,7 @@ _END_OF_ARRAY = b"\0"
 _NO_SUBXID = encode_long(-1)
 _ONE = encode_long(1)
 _NOT_SPECIAL: Final = b"\0\0"
-"""The end of a manifest: nothing excluded, no chunk of a snapshot."""
+"""The end of a manifest that has nothing excluded and is no chunk of a snapshot."""
 _KINDS: dict[str, bytes] = {
     symbol: encode_long(index) for index, symbol in enumerate(TRANSACTION_MARKER["fields"][0]["type"]["symbols"])
 }
@@ -30,7 +30,7 @@ _PURPOSES: Final = {"FILL": encode_long(0), "REPLACE": encode_long(1), "VERIFY":
 
 @dataclass(slots=True)  # not frozen: that costs 1 us a marker, and a small transaction has two
 class Marker:
-    """A marker that is owed to the marker topic; `manifest` is complete once every batch before it
+    """A marker that is owed to the marker topic. `manifest` is complete once every batch before it
     is acknowledged."""
 
     kind: str
@@ -46,21 +46,22 @@ class Marker:
 
 
 FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""Microseconds of the Unix epoch: 0001-01-01 and the end of 9999, what readers of timestamp-micros
-can hold."""
+"""Microseconds since the Unix epoch of 0001-01-01 and of the end of 9999, the limits of consumers
+of timestamp-micros."""
 
 
 def readable_time(time: int) -> int | None:
-    """None for a commit time that no reader can hold: `pg_replication_origin_xact_setup` may set it
-    to infinity."""
+    """Return the commit time, or None if consumers cannot represent it:
+    `pg_replication_origin_xact_setup` can set it to infinity."""
     return time if FIRST_TIME <= time <= LAST_TIME else None
 
 
 def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Iterator[bytes]:
-    """`frame` is the Confluent frame of the marker schema; `epoch` the incarnation that writes.
+    """Encode markers. `frame` is the Confluent frame of the marker schema; `epoch` that of the
+    gateway that writes them.
 
-    The begin and the end of a small transaction are neighbours and share the xid, the LSN of the
-    commit and its time.
+    The begin and the end of a small transaction are adjacent and have the same xid, commit LSN and
+    commit time, which are encoded once.
     """
     encoded_epoch = encode_long(epoch)
     xid = subxid = marker_lsn = 0
@@ -100,7 +101,7 @@ def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Itera
 
 
 def _append_manifest(parts: list[bytes], manifest: Manifest) -> None:
-    """All but its epoch."""
+    """Append the manifest without its epoch."""
     parts.append(encode_long(manifest.event_count))
     parts.append(_integers(manifest.aborted_subxids))
     parts.append(_integers(manifest.schema_ids))
@@ -150,7 +151,8 @@ def _snapshot(chunk: SnapshotChunk) -> bytes:
 
 
 class _Places(dict[tuple[str, int], bytes]):
-    """(topic, partition) in Avro, remembered: there are few, and each transaction names some."""
+    """Cached Avro encodings of (topic, partition): there are few, and each transaction names
+    some."""
 
     def __missing__(self, place: tuple[str, int]) -> bytes:
         topic, partition = place

@@ -1,5 +1,5 @@
-"""What the catalog says of a relation's attributes -> its description: their numbers, and the
-values that rows have in a column which was added to them, as a record would have them."""
+"""Adds to a relation's description what the catalog has about its attributes: their numbers, and
+the values that existing rows have in columns that were added later, in Avro."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ def with_attributes(
     attributes: Sequence[Attribute],
     recorded: Mapping[int, MissingValue | None],
 ) -> RelationDescription:
-    """`numbers`: of columns, by name; `recorded`: values by number that the catalog no longer has.
-    Rules for columns are followed as in rows."""
+    """Return the description with the numbers and missing values of its columns.
+
+    `numbers`: attribute numbers of columns, by name. `recorded`: values, by number, that the
+    catalog no longer has. Rules for columns apply as they do to rows.
+    """
     texts = {each.number: each.missing for each in attributes}
     columns = []
     for column in description.columns:
@@ -39,8 +42,8 @@ def with_attributes(
 
 
 def _encoded(column: ColumnDescription, text: bytes) -> MissingValue | None:
-    """None where nothing of the value is sent, or it is of another type than the column: the
-    catalog is as of now."""
+    """Return the value in Avro; None if a rule hides it, or if it is not of the column's type,
+    since the catalog may be newer than the description."""
     if column.protection is not None and column.protection.is_hidden:
         return None
     try:

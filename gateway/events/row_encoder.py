@@ -1,14 +1,14 @@
-"""Row messages -> Avro records, for one version of a relation.
+"""Encodes row messages as Avro records, for one version of a relation.
 
-A message is read where it lies, from its TupleData (manual 55.9) straight into Avro: no dataclass,
-no Python value. Two ways:
+A message is read in place, from its TupleData (manual 55.9) straight into Avro, without dataclasses
+and Python values. There are two ways:
 
-* The fast one takes what nearly every row is: values and NULLs. One reader a column
-  (gateway/values/column_readers.py), or one for a run of columns (gateway/values/row_readers.py),
-  and one join of all their parts.
-* Whatever is not that (an UNCHANGED column, a value that its Avro type cannot hold, a key tuple,
-  rubbish) makes the readers raise. The message is then parsed by gateway/pgoutput, and encoded or
-  refused by gateway/events/row_encoder_slow.py.
+* The fast one is for nearly all rows: values and NULLs. It has one reader for each column
+  (gateway/values/column_readers.py), or for a run of columns (gateway/values/row_readers.py), and
+  joins all their parts once.
+* For anything else (an UNCHANGED column, a value that its Avro type cannot hold, a key tuple,
+  invalid data) the readers raise. gateway/pgoutput then parses the message, and
+  gateway/events/row_encoder_slow.py encodes or refuses it.
 
 The envelope's layout is `schemas.change_schema.change_schema`; a test compares the bytes with
 fastavro's.
@@ -49,13 +49,13 @@ _BEFORE: Final = b"\0\0\2"
 _NO_TRAILING_FIELDS: Final = b"\0\0"
 """unchanged, special: empty array, empty map."""
 _FIRST_COLUMN: Final = 8
-"""Parts of a record before its first column."""
+"""Number of parts of a record before its first column."""
 _SMALL_ORDINAL: Final = CHUNK >> 1
 _COPIED_HEAD: Final = [NOTHING] * (_FIRST_COLUMN - 1) + [_ONLY_AFTER]
 _OUTSIDE: Final = TransactionContext(0, -1, 0, None, None, None)
 _HEAD_BYTES: Final = 1 + 4
 _HEAD_IN_STREAM_BYTES: Final = 1 + 4 + 4
-"""What a row message has before its tuples: type, xid inside a stream, relation oid."""
+"""Size of what a row message has before its tuples: type, xid inside a stream, relation oid."""
 _NOT_PLAIN: Final = (
     UnrepresentableValue,
     SlowPathNeeded,
@@ -68,11 +68,11 @@ _NOT_PLAIN: Final = (
 
 
 class RowEncoder:
-    """Encodes rows of one relation version; `key_schema_id` is None for a relation without
+    """Encodes the rows of one version of a relation. `key_schema_id` is None for a relation without
     identity.
 
-        `position` is that of the byte after the relation oid, `end` that after the message. Keys and
-        values come framed. Raises PgOutputError, UnknownBinary, UnreadableValue, KeyNotSent.
+    `position` is that of the byte after the relation oid, `end` that after the message. Keys and
+    values are framed. Raises PgOutputError, UnknownBinary, UnreadableValue, KeyNotSent.
     """
 
     def __init__(self, description: RelationDescription, value_schema_id: int, key_schema_id: int | None) -> None:
@@ -87,7 +87,7 @@ class RowEncoder:
         self._truncate_head = value_frame + _TRUNCATE
         self.read_head = value_frame + _READ
         self.left_out_count = 0
-        """Tuples of UPDATEs that left columns out (UNCHANGED)."""
+        """Number of tuples of UPDATEs that left columns out (UNCHANGED)."""
         self._schema_ids = value_schema_id, key_schema_id
         self._follows_wire = True
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
@@ -96,7 +96,8 @@ class RowEncoder:
     def _read_with(self, readers: RowReaders) -> None:
         self._readers = readers
         self._runs = readers.runs
-        # Parts of the row whose bytes are the key's; None where a key column has a form of its own.
+        # The parts of the row whose bytes are also the key's; None if a key column has a form of
+        # its own.
         self._key_parts: tuple[int, ...] | None = None
         self._only_key_part = -1
         self._key_slice: slice | None = None
@@ -115,7 +116,8 @@ class RowEncoder:
     def update(
         self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
-        """The third is the DELETE under the old key, where the key has changed."""
+        """Encode an Update message. The third value is the DELETE with the old key, if the key has
+        changed."""
         first = data[position] if position < end else -1
         if first == NEW_TUPLE:
             key, value = self._only_new(self._update_head, data, position, end, context, change_lsn, ordinal)
@@ -137,15 +139,16 @@ class RowEncoder:
         return self._delete_slowly(envelope, data, position, end, context)
 
     def of_copies(self, is_binary: Sequence[bool]) -> RowEncoder:
-        """Another one, for `copied`: whether a column comes in binary was chosen for each."""
+        """Return another encoder for `copied`. `is_binary`: for each column, whether it is sent in
+        binary form."""
         encoder = RowEncoder(self.description, *self._schema_ids)
         encoder._follows_wire = False
         encoder._read_with(encoder._tuples.mixed_readers(is_binary))
         return encoder
 
     def copied(self, data: bytes, end: int) -> tuple[Key, bytes]:
-        """A row that was read by COPY, as the new tuple of a message would have it: data[:end]. The
-        key, and of the READ event what comes behind its envelope."""
+        """Encode a row that was read by COPY, in the form of a new tuple at data[:end]. Returns the
+        key, and the READ event without its envelope."""
         parts = _COPIED_HEAD.copy()
         try:
             place = 3
@@ -165,11 +168,10 @@ class RowEncoder:
         return b"".join([*envelope, _NULL, _NULL, _NULL, _NULL, _NO_TRAILING_FIELDS])
 
     def failing(self, part: TuplePart) -> str | None:
-        """Column and byte of the first value that cannot be encoded."""
+        """Return the column and byte of the first value that cannot be encoded."""
         return self._tuples.failing(part)
 
     # -- the fast way
-    # -------------------------------------------------------------------------------------------------
 
     def _only_new(
         self,
@@ -181,13 +183,13 @@ class RowEncoder:
         change_lsn: int,
         ordinal: int,
     ) -> tuple[Key, bytes]:
-        """A record with nothing but the new tuple.
+        """Encode a record that has only the new tuple.
 
         Measured with the key and the state machine (bench/encode.py): 1.8 us for 3 columns, 3.2 us
-        for 7 everyday ones, 11.5 us for 50 in binary; 2.2, 4.4 and 21 us in text.
+        for 7 common ones, 11.5 us for 50 in binary; 2.2, 4.4 and 21 us in text.
         """
         place_in_transaction = LAST[ordinal << 1] if ordinal < _SMALL_ORDINAL else encode_long(ordinal)
-        if change_lsn >= TWO_CHUNKS_END:  # `encode_lsn` written out
+        if change_lsn >= TWO_CHUNKS_END:  # `encode_lsn`, inlined
             zigzag = change_lsn << 1
             lsn, lsn_middle = MORE[zigzag & CHUNK_MASK], MORE[zigzag >> CHUNK_BITS & CHUNK_MASK]
             lsn_end = HIGH[zigzag >> 2 * CHUNK_BITS]
@@ -215,8 +217,8 @@ class RowEncoder:
         return self._only_new_slowly(parts[:_FIRST_COLUMN], data, position, end, context, name)
 
     def _new_without_unchanged(self, parts: list[bytes], data: bytes, position: int, end: int) -> tuple[Key, bytes]:
-        """Updates of a table with large values: columns that are UNCHANGED, and nothing else that
-        is unusual. The letter and the count of columns were looked at before."""
+        """Encode an update of a table with large values: it has UNCHANGED columns, and nothing else
+        that is unusual. The tuple's letter and its count of columns have been checked."""
         unchanged: list[str] = []
         place = position + 3
         for index, read in enumerate(self._readers.columns):
@@ -237,7 +239,7 @@ class RowEncoder:
     def _update_with_old(
         self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
-        """REPLICA IDENTITY FULL: every update brings its old tuple."""
+        """Encode an update that has its old tuple, as with REPLICA IDENTITY FULL."""
         if self._key_parts is None:
             return self._update_slowly(data, position, end, context, change_lsn, ordinal)
         before: list[bytes] = []
@@ -277,7 +279,6 @@ class RowEncoder:
         return self._key_frame + b"".join(self._tuples.encode_key_at(data, position + 1))
 
     # -- the slow path
-    # ------------------------------------------------------------------------------------------------
 
     def _only_new_slowly(
         self, parts: list[bytes], data: bytes, position: int, end: int, context: TransactionContext, name: str
@@ -294,7 +295,8 @@ class RowEncoder:
     def _update_slowly(
         self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
-        """With a key or old tuple: `update` has seen that the new one is not the first."""
+        """Encode an update with a key tuple or an old tuple; `update` has checked that the new
+        tuple is not the first."""
         cursor = _cursor(data, position, end, context, "Update")
         earlier, new = read_earlier_and_new(cursor)
         cursor.finish()
@@ -336,7 +338,7 @@ class RowEncoder:
         return self._framed(key), b"".join([*envelope, _BEFORE, *row, _NULL, *trailing])
 
     def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
-        """Sees on the way whether the server sends binary."""
+        """Check the count of columns, and switch to binary readers if the server sends binary."""
         check_column_count(part, self._count, cursor)
         if self._follows_wire and self._readers is not self._tuples.binary_readers and Binary in map(type, part.values):
             self._read_with(self._tuples.binary_readers)
@@ -350,12 +352,12 @@ class RowEncoder:
 
 
 def _cursor(data: bytes, position: int, end: int, context: TransactionContext, name: str) -> Cursor:
-    """At the first tuple of a row message."""
+    """Return a cursor at the first tuple of a row message."""
     return Cursor(data[position:end], 0, name, _HEAD_IN_STREAM_BYTES if context.in_stream else _HEAD_BYTES)
 
 
 def _trailing_fields(unchanged: list[str], special: list[tuple[str, bytes]]) -> list[bytes]:
-    """The fields `unchanged` (array of string) and `special` (map of string)."""
+    """Encode the fields `unchanged` (array of string) and `special` (map of string)."""
     parts: list[bytes] = []
     if unchanged:
         parts.append(encode_long(len(unchanged)))

@@ -1,4 +1,4 @@
-"""Rows that are not plain, value by value: the slow path of gateway/events/row_encoder.py."""
+"""Encodes rows value by value: the slow path of gateway/events/row_encoder.py."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from schemas.change_schema import field_names
 from schemas.relation import Protect, Protection, RelationDescription
 
 _MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
-"""What encoders raise for bytes that are no value of their type."""
+"""The errors that encoders raise for bytes that are not a value of their type."""
 
 
 class TupleCodec:
     """The columns of one relation version.
 
     `hidden`: indexes of columns of whose values a rule sends nothing. `key_places`: indexes of the
-    identity columns where all of them have the same form in the key as in the row, else None.
+    identity columns, if all of them have the same form in the key as in the row, else None.
     """
 
     def __init__(self, description: RelationDescription) -> None:
@@ -54,14 +54,14 @@ class TupleCodec:
         )
 
     def mixed_readers(self, is_binary: Sequence[bool]) -> RowReaders:
-        """Of rows of which each column comes in the form that was asked for."""
+        """Return the readers of rows in which each column has the form that was chosen for it."""
         return RowReaders(
             each.read_binary if binary else each.read_text for each, binary in zip(self._codecs, is_binary, strict=True)
         )
 
     def encode(self, part: TuplePart, prefix: str) -> tuple[list[bytes], list[str], list[tuple[str, bytes]]]:
-        """(Avro bytes a column, names of UNCHANGED columns, name and text of special ones); names
-        get the prefix."""
+        """Encode a tuple. Returns the Avro bytes of each column, the names of UNCHANGED columns,
+        and the names and texts of special values; names get the prefix."""
         row: list[bytes] = []
         unchanged: list[str] = []
         special: list[tuple[str, bytes]] = []
@@ -78,8 +78,8 @@ class TupleCodec:
         return row, unchanged, special
 
     def failing(self, part: TuplePart) -> str | None:
-        """Column and byte of the first value that cannot be encoded, whatever its encoder raises:
-        for an error that nobody foresaw."""
+        """Return the column and byte of the first value that cannot be encoded, whatever its
+        encoder raises. This is for unexpected errors."""
         for index, (each, _) in enumerate(zip(self._codecs, part.values, strict=False)):
             if index not in self.hidden:
                 try:
@@ -89,8 +89,8 @@ class TupleCodec:
         return None
 
     def encode_key(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:
-        """Key bytes of the identity columns; an UNCHANGED one is taken from the earlier tuple.
-        Raises KeyNotSent."""
+        """Return the key bytes of the identity columns; an UNCHANGED one is taken from the earlier
+        tuple. Raises KeyNotSent."""
         key: list[bytes] = []
         for index, each in self._keys:
             source = earlier if earlier is not None and part.values[index] is UNCHANGED else part
@@ -101,8 +101,8 @@ class TupleCodec:
         return key
 
     def encode_key_at(self, data: bytes, position: int) -> list[bytes]:
-        """The key of a tuple whose columns were all read; `position` is its column count. Raises
-        what the encoders raise."""
+        """Return the key of a tuple whose columns were all read; `position` is its column count.
+        Raises what the encoders raise."""
         key: list[bytes] = []
         columns = walk_columns(data, position)
         place = 0
@@ -120,8 +120,8 @@ class TupleCodec:
         return key
 
     def _encode_value(self, each: Codec, part: TuplePart, index: int) -> tuple[bytes, bytes | None]:
-        """Avro bytes, and where they are null because the value is special what stands for its
-        text."""
+        """Return the Avro bytes; for a special value, these are null, and the second value is what
+        represents its text."""
         value = part.values[index]
         if value is None or value is UNCHANGED:
             return AVRO_NULL, None
@@ -136,7 +136,7 @@ class TupleCodec:
         except (NotRenderable, *_MALFORMED) as error:
             raise unreadable_value(self._description, part, index, error) from None
         try:
-            assert each.render is not None  # a type that is encoded from binary is rendered from it too
+            assert each.render is not None  # a type that is encoded from binary can also be rendered from it
             return AVRO_NULL, special_text(each.render(value.value))
         except (NotRenderable, *_MALFORMED) as error:
             raise unreadable_value(self._description, part, index, error) from None

@@ -1,5 +1,5 @@
-"""What all events of a transaction (of a subtransaction, while it streams) have in common, already
-in Avro bytes."""
+"""The fields that all events of a transaction (or of a subtransaction, while it streams) have in
+common, already in Avro."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _NO_SUBXID = encode_long(-1)
 
 
 class TransactionContext:
-    """Made once a transaction, so that a row only copies it.
+    """The common fields; created once for each transaction, so that a row only copies it.
 
     `identity` holds the envelope's xid, subxid and epoch; `commit` its commit_lsn, commit_time
-    (microseconds since the Unix epoch) and origin. `commit_lsn` None: in progress. `in_stream`: its
-    row messages carry an xid.
+    (microseconds since the Unix epoch) and origin. `commit_lsn` is None for a transaction in
+    progress. `in_stream`: its row messages carry an xid.
     """
 
     __slots__ = ("commit", "commit_lsn", "commit_time", "epoch", "identity", "in_stream", "origin", "subxid", "xid")

@@ -1,4 +1,5 @@
-"""Whether the transactions of the stream are noted, and by what: only while something is read."""
+"""Switches the recording of the stream's changes on and off: it is on only while tables are
+read."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ OnMessage = Callable[[str, bytes, int, bool], object | None]
 
 
 class ChangeRecorder:
-    """`judge` is there while they are. `on_message`: of logical messages, at all times."""
+    """Gives the state machine the observer that records changes, or one that only receives
+    messages.
+
+    `judge` is None while nothing is recorded. `on_message` is called for Walgate's own logical
+    messages at all times.
+    """
 
     def __init__(self, sql: asyncpg.Connection, machine: TransactionMachine, on_message: OnMessage) -> None:
         self._sql = sql
@@ -32,12 +38,16 @@ class ChangeRecorder:
         self._tracking: Tracking | None = None
 
     def listen(self) -> None:
-        """Nothing is noted any more, or yet."""
+        """Stop recording changes; go on receiving messages."""
         self._machine.set_observer(Listening(self._on_message))
         self.judge = self._tracking = None
 
     async def start(self, durable: StreamState | None) -> StalenessJudge:
-        """From now on, unless they are already. `durable`: what an earlier session has written."""
+        """Record changes from now on and return the judge; does nothing if changes are recorded
+        already.
+
+        `durable` is what an earlier session stored about the stream. Raises classified errors.
+        """
         if self.judge is not None:
             return self.judge
         visibility = parse_visibility(await self._fetch(LOOK))
@@ -50,7 +60,7 @@ class ChangeRecorder:
         self._tracking = Tracking(self._machine, judge, self._on_message)
         self._machine.set_observer(self._tracking)
         if judge.floor == _EVERY_XID:
-            # Whoever was received before has a lower id than one that is new now.
+            # Transactions that were received before have lower ids than one that is assigned now.
             try:
                 async with transaction(self._sql):
                     judge.floor = int(await self._fetch(NEW_XID))
@@ -59,7 +69,7 @@ class ChangeRecorder:
         return judge
 
     async def look(self) -> None:
-        """What a session of now sees."""
+        """Take a PostgreSQL snapshot and let the judge forget what it sees."""
         if self.judge is not None:
             self.judge.observe(parse_visibility(await self._fetch(LOOK)))
 

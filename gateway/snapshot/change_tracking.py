@@ -1,12 +1,14 @@
-"""What the stream changes while tables are under snapshot, told to the judge: who changed which
-key, and which were left out.
+"""Passes the changes of tables under snapshot to the judge: which transaction changed which key,
+and which UPDATEs left columns out.
 
-The state machine knows a `Watch`, and the relations of it `TrackedChanges`: both are there while a
-snapshot is under way and not otherwise, so that the stream costs nothing more where none is.
+The state machine has a `Tracking` as its observer, and the tracked relations have `TrackedChanges`,
+only while a snapshot is in progress. Otherwise the stream has no additional cost.
 
-    ordinary transaction       its keys are held as they come and noted at its COMMIT: no other transaction ends in between
-    streamed, prepared         the relations that it changes are noted, and keys of rule T; its xid counts where it commits
-    TRUNCATE                   its xid counts for all keys
+    ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
+                            other transaction ends in between
+    streamed, prepared      the relations that it changes are recorded, and the keys of rule T; its
+                            xid counts from its commit on
+    TRUNCATE                its xid counts for all keys
 """
 
 from __future__ import annotations
@@ -26,13 +28,13 @@ from gateway.transactions.transaction import RelationVersion, Transaction
 from schemas.wire_format import FRAME_BYTES
 
 _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
-"""What is put in is gone."""
+"""A deque that discards what is appended."""
 
 
 @dataclass(slots=True)
 class Tracked:
-    """A relation whose changes are noted. `schema_ids`: all that its changes were ever encoded
-    with, as far as is known."""
+    """A relation whose changes are recorded. `schema_ids`: all schema ids that its changes are
+    known to have been encoded with."""
 
     table: TableProgress
     schema_ids: set[int] = field(default_factory=set)
@@ -43,8 +45,11 @@ Note = tuple[bytes, bytes]
 
 
 class Tracking:
-    """Satisfies `gateway.transactions.transaction.Watch`. `on_message(prefix, content, xid,
-    in_stream)` gives what is to be handed over."""
+    """Implements `gateway.transactions.transaction.ChangeObserver` while tables are under snapshot.
+
+    `on_message(prefix, content, xid, in_stream)` returns the object to be handed over at the commit
+    of the message's transaction, or None.
+    """
 
     def __init__(
         self,
@@ -54,16 +59,16 @@ class Tracking:
     ) -> None:
         self.judge = judge
         self.entered: list[TrackedChanges] = []
-        """Those that the current ordinary transaction has changed."""
+        """The relations that the current ordinary transaction has changed."""
         self.relations: dict[int, Tracked] = {}
         self.machine = machine
         self._on_message = on_message
         self._notes: dict[int, dict[int, list[Note]]] = {}
-        """Of transactions that have not ended: xid -> relation oid -> notes. A relation without
-notes was changed too."""
+        """Notes of transactions that have not ended: xid -> relation oid -> notes. A relation with
+        an empty list was changed, too."""
 
     def begin(self, relation_oid: int, table: TableProgress, schema_ids: Iterable[int]) -> None:
-        """The changes of the relation are noted from here on; the table has its `track`."""
+        """Record the changes of the relation from now on. The table must have its `track`."""
         in_force = self.machine.in_force(relation_oid)
         known = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
         self.relations[relation_oid] = Tracked(table, known)
@@ -74,7 +79,6 @@ notes was changed too."""
         self.machine.set_observer(self)
 
     # -- the machine's side
-    # -----------------------------------------------------------------------------------------------
 
     @property
     def is_tracking(self) -> bool:
@@ -117,20 +121,20 @@ notes was changed too."""
             tracked.table.rolled_back(xid)
 
     def _may_have_changed(self, tracked: Tracked, xid: int, manifest: Manifest) -> bool:
-        """One of an earlier epoch had other schema ids, perhaps."""
+        """Return whether the transaction may have changed the relation. A transaction of an earlier
+        epoch may have used other schema ids, so any event of it counts."""
         if manifest.epoch != self.machine.epoch:
             return not manifest.is_empty
         return not tracked.schema_ids.isdisjoint(manifest.schema_ids)
 
     # -- the changes' side
-    # ------------------------------------------------------------------------------------------------
 
     def notes_of(self, xid: int, relation_oid: int) -> list[Note]:
         return self._notes.setdefault(xid, {}).setdefault(relation_oid, [])
 
 
 class Listening:
-    """Satisfies `Watch` while nothing is under snapshot: commands are heard."""
+    """Implements `ChangeObserver` while no table is under snapshot: it only receives messages."""
 
     def __init__(self, on_message: Callable[[str, bytes, int, bool], object | None]) -> None:
         self._on_message = on_message
@@ -159,20 +163,21 @@ class Listening:
 
 
 class TrackedChanges:
-    """Satisfies `gateway.transactions.transaction.Changes`."""
+    """Implements `gateway.transactions.transaction.RelationChangeTracker` for one relation."""
 
     def __init__(self, tracking: Tracking, relation_oid: int, table: TableProgress, left_out_count: int) -> None:
         self._tracking = tracking
         self._relation_oid = relation_oid
         self._table = table
         self._most_keys, self._most_of_one = judging.MAX_KEYS, judging.MAX_KEYS_OF_ONE
-        # One more than are noted tells that there were more.
+        # One more than the limit: a full deque shows that there were too many keys.
         self._keys: deque[bytes | None] = deque(maxlen=self._most_of_one + 1)
         self.hold_key: Callable[[bytes | None], None] = self._keys.append
         self.left_out_count = left_out_count
         self._wire_xid = 0
         self._notes: list[Note] | None = None
-        """Of the streamed or prepared transaction that was entered."""
+        """Notes of the streamed or prepared transaction that was entered last; None for an ordinary
+        one."""
         self._changed_all = False
 
     def enter(self, transaction: Transaction) -> None:
@@ -202,7 +207,7 @@ class TrackedChanges:
         self._changed_all = self._notes is None
 
     def committed(self, xid: int) -> None:
-        """The ordinary transaction that was entered; `xid` is its 64-bit id."""
+        """Record the keys of the ordinary transaction that was entered. `xid` is its 64-bit id."""
         keys, table = self._keys, self._table
         track = table.track
         if track is None:

@@ -1,5 +1,5 @@
-"""One chunk: a transaction that locks, takes its snapshot, reads, emits the message by which the
-stream knows it, and commits."""
+"""Reads one chunk: a transaction that locks the table, takes its PostgreSQL snapshot, reads rows,
+emits the message by which the stream identifies it, and commits."""
 
 from __future__ import annotations
 
@@ -34,36 +34,37 @@ from gateway.snapshot.sql import (
 )
 
 _MOST_BYTES_FACTOR: Final = 6
-"""A chunk that grows beyond so many times its size is given up and read in smaller ones."""
+"""A chunk that exceeds its size by this factor is given up and read in smaller parts."""
 _COPY_TIMEOUT_S: Final = 7 * 86_400.0
 _STEP_BYTES: Final = 1 << 15
-"""Encoded in one step: 1 ms. A session gives up to 256 kB at once."""
+"""Bytes encoded in one step, which takes 1 ms. The driver passes up to 256 kB at once."""
 _SHARED_STEP_BYTES: Final = 1 << 13
-"""And where other transactions come in the stream: each takes dozens of rounds of the event loop
-until it is durable, and a round takes as long as the steps within it (docs/performance.md, SL)."""
+"""The same, while other transactions arrive in the stream. Each of them takes dozens of rounds of
+the event loop until it is durable, and a round takes as long as the steps within it
+(docs/performance.md, SL)."""
 
 
 class RelationChanged(WalgateError):
-    """The relation is not what its snapshot was begun with: it begins again."""
+    """The relation has changed since its snapshot began: its snapshot must begin again."""
 
 
 class SnapshotTooOld(WalgateError):
-    """A transaction that the snapshot must see has not ended, or the chunk counts no more."""
+    """A transaction that the snapshot must see has not ended, or the chunk no longer counts."""
 
 
 class ChunkTooLarge(WalgateError):
-    """More in the chunk than should be held."""
+    """The chunk has more bytes than may be held in memory."""
 
 
 @dataclass(slots=True, eq=False)
 class ReadChunk:
-    """A chunk that was read: its rows wait for its commit to come in the stream. `xid`: of the
-    wire."""
+    """A chunk whose rows wait until its commit arrives in the stream. `xid` is the 32-bit id, as in
+    the protocol."""
 
     chunk: Chunk
     recipe: ReadPlan
     rows: list[tuple[bytes | None, bytes]]
-    """None any more when it was handed over."""
+    """(framed key, rest of the READ event) of each row; empty once the chunk is done."""
     byte_count: int = 0
     xid: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,8 +75,11 @@ class ReadChunk:
 
 
 async def connect_reader(login: Credentials) -> asyncpg.Connection:
-    """Raises Retry and RetrySlowly: the stream has logged in with the same settings, so that
-    whatever is wrong here may pass."""
+    """Open a session for reading chunks.
+
+    Raises Retry and RetrySlowly, never StopForOperator: the stream has logged in with the same
+    settings, so the error may be temporary.
+    """
     try:
         sql = await connect_sql(login)
     except StopForOperator as error:
@@ -93,7 +97,7 @@ async def connect_reader(login: Credentials) -> asyncpg.Connection:
 
 
 def new_id() -> str:
-    """Nobody can guess it: everybody may emit messages."""
+    """Return an id that cannot be guessed, because every role may emit messages."""
     return secrets.token_hex(16)
 
 
@@ -105,14 +109,19 @@ async def read_chunk(
     waits: Callable[[str, ReadChunk], None],
     turn: asyncio.Lock | None = None,
 ) -> ReadChunk:
-    """`waits(id, waiting)` is called before the stream can bring it. `turn`: where other
-    transactions come in the stream; one reader encodes in a round of the event loop. Raises
-    Outdated, SnapshotTooOld, ChunkTooLarge, what the encoders raise and what the driver raises;
-    `sql` is closed then, if it was left within a COPY or a statement."""
+    """Read `chunk` in a transaction on `sql` and return its encoded rows.
+
+    `waits(id, waiting)` is called before the message is emitted, so that the stream cannot deliver
+    it first. `turn` is given while other transactions arrive in the stream: readers then encode one
+    step at a time between them.
+
+    Raises RelationChanged, SnapshotTooOld, ChunkTooLarge, what the encoders raise and what the
+    driver raises. `sql` is closed if it was left within a COPY or a statement.
+    """
     table = chunk.table
-    # Of privileges on columns: the snapshot that is judged by is then older than the one of the
-    # COPY, which sees the same and perhaps more. Such rows count as stale where they are not, and
-    # are read again.
+    # With privileges on columns only, the lock is taken by EXPLAIN, and the snapshot that rows are
+    # compared with is older than that of the COPY, which sees the same transactions and perhaps
+    # more. Some rows then count as stale without being so, and are read again.
     isolation = "repeatable_read" if recipe.surveyed.is_granted else "read_committed"
     async with transaction(sql, isolation=isolation):
         await sql.execute(_lock(chunk, recipe))
@@ -204,7 +213,7 @@ def _lock(chunk: Chunk, recipe: ReadPlan) -> str:
 
 
 def chunk_query(chunk: Chunk, recipe: ReadPlan, columns: str) -> str:
-    """The rows of the chunk. `columns`: what is wanted of them."""
+    """Return the query for the rows of the chunk. `columns` is the select list."""
     surveyed = recipe.surveyed
     assert surveyed.row_filter is not None
     found: TidRange | None = chunk.range

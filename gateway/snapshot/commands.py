@@ -1,9 +1,11 @@
-"""What an operator says to a gateway, as a logical message in its own stream: durable, in order,
-and no port is open for it.
+"""Commands to a gateway, as logical messages in its own stream: durable, ordered, and without an
+open port.
 
-    SELECT pg_logical_emit_message(true, 'walgate.snapshot', '{"command": "start", "tables": ["public.orders"]}')
+    SELECT pg_logical_emit_message(
+        true, 'walgate.snapshot', '{"command": "start", "tables": ["public.orders"]}')
 
-Everybody who may connect to the database may emit it; `snapshot.commands = false` turns it off.
+Every role that can connect to the database can emit them; `snapshot.commands = false` disables
+them.
 """
 
 from __future__ import annotations
@@ -34,13 +36,14 @@ _EMIT: Final = "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::te
 
 
 class InvalidCommand(ValueError):
-    """Its text says why. Whoever emitted it may be anybody, so that the gateway only tells it."""
+    """A message is not a valid command; its text gives the reason. Since any role may have emitted
+    it, the gateway only logs it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """`tables`: (schema, table); none: all that are published. `slot`: whose gateway it is for; "":
-    that of any slot."""
+    """A command. `tables` are (schema, table); empty means all published tables. `slot` names the
+    gateway that it is for; "" means every gateway."""
 
     command: str
     tables: tuple[tuple[str, str], ...] = ()
@@ -49,7 +52,7 @@ class Command:
 
 
 def parse_command(content: bytes) -> Command:
-    """Raises InvalidCommand."""
+    """Parse the content of a message. Raises InvalidCommand."""
     try:
         found = json.loads(content)
     except ValueError:
@@ -74,8 +77,8 @@ def parse_command(content: bytes) -> Command:
 
 
 def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command | None:
-    """A command that came in the stream; it counts where its transaction commits. None: it is not
-    for this gateway, or it is refused, which is told."""
+    """Return the command of a message in the stream, or None if it is for another gateway or is
+    refused, which is logged. The command takes effect where its transaction commits."""
     try:
         command = parse_command(content)
     except InvalidCommand as error:
@@ -98,9 +101,12 @@ def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """`tables`: to be read, (schema, table) by oid. `unknown`: not published. `quarantined`: their
-    changes are not written, so that their rows would soon be old. `unfinished`: under a snapshot
-    that a VERIFY would end for ever, though readers need its rows."""
+    """The tables that a `start` command reads and leaves out.
+
+    `tables`: those to be read, (schema, table) by oid. `unknown`: not published. `quarantined`:
+    their changes are not written, so their rows would soon be outdated. `unfinished`: under a
+    snapshot whose rows consumers need, which a VERIFY would end for good.
+    """
 
     tables: dict[int, tuple[str, str]]
     unknown: list[str]
@@ -114,8 +120,11 @@ def choose(
     under_way: Mapping[int, str],
     quarantined: Container[int] = (),
 ) -> Choice:
-    """What a `start` begins. `published`: oids; `under_way`: purposes of what is not done, by oid;
-    `quarantined`: oids."""
+    """Choose the tables that a `start` command reads.
+
+    `published` has their oids, `under_way` the purposes of unfinished snapshots by oid,
+    `quarantined` the oids in quarantine.
+    """
     choice = Choice({}, [], [], [])
     for name in command.tables or published:
         oid = published.get(name)
@@ -131,7 +140,7 @@ def choose(
 
 
 def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str) -> str:
-    """Raises InvalidCommand."""
+    """Return the content of the message. Raises InvalidCommand."""
     body: dict[str, object] = {"command": command, "slot": slot}
     if tables:
         body["tables"] = list(tables)
@@ -143,8 +152,8 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
 
 
 async def unpublished(login: Credentials, publications: Sequence[str], tables: Sequence[str]) -> dict[str, str]:
-    """Those of these tables (schema.table) that are in none of the publications, each with the
-    published one that was probably meant or "". Raises classified errors."""
+    """Return those of `tables` (schema.table) that are in none of the publications, each with the
+    published table that was probably meant, or "". Raises classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:
         rows = await sql.fetch(_PUBLISHED, list(publications))
@@ -162,7 +171,8 @@ async def unpublished(login: Credentials, publications: Sequence[str], tables: S
 
 
 async def emit_command(login: Credentials, text: str) -> Lsn:
-    """Where it is in the WAL: what it begins, begins behind that. Raises classified errors."""
+    """Emit a command and return its LSN: whatever it begins has a higher LSN. Raises classified
+    errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:
         found = await sql.fetchval(_EMIT, COMMAND_PREFIX, text)

@@ -1,4 +1,5 @@
-"""Compares what relations are with what they were at the last look, again and again."""
+"""Compares relations with what they were at the last look, to find rows that came, went or changed
+without an event."""
 
 from __future__ import annotations
 
@@ -17,23 +18,24 @@ from gateway.snapshot.rules.relation_files import LeafContent, RelationFiles, ne
 from gateway.snapshot.sql import FILE_FACTS, HORIZON, content_query, has_old_row, qualified
 
 _COMPARABLE_XIDS: Final = (1 << 31) - 100_000_000
-"""Transaction ids of rows have 32 bits: those farther apart cannot be compared."""
+"""Rows have 32-bit transaction ids: ids that are farther apart cannot be compared."""
 MOST_LOOKS_S: Final = 5.0
-"""Spent within one look on new files: the other tables are for the next one."""
+"""Seconds that one look may spend on examining new files. The remaining tables are examined at the
+next look."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """All relations as of one snapshot of the database. `until`: in the time of the loop, new files
-    are looked into."""
+    """The relations as of one PostgreSQL snapshot. New files are examined until `until`
+    (`time.monotonic`)."""
 
     contents: dict[int, RelationFiles]
     horizon: int
     until: float
 
     def is_as_before(self, oid: int, before: RelationFiles) -> bool:
-        """Whether a relation is what it was; it is then the same object from now on, which is soon
-        compared."""
+        """Return whether a relation is unchanged. If so, keep the object `before`, so that the next
+        comparison is one of identity."""
         now = self.contents[oid]
         if now is before:
             return True
@@ -44,8 +46,11 @@ class Look:
 
 
 class Comparison:
-    """`publications`: their names. `trusts_unreadable`: the new file of a table that may not be
-    read is taken for a copy. Raises classified errors."""
+    """Looks at relations in the catalog. Raises classified errors.
+
+    `publications` are names. `trusts_unreadable`: treat the new file of a table that the role may
+    not read as a copy of the old one.
+    """
 
     def __init__(
         self, sql: asyncpg.Connection, publications: Sequence[str], *, trusts_unreadable: bool = False
@@ -69,8 +74,8 @@ class Comparison:
         return Look(self._contents, horizon, time.monotonic() + MOST_LOOKS_S)
 
     async def reason(self, before: RelationFiles, now: RelationFiles, horizon: int, until: float) -> str | None:
-        """Why rows have come, gone or changed without an event since transaction `horizon`; ""
-        where nothing says so. None: that cannot be told yet."""
+        """Return why rows may have come, gone or changed without an event since transaction
+        `horizon`; "" if nothing indicates it, None if it cannot be decided yet."""
         copied = set()
         for leaf in new_files(before, now) if before.account is not None else ():
             if time.monotonic() > until:
@@ -84,8 +89,8 @@ class Comparison:
 
 
 class Watch:
-    """Says which rows are not sent where no snapshots are taken. It remembers as long as its
-    session."""
+    """Logs which rows are not sent when the gateway takes no snapshots. What it compares with is
+    not durable."""
 
     def __init__(self, sql: asyncpg.Connection, publications: Sequence[str]) -> None:
         self._comparison = Comparison(sql, publications, trusts_unreadable=True)
@@ -109,9 +114,12 @@ class Watch:
 async def keeps_old_row(
     sql: asyncpg.Connection, leaf: LeafContent, horizon: int, *, unreadable: bool = False
 ) -> bool | None:
-    """Whether a row is there from before `horizon`; False where that stays unknown, and
-    `unreadable` where the table may not be read. None: somebody has locked the table, or it has yet
-    another file: the next look tells. Raises classified errors."""
+    """Return whether the table has a row from before transaction `horizon`.
+
+    False also means unknown. `unreadable` is returned if the role may not read the table. None
+    means that the table is locked, or has yet another file: the next look decides. Raises
+    classified errors.
+    """
     try:
         facts = await sql.fetchrow(FILE_FACTS, leaf.oid)
         if facts is None or facts["filenode"] != leaf.filenode:
@@ -134,5 +142,5 @@ async def _has_old_row(sql: asyncpg.Connection, table: str, horizon: int) -> boo
         return None
     except asyncpg.InsufficientPrivilegeError:
         raise
-    except asyncpg.PostgresError:  # it is large and new, or cannot be read: what happened to it stays unknown
+    except asyncpg.PostgresError:  # the table is large and new, or unreadable: unknown
         return False

@@ -1,12 +1,14 @@
-"""The snapshot of one session: what begins, goes on and ends it.
+"""Begins, resumes and ends the snapshots of tables, during one session of replication.
 
-    discovery     finds tables that are published and not read, and rows that came or went without an event
-    conduct       begins and ends tables by messages of their own, looks, tells progress
-    readers       chunk after chunk: take, read, commit
-    handing_over  called by the replication loop where such a transaction commits: only there anything counts
+    discovery     finds published tables that were never read, and rows changed without an event
+    _conduct      begins and ends tables with marks, looks at the catalog, logs progress
+    readers       read chunk after chunk: take, read, commit
+    hand_over     called by the replication loop where the transaction of a chunk, mark or command
+                  commits; it takes effect only there
 
-What is durable goes with the Kafka transaction that holds the rows (`take_states`). Nothing here
-stops the stream: a table that cannot be read is named and tried again later, the others go on.
+The durable state is written in the Kafka transaction that has the rows (`take_states`). Nothing
+here stops the stream: a table that cannot be read is logged and tried again later, while the others
+go on.
 """
 
 from __future__ import annotations
@@ -52,15 +54,16 @@ from gateway.transactions.transaction import COMMAND_PREFIX
 log = structlog.get_logger()
 
 MOST_AT_ONCE: Final = 50
-"""So many relations are read at a time, at most: the changes of each are noted."""
+"""Maximum number of relations that are read at a time; the changes of each are recorded."""
 TICK_S: Final = 0.5
 LOOK_APART_S: Final = 1.0
-"""At least, between two looks at the catalog, and ten times as long as one takes."""
+"""Minimum time between two looks at the catalog. It is also at least ten times as long as a look
+takes."""
 
 
 class SnapshotCoordinator:
-    """One session's. `is_first`: nothing was delivered before this session, so that all tables are
-    new. Raises WalgateError."""
+    """The snapshots of one session. `is_first`: nothing was delivered before this session, so all
+    tables are new. Raises WalgateError."""
 
     def __init__(
         self,
@@ -110,18 +113,17 @@ class SnapshotCoordinator:
         self._discovered_at = self._begun_at = self._ended_at = self._looked_at = -1e9
 
     def status(self) -> SnapshotStatus:
-        """Of what is under way. For any thread."""
+        """Return the status of what is being read. May be called in any thread."""
         readings = self._readings.whole_tables
         return SnapshotStatus(
             self._readings.is_paused, len(readings), tuple(each.told() for each in readings[:LISTED_TABLES])
         )
 
     # -- before the stream
-    # ------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> None:
-        """Go on with what an earlier session had begun: its changes are noted from the first one
-        on."""
+        """Resume what an earlier session has begun. Call this before the stream starts, so that
+        changes are recorded from the first one on."""
         self._noting.listen()
         unfinished = [state for state in self._states.tables.values() if state.status not in (KNOWN, Status.DONE.value)]
         quarantined = [state for state in unfinished if state.relation_oid in self._readings.quarantined]
@@ -166,8 +168,8 @@ class SnapshotCoordinator:
         return TableTask(state, encoded=state, void_segments=list(segments), misses_keys=True)
 
     def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
-        """Whether it may go on where it was. Behind a gap, rows that were read may have changed, or
-        gone, without an event."""
+        """Add the task, and return whether it can go on where it was. After a gap, only a
+        reselection can: rows that were read may have changed, or gone, without an event."""
         reading = self._readings.by_oid[state.relation_oid] = self._reading(state)
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
         if reading.is_reselect:
@@ -189,7 +191,6 @@ class SnapshotCoordinator:
             self._noting.begin(reading.oid, table, [made.version.schema_id])
 
     # -- the stream's side
-    # ------------------------------------------------------------------------------------------------
 
     def _on_message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         if prefix == COMMAND_PREFIX:
@@ -197,8 +198,8 @@ class SnapshotCoordinator:
         return self._arriving.take(content, xid, in_stream)
 
     async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """The transaction of a chunk, of a mark, or of a command is about to be committed in the
-        state machine."""
+        """Publish a chunk, or carry out a mark or a command, whose transaction the state machine is
+        about to commit."""
         if isinstance(arrived, ChunkMark):
             self._handing_over.mark(arrived, commit_lsn, end_lsn, commit_time)
         elif isinstance(arrived, ReadChunk):
@@ -220,8 +221,8 @@ class SnapshotCoordinator:
         self._arriving.call()
 
     def _start(self, command: Command) -> None:
-        """Its tables are read once more: they take the place of what readers have, or are compared
-        with it."""
+        """Queue the tables to be read again: their rows replace those that consumers have, or are
+        compared with them."""
         purposes = {oid: each.state.purpose for oid, each in self._readings.by_oid.items()}
         chosen = choose(command, self._discovery.published, purposes, self._readings.quarantined)
         if chosen.quarantined:
@@ -242,21 +243,21 @@ class SnapshotCoordinator:
             self._readings.queue(oid, namespace, name, command.purpose)
 
     def announced(self, relation: Relation, *, is_again: bool) -> None:
-        """Once more, if it or one of its publications was altered."""
+        """Note that the stream has announced a relation. `is_again`: it was announced before, so it
+        or one of its publications may have been altered."""
         self._is_look_due |= is_again
         self._discovery.announced(relation.relation_oid, relation.namespace, relation.name)
 
     def take_states(self) -> dict[bytes, bytes]:
-        """What goes with the Kafka transaction that is closed now."""
+        """Return the records for the Kafka transaction that is being closed."""
         is_known = self._is_first or self._discovered_at > 0 or self._readings.stream_state is not None
         return self._readings.take_states({xid for _, xid in self._machine.prepared}, with_stream=is_known)
 
     # -- the conductor
-    # ----------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled. What the server says to a session of the snapshot never ends the
-        gateway."""
+        """Run all tasks of the snapshot until cancelled. Errors of the server in a session of the
+        snapshot do not end the gateway."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._conduct())
@@ -270,7 +271,7 @@ class SnapshotCoordinator:
     async def _conduct(self) -> None:
         readings, wake = self._readings, self._arriving.wake
         while True:
-            wake.clear()  # whoever wakes it during the round means the next one
+            wake.clear()  # a wake-up during this round is for the next one
             now = time.monotonic()
             if now - self._discovered_at >= self._wait_s:
                 await self._discover()
@@ -290,7 +291,7 @@ class SnapshotCoordinator:
             ):
                 self._noting.listen()
             if self._noting.judge is not None and (self._is_idle or now - self._looked_at >= TICK_S):
-                # Else the chunks have looked.
+                # Otherwise the PostgreSQL snapshots of chunks suffice.
                 self._looked_at = now
                 await self._noting.look()
                 self._arriving.more.set()
@@ -300,7 +301,7 @@ class SnapshotCoordinator:
 
     @property
     def _wait_s(self) -> float:
-        """Until the next look at the catalog, from the last one."""
+        """Seconds from the last look at the catalog to the next one."""
         interval_s = self._settings.source.check_interval_s
         return min(self._least_wait_s, interval_s) if self._is_look_due else interval_s
 
@@ -312,18 +313,21 @@ class SnapshotCoordinator:
 
     @property
     def _is_idle(self) -> bool:
-        """A reader has nothing to read, and what was read is handed over."""
+        """Return whether a reader has nothing to read and every chunk is handed over."""
         return self._readers.finds_nothing and not self._arriving.has_chunks
 
     def _is_time(self, count: int, last_at: float) -> bool:
-        """Tables begin and end together, as each time costs looks at the catalog and a transaction:
-        half of those that may be under way, or fewer where a reader has nothing else to do, or some
-        time has passed."""
+        """Return whether to begin, or end, `count` tables now.
+
+        Tables begin and end together, since each time costs queries of the catalog and a
+        transaction. It is time if there are half as many as may be read at once, if a reader has
+        nothing else to do, or `TICK_S` seconds after the last time.
+        """
         return count >= MOST_AT_ONCE // 2 or self._is_idle or time.monotonic() - last_at >= TICK_S
 
     async def _set_up_begun(self) -> None:
-        """What is read without a mark of its own, and tables that were locked when the gateway
-        started."""
+        """Set up tables without a read plan: reselections, which have no mark, and tables that were
+        locked when the gateway started."""
         now = time.monotonic()
         new = [
             reading
@@ -339,7 +343,7 @@ class SnapshotCoordinator:
             self._arriving.more.set()
 
     async def _begin_some(self) -> None:
-        """All that were found together, in one transaction."""
+        """Begin the waiting tables together, in one transaction."""
         now = time.monotonic()
         busy = sum(reading.is_busy(now) for reading in self._readings.begun.values())
         ready = (

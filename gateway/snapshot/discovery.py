@@ -1,5 +1,5 @@
-"""Tables that are published and were never read, and rows that came, went or changed without an
-event."""
+"""Finds published tables that were never read, and tables whose rows came, went or changed without
+an event."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
 HORIZON_STEP: Final = 50_000_000
-"""So many transactions later, the horizon of a table that has not changed is written anew."""
+"""The stored horizon of an unchanged table is renewed after this many transactions."""
 
 
 class Discovery:
-    """`is_first`: nothing was delivered before this session, so that all tables are new. `is_late`:
-    something was, without snapshots.
+    """Looks at the publications and the catalog, and queues tables to be read.
 
-    `names`: of the publications. `published`: (schema, name) -> oid, as of the last look.
+    `is_first`: nothing was delivered before this session, so all tables are new. `is_late`: changes
+    were delivered before, but no snapshot was taken.
+
+    `names` are the publications. `published` is (schema, name) -> oid as of the last look.
     """
 
     def __init__(
@@ -50,7 +52,7 @@ class Discovery:
         self._comparison = Comparison(sql, names)
 
     async def look(self) -> None:
-        """Raises classified errors."""
+        """Look once. Raises classified errors."""
         readings = self._readings
         publications = await self._publications.facts(self._sql)
         relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
@@ -80,13 +82,13 @@ class Discovery:
             elif oid in readings.left:
                 readings.left.discard(oid)
                 readings.wait(TableTask(replace(state, purpose="REPLACE"), misses_keys=True))
-            else:  # waiting needs no record: what is published and not known, is read
+            else:  # a waiting table needs no record: a published table that is not known is read
                 readings.by_oid[oid] = TableTask(state, encoded=state, misses_keys=not self._is_first)
         self._is_late = self._is_first = False
         await self._compare()
 
     async def _compare(self) -> None:
-        """Whether rows of what is known have come, gone or changed without an event."""
+        """Read known tables again whose rows have come, gone or changed without an event."""
         readings = self._readings
         look = await self._comparison.look(readings.known)
         changed = []
@@ -107,7 +109,7 @@ class Discovery:
         if before is not None:
             horizon = readings.horizons.get(oid, before.horizon)
             if now.account is not None and not now.account.memberships:
-                return  # it is not published any more: the next look finds that, too
+                return  # it is no longer published, which the next look finds, too
             reason = await self._comparison.reason(before, now, horizon, until)
             if reason is None or readings.contents.get(oid) is not before or oid not in readings.known:
                 return
@@ -115,9 +117,12 @@ class Discovery:
             readings.note_content(oid, now)
 
     def announced(self, oid: int, namespace: str, name: str) -> None:
-        """A relation has this name in the stream. If it is known under another one, its changes go
-        to another topic from here on, even if it has its name again before the next look. Of a
-        schema that is renamed, and renamed back, only the stream tells."""
+        """Note that the stream has announced a relation under this name.
+
+        If it is known under another name, its changes go to another topic from here on, even if it
+        is renamed back before the next look. If a schema is renamed and renamed back, only the
+        stream shows it.
+        """
         content = self._readings.contents.get(oid)
         if content is None or oid not in self._readings.known or oid in self._readings.quarantined:
             return
@@ -125,7 +130,8 @@ class Discovery:
             self._reads(oid, content, f"it was renamed to {namespace}.{name}, for a time or for good")
 
     def _reads(self, oid: int, content: RelationFiles, reason: str) -> bool:
-        """Whether it is read again; otherwise it is said that rows are not sent."""
+        """Return whether the table is read again, and queue it if so. Logs the reason in either
+        case."""
         reads = self._settings.mode == "initial" and self._settings.read_again
         tell_unsent(content.schema, content.name, reason, reads=reads)
         if reads:

@@ -1,5 +1,5 @@
-"""Where the transaction of a chunk, or of a mark, commits in the stream: only there anything
-counts."""
+"""Publishes chunks and marks where their transactions commit in the stream; they take effect only
+there."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ from schemas.wire_format import FRAME_BYTES
 log = structlog.get_logger()
 
 SLICE_ROWS: Final = 2000
-"""Handed over in one step: 1 to 2 ms."""
+"""Rows handed over in one step, which takes 1 to 2 ms."""
 
 
 class ChunkEmitter:
-    """Into the state machine, within the transaction that it has open."""
+    """Passes the rows of chunks to the state machine, as changes of the transaction that it has
+    open."""
 
     def __init__(
         self,
@@ -59,7 +60,8 @@ class ChunkEmitter:
     async def chunk(self, waiting: ReadChunk, commit_lsn: int) -> None:
         chunk, table = waiting.chunk, waiting.chunk.table
         reading = self._readings.by_oid.get(waiting.recipe.surveyed.relation.relation_oid)
-        # Rows in Debezium's dialect are encoded only now, with the version that was announced last.
+        # With `keeps_tuples` (Debezium's format), rows are encoded only now, with the version that
+        # was announced last.
         is_same = reading is not None and reading.recipe is waiting.recipe and reading.table is table
         if reading is None or not is_same or not table.admits(chunk):
             table.give_back(chunk)
@@ -84,12 +86,12 @@ class ChunkEmitter:
             with errors_of(waiting.recipe.surveyed.relation):
                 self._machine.read(waiting.recipe.version, rows[start : start + SLICE_ROWS], commit_lsn)
             self._delivery.offer()
-            await asyncio.sleep(0)  # feedback and keepalives
+            await asyncio.sleep(0)  # let feedback and keepalives be sent
             await self._delivery.room()
 
     def mark(self, mark: ChunkMark, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         readings = self._readings
-        if self._noting.judge is None or not readings.snapshot_id:  # all of it was cancelled
+        if self._noting.judge is None or not readings.snapshot_id:  # everything was cancelled
             mark.undo()
             self._arriving.done(mark)
             return
@@ -119,7 +121,7 @@ class ChunkEmitter:
         self._arriving.done(mark)
 
     def end_cancelled(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """The snapshot as a whole ends, before its tables are cancelled: they have no end."""
+        """End the snapshot as a whole before its tables are cancelled; they get no SNAPSHOT_END."""
         readings, transaction = self._readings, self._machine.current
         if readings.snapshot_id and not readings.is_new(readings.snapshot_id):
             assert transaction is not None
@@ -146,7 +148,7 @@ class ChunkEmitter:
 
 
 def _fresh(waiting: ReadChunk) -> list[tuple[bytes | None, bytes]]:
-    """Rows that are not stale."""
+    """Return the rows that are not stale."""
     chunk, table = waiting.chunk, waiting.chunk.table
     if table.track is None or table.is_read_at_once or not (table.track.keys or table.again):
         return waiting.rows

@@ -1,5 +1,5 @@
-"""What readers and the conductor emit in transactions of their own, until the stream has brought it
-back."""
+"""Chunks and marks that were emitted in transactions of their own and have not come back in the
+stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from gateway.snapshot.table_task import TableTask
 
 @dataclass(slots=True, eq=False)
 class ChunkMark:
-    """A transaction that begins or ends relations, or the snapshot as a whole (no reading)."""
+    """A transaction that marks the begin or the end of tables, or the end of the snapshot as a
+    whole (no tasks)."""
 
     kind: str
     readings: Sequence[TableTask]
@@ -27,7 +28,7 @@ class ChunkMark:
             reading.is_marked = True
 
     def undo(self) -> None:
-        """It counts for nothing: its tables are marked once more."""
+        """Discard the mark: its tables will be marked again."""
         for reading in self.readings:
             reading.is_marked = False
             if reading.table is not None and reading.table.status is Status.ENDING:
@@ -35,15 +36,15 @@ class ChunkMark:
 
 
 class PendingChunks:
-    """By their ids, which nobody can guess. `wake`: the conductor has something to look at, `more`:
-    readers have."""
+    """Emitted chunks and marks by their ids, which cannot be guessed. `wake` is set when the
+    coordinator has something to do, `more` when readers may have."""
 
     def __init__(self) -> None:
         self._by_number: dict[bytes, ReadChunk | ChunkMark] = {}
         self.wake = asyncio.Event()
         self.more = asyncio.Event()
         self.is_ending = False
-        """A mark of the end of the whole snapshot is under way."""
+        """A mark of the end of the whole snapshot has been emitted."""
 
     def expect(self, number: str, emitted: ReadChunk | ChunkMark) -> None:
         self._by_number[number.encode()] = emitted
@@ -52,15 +53,15 @@ class PendingChunks:
         self._by_number.pop(number.encode(), None)
 
     def take(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | ChunkMark | None:
-        """What a message is whose content is an id; None: nothing that counts. Everybody may emit
-        messages: what is ours is known by its id and its xid."""
+        """Return the chunk or mark that the message with this content belongs to, or None if it
+        does not count. Every role may emit messages: Walgate's own are recognized by id and xid."""
         found = self._by_number.get(content)
-        # A stream may bring it before the server's answer with its xid. It only leads to one more
-        # attempt, whoever emitted it.
+        # A streamed transaction may arrive before the server's response with its xid. It only
+        # causes another attempt, whoever emitted the message.
         if found is None or (found.xid != xid and not (in_stream and not found.xid)):
             return None
         del self._by_number[content]
-        if in_stream:  # seen as part of a stream, where the server had little memory left: once more
+        if in_stream:  # part of a streamed transaction, because the server had little memory left: try again
             self.give_back(found)
             return None
         return found
@@ -70,7 +71,7 @@ class PendingChunks:
         return any(isinstance(each, ReadChunk) for each in self._by_number.values())
 
     def give_back(self, arrived: ReadChunk | ChunkMark) -> None:
-        """It is to be read, or marked, once more."""
+        """Have the chunk read, or the tables marked, again."""
         if isinstance(arrived, ReadChunk):
             arrived.chunk.table.give_back(arrived.chunk)
         else:
@@ -79,7 +80,7 @@ class PendingChunks:
 
     def done(self, arrived: ReadChunk | ChunkMark) -> None:
         if isinstance(arrived, ReadChunk):
-            arrived.rows = []  # its reader keeps the last one for as long as there is nothing more to read
+            arrived.rows = []  # the reader keeps its last chunk while there is nothing more to read
         elif arrived.is_last:
             self.is_ending = False
         arrived.done.set()

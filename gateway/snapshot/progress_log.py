@@ -1,4 +1,4 @@
-"""What a snapshot says in the log: seldom, and with what to do."""
+"""Log messages about snapshots: infrequent, and with a hint where the operator can act."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ log = structlog.get_logger()
 PROGRESS_S: Final = 10.0
 NAMED_TABLES: Final = 10
 CHANGED_ATTEMPTS: Final = 3
-"""A table without a key that has changed in so many attempts is locked, or named."""
+"""After this many attempts, a table that is read as a whole and changed meanwhile is locked, or
+named in the log."""
 WAITS_S: Final = 10.0
-"""Waiting for a transaction to end is told after so long."""
+"""Seconds after which waiting for transactions to end is logged."""
 
 
 def tell_late(names: Sequence[str]) -> None:
-    """Once: it is durable that they are known."""
+    """Log the tables that are not read because changes were delivered before snapshots were
+    enabled. Called once: that they are known is durable."""
     log.warning(
         "tables_not_read",
         count=len(names),
@@ -43,7 +45,7 @@ def tell_quarantined(names: Sequence[str]) -> None:
 
 
 def tell_read_at_once(reading: TableTask) -> None:
-    """Where it has a key, and is read as a whole all the same."""
+    """Log a table that has a key and is nevertheless read as a whole."""
     assert reading.recipe is not None
     surveyed, hint = reading.recipe.surveyed, ""
     if not surveyed.is_heap:
@@ -110,7 +112,8 @@ def tell_owing(names: Sequence[str]) -> None:
 
 
 def count_change(reading: TableTask, *, may_lock: bool) -> None:
-    """It is told at the third attempt, and at each later one that doubles their number."""
+    """Count an attempt in which the table changed. Log the third attempt, then the 6th, 12th, 24th,
+    ..."""
     reading.changed_count += 1
     count = reading.changed_count
     if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
@@ -122,7 +125,8 @@ def count_change(reading: TableTask, *, may_lock: bool) -> None:
 
 
 class WaitReasons:
-    """For transactions that the snapshot must see."""
+    """Logs, at most every `WAITS_S` seconds, that readers wait for transactions that the snapshot
+    must see."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -144,7 +148,7 @@ class WaitReasons:
 
 
 class ProgressLog:
-    """Of all tables that are read."""
+    """Logs the progress of all tables that are being read, at most every `PROGRESS_S` seconds."""
 
     def __init__(self) -> None:
         self._told_at = 0.0

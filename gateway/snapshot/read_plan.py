@@ -1,5 +1,5 @@
-"""What a relation is when its snapshot begins: what is published of it, its files, and how it is
-read."""
+"""Describes a relation as its snapshot begins: its published columns, its files, and how its rows
+are read."""
 
 from __future__ import annotations
 
@@ -51,10 +51,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Surveyed:
-    """`relation` as the first of its publications has it. `leaf_names`: quoted, in the order of
-    `leaves`. `row_filter`: SQL; None: there is one, and it was not printed.
+    """A relation as the catalog describes it.
 
-    `is_heap`: so are all leaves, and ranges of blocks are ranges of rows.
+    `relation` is as its first publication has it. `leaf_names` are quoted, in the order of
+    `leaves`. `row_filter` is SQL; None if the filter was not printed. `is_heap`: all leaves are
+    heap tables, so ranges of blocks are ranges of rows.
     """
 
     relation: PublishedRelation
@@ -66,15 +67,15 @@ class Surveyed:
     fingerprint: str
     content: RelationFiles
     key_columns: Mapping[str, KeyColumn] = field(default_factory=dict)
-    """Those of the identity index, by name."""
+    """Columns of the identity index, by name."""
     key_enums: tuple[int, ...] = ()
-    """Oids of the enums whose labels are in keys."""
+    """Oids of the enums whose labels occur in keys."""
     foreign_names: tuple[str, ...] = ()
-    """Foreign tables that are partitions of it: quoted. PostgreSQL sends no changes of them."""
+    """Quoted names of partitions that are foreign tables. PostgreSQL sends no changes of them."""
     is_granted: bool = True
-    """The role may read all columns of the relation and its leaves."""
+    """The role may read all columns of the relation and of its leaves."""
     has_places: bool = True
-    """The role may ask for the place of a row."""
+    """The role may read `ctid`."""
 
     @property
     def relation_name(self) -> str:
@@ -82,21 +83,24 @@ class Surveyed:
 
     @property
     def source(self) -> str:
-        """For FROM: all its rows. Tables that inherit from it are tables of their own."""
+        """The FROM item with all rows of the relation. Tables that inherit from it are tables of
+        their own."""
         return self.relation_name if self.is_partitioned else f"ONLY {self.relation_name}"
 
 
 def fingerprint(facts: str, labels: str | None) -> str:
-    """Columns of `facts_query`."""
+    """Return a hash of the columns `fingerprint` and `labels` of `facts_query`."""
     return sha256(f"{facts} {labels}".encode() if labels else facts.encode()).hexdigest()
 
 
 async def survey(
     sql: asyncpg.Connection, publications: Sequence[str], relation_oids: Sequence[int], *, prints_filters: bool = True
 ) -> dict[int, Surveyed]:
-    """Of those that are published, in one snapshot. A row filter is printed under a lock of its
-    table; all else is read from the catalog alone. Raises what the driver raises, and classified
-    errors."""
+    """Survey the published ones of these relations, in one PostgreSQL snapshot.
+
+    A row filter is printed under a lock of its table; everything else is read from the catalog
+    alone. Raises what the driver raises, and classified errors.
+    """
     async with transaction(sql, isolation="repeatable_read", readonly=True):
         publications_ = await publication_facts(sql, publications, relation_oids)
         return await _survey(sql, publications_, relation_oids, prints_filters=prints_filters)
@@ -163,7 +167,7 @@ def _filter(row: asyncpg.Record, *, prints_filters: bool) -> str | None:
 
 
 def as_message(relation: PublishedRelation) -> Relation:
-    """The Relation message that the stream would send."""
+    """Return the Relation message that the stream would send."""
     is_full = relation.replica_identity == "FULL"
     return Relation(
         xid=None,
@@ -180,8 +184,11 @@ def as_message(relation: PublishedRelation) -> Relation:
 
 @dataclass(slots=True)
 class ReadPlan:
-    """How the rows of a relation are asked for and encoded. `is_binary`: of each column.
-    `keeps_tuples`: they are encoded only where they are handed over."""
+    """The way in which the rows of a relation are queried and encoded.
+
+    `is_binary`: for each column, whether it is sent in binary form. `keeps_tuples`: rows are encoded
+    only when they are handed over.
+    """
 
     surveyed: Surveyed
     version: RelationVersion
@@ -189,22 +196,23 @@ class ReadPlan:
     is_binary: tuple[bool, ...]
     columns: str
     key_columns: tuple[KeyColumn, ...]
-    """In the order of the Avro key."""
+    """The columns of the key, in the order of the Avro key."""
     _key_schema: Any = field(repr=False)
     keeps_tuples: bool = False
     unreachable: tuple[str, ...] = ()
-    """Foreign partitions that were left out."""
+    """Foreign partitions that are left out because they cannot be read."""
     compares_text: bool = False
-    """A key was not a value of its type any more: keys are compared as text."""
+    """A key is no longer a value of its type, so keys are compared as text."""
 
     @property
     def is_read_at_once(self) -> bool:
-        """No key says which rows are stale, or no block in which other chunk a row is."""
+        """Return whether the relation is read in one chunk: without a key, stale rows cannot be
+        recognized, and without blocks it cannot be divided."""
         return not self.key_columns or not self.surveyed.is_heap or not self.surveyed.has_places
 
     @property
     def sources(self) -> list[str]:
-        """For FROM, each: all that can be read of the relation."""
+        """The FROM items that together have all readable rows of the relation."""
         surveyed = self.surveyed
         if not self.unreachable:
             return [surveyed.source]
@@ -213,8 +221,8 @@ class ReadPlan:
 
     @property
     def finds_keys(self) -> bool:
-        """PostgreSQL can be asked for rows by their keys: no rule of `columns` stands in place of a
-        value."""
+        """Return whether rows can be queried by their keys. They cannot if a column rule replaces a
+        value of the key."""
         return not any(column.protection for column in self.version.encoder.description.identity_columns)
 
     def key_condition(self, keys: Sequence[bytes]) -> str:
@@ -223,7 +231,8 @@ class ReadPlan:
 
 
 def _key_column(surveyed: Surveyed, column: ColumnDescription) -> KeyColumn:
-    """`column`: of the relation's version, whose key may be newer than the survey."""
+    """Describe a column of the key. `column` is of the relation's version, whose key may be newer
+    than the survey."""
     published = {each.name: KeyColumn(each.name, each.type_name) for each in surveyed.relation.columns}
     key = surveyed.key_columns.get(column.name) or published[column.name]
     return replace(key, is_text=key_type(value_type(column)).form is Form.STRING)
@@ -254,8 +263,10 @@ def recipe(
 
 
 class ReadPlans:
-    """`text_only`: a binary value came that cannot be encoded. Raises classified errors and
-    UnwritableTable."""
+    """Makes read plans. Raises classified errors and UnwritableTable.
+
+    `text_only` is set once a binary value cannot be encoded: all columns are then sent as text.
+    """
 
     def __init__(
         self,
@@ -275,8 +286,8 @@ class ReadPlans:
         self.text_only = text_only
 
     async def survey(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
-        """Of those that are published; without their row filters where somebody has locked one of
-        them."""
+        """Survey the published ones of these relations; without row filters if one of the tables is
+        locked."""
         publications = self._source.publications
         try:
             with suppress(asyncpg.LockNotAvailableError):
@@ -304,7 +315,8 @@ class ReadPlans:
         ]
 
     async def of_readings(self, readings: Sequence[TableTask], now: float) -> list[tuple[TableTask, ReadPlan]]:
-        """Those whose tables are there and not locked; the others wait for the next check."""
+        """Return the read plans of those tables that exist and are not locked. The others are
+        blocked until the next check."""
         found = await self.survey([reading.oid for reading in readings]) if readings else {}
         found = {oid: surveyed for oid, surveyed in found.items() if surveyed.row_filter is not None}
         for reading in readings:
@@ -318,6 +330,9 @@ class RegisterRelations(Protocol):
     async def __call__(
         self, relations: Sequence[tuple[Relation, RelationVersion | None]]
     ) -> list[tuple[RelationVersion, str]]:
-        """Of each relation, given with what is in force of it, the version that its rows are
-        encoded with, and its topic: both are there when it returns."""
+        """Register the relations, each given with the version in force (or None).
+
+        Returns for each the version that its rows are encoded with, and its topic, both ready for
+        use.
+        """
         ...

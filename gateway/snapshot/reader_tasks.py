@@ -1,5 +1,5 @@
-"""The tasks that read tables, chunk after chunk: take, read, commit; wait until it was handed over,
-but for a few small ones."""
+"""The tasks that read tables, one chunk after another: take, read, commit, and wait until the chunk
+was handed over, except for a few small ones."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unre
 log = structlog.get_logger()
 
 SHARED_BYTES: Final = 1 << 20
-"""A chunk has no more where other transactions come in the stream: they wait until its rows are
-handed over (docs/performance.md, SL). Not for a VERIFY: a mirror compares each chunk by itself, in
-seconds whatever its size."""
+"""The size of a chunk while other transactions arrive in the stream, since they wait until its rows
+are handed over (docs/performance.md, SL). It does not apply to VERIFY: a mirror compares each chunk
+separately, which takes seconds whatever its size."""
 AHEAD_BYTES: Final = 1 << 16
 AHEAD_CHUNKS: Final = 8
-"""A reader goes on before its chunks are handed over while they are so small and few: small tables
-would wait for the stream longer than it takes to read them."""
+"""A reader goes on while its chunks that were not handed over yet are at most this many and this
+large: with small tables, it would otherwise wait for the stream longer than it reads."""
 NOT_YET_S: Final = 0.1
 FOREIGN_ATTEMPTS: Final = 3
-"""So many must have failed before a partitioned table is read without the foreign partitions that
-cannot be read."""
+"""A partitioned table is read without its unreadable foreign partitions after this many failed
+attempts."""
 BLOCKED_S: Final = 10.0
-"""What passes by itself is tried again after so long at most."""
+"""The longest pause before another attempt after an error that passes without intervention."""
 
 
 def is_cancelled() -> bool:
@@ -57,13 +57,13 @@ def is_cancelled() -> bool:
 
 
 def is_far_ahead(chunks: Collection[ReadChunk]) -> bool:
-    """They are as much as one reader may have read and not handed over."""
+    """Return whether a reader must wait until the first of its chunks is handed over."""
     return len(chunks) > AHEAD_CHUNKS or sum(each.byte_count for each in chunks) > AHEAD_BYTES
 
 
 class ReaderTasks:
-    """`run` is one of them. A table that cannot be read is named and tried again later, the others
-    go on."""
+    """The readers; `run` is one of them. A table that cannot be read is logged and tried again
+    later, while the others are read."""
 
     def __init__(self, settings: Settings, readings: TableTasks, recipes: ReadPlans, arriving: PendingChunks) -> None:
         self._settings = settings.snapshot
@@ -78,16 +78,16 @@ class ReaderTasks:
         self._turn = asyncio.Lock()
         self._next_transaction = 0
         self._is_shared = False
-        """Other transactions came in the stream between the last two chunks."""
+        """Other transactions arrived in the stream between the last two chunks."""
         self.finds_nothing = True
-        """A reader, when it last looked for something to read."""
+        """A reader found nothing to read when it last looked."""
 
     def chunk_came(self, transaction_count: int) -> None:
-        """As the transaction of that number in the stream."""
+        """Note that a chunk arrived as transaction number `transaction_count` of the stream."""
         self._is_shared, self._next_transaction = transaction_count > self._next_transaction, transaction_count + 1
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Read chunks until cancelled."""
         sql: asyncpg.Connection | None = None
         ahead: deque[ReadChunk] = deque()
         try:
@@ -100,7 +100,7 @@ class ReaderTasks:
                         sql = await self._connect()
                     if sql is None:
                         chunk.table.give_back(chunk)
-                        self._arriving.more.set()  # another reader has a connection, perhaps
+                        self._arriving.more.set()  # another reader may have a connection
                         await asyncio.sleep(BLOCKED_S)
                         continue
                     waiting = await self.read(sql, reading, chunk)
@@ -108,7 +108,7 @@ class ReaderTasks:
                         ahead.append(waiting)
                 except DRIVER_ERRORS as error:
                     chunk.table.give_back(chunk)
-                    if is_cancelled():  # the ROLLBACK may have failed in place of it
+                    if is_cancelled():  # the ROLLBACK may have failed and replaced the cancellation
                         raise asyncio.CancelledError from error
                     await self._block(reading, error, sql, chunk)
                 except BaseException:
@@ -119,8 +119,8 @@ class ReaderTasks:
                 sql.terminate()
 
     async def _connect(self) -> asyncpg.Connection | None:
-        """None: the server takes no more connections, say. The stream goes on; if it cannot either,
-        it tells."""
+        """Open a session, or return None if that fails, for example because the server accepts no
+        more connections. The stream goes on; if it is affected too, it reports the error."""
         try:
             return await connect_reader(self._login)
         except (Retry, RetrySlowly) as error:
@@ -149,7 +149,7 @@ class ReaderTasks:
             await more.wait()
 
     async def read(self, sql: asyncpg.Connection, reading: TableTask, chunk: Chunk) -> ReadChunk | None:
-        """None: it is to be read once more."""
+        """Read the chunk and return it, or return None if it was given back to be read again."""
         if reading.recipe is None or reading.table is not chunk.table:  # it has changed while the session was opened
             chunk.table.give_back(chunk)
             return None
@@ -205,13 +205,12 @@ class ReaderTasks:
     async def _block(
         self, reading: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk
     ) -> None:
-        """What the server says of one table does not concern the others; nor the stream, where a
-        session ends."""
-        if time.monotonic() < reading.blocked_until:  # another reader has told it meanwhile
+        """Log an error of one table and block the table for a while. Other tables go on, and so
+        does the stream, even if a session ended."""
+        if time.monotonic() < reading.blocked_until:  # another reader has logged it meanwhile
             return
-        reading.blocked_until = (
-            time.monotonic() + BLOCKED_S
-        )  # no other reader begins while this one looks for the reason
+        # No other reader begins with the table while this one looks for the reason.
+        reading.blocked_until = time.monotonic() + BLOCKED_S
         fault, recipe = None, reading.recipe
         is_new = reading.obstacle is None or reading.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
         if is_new and recipe is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):
@@ -227,7 +226,7 @@ class ReaderTasks:
         pause = min(pause, BLOCKED_S) if blocked.passes else min(pause, RETRIES_A_PAUSE) * self._check_interval_s
         reading.fails(chunk, blocked, recipe)
         if blocked.sqlstate == DENIED and not reading.is_reselect:
-            reading.recipe = None  # which privileges there are is looked up again
+            reading.recipe = None  # look up the privileges again
         reading.blocked_until = time.monotonic() + pause
         if is_new or not reading.attempts & (reading.attempts - 1):
             log.warning(
@@ -243,7 +242,7 @@ class ReaderTasks:
             self._arriving.wake.set()
 
     async def _leaves_out(self, reading: TableTask, recipe: ReadPlan, chunk: Chunk, sql: asyncpg.Connection) -> bool:
-        """Whether foreign partitions are at fault: the table is read without them."""
+        """Return whether foreign partitions are at fault; the table is then read without them."""
         if not (chunk.whole and recipe.surveyed.foreign_names and reading.attempts >= FOREIGN_ATTEMPTS):
             return False
         if recipe.unreachable or sql.is_closed():
@@ -260,7 +259,8 @@ class ReaderTasks:
         return bool(recipe.unreachable)
 
     def _set_up_again(self, reading: TableTask, *, begins_again: bool) -> None:
-        """Its recipe is void; `begins_again`: and so is what was read of the table."""
+        """Handle an outdated read plan. A reselection gets a new plan; a table begins again if
+        `begins_again`, which is false for a chunk of an earlier generation."""
         if reading.is_reselect:
             reading.recipe = None
             self._arriving.wake.set()

@@ -1,5 +1,5 @@
-"""Rows of which UPDATEs left TOASTed values out (Debezium's dialect): their keys are noted, and
-they are read again."""
+"""Reads rows again whose UPDATEs left TOASTed values out (for Debezium's format): their keys are
+recorded and looked up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from schemas.relation import RelationDescription
 
 
 class Reselection:
-    """`wake`: the conductor, for what begins here."""
+    """Begins and ends reselections. `wake` wakes the coordinator when one begins."""
 
     def __init__(
         self,
@@ -38,15 +38,18 @@ class Reselection:
         self.is_on = is_on
 
     def left_out(self, relation_oid: int) -> bool:
-        """An UPDATE of the relation came without a value: its row is read again. Whether changes
-        are noted from this one on; else they were before, or the table will be read as a whole.
-        (Earlier changes of the row need not be known: where this one is seen, they are.)"""
+        """Note that an UPDATE of the relation came without a value, and have its row read again.
+
+        Returns whether changes are recorded from this one on. Otherwise they were recorded already,
+        or the table will be read as a whole. (Earlier changes of the row need not be known: a
+        PostgreSQL snapshot that sees this one sees them, too.)
+        """
         reading = self._readings.by_oid.get(relation_oid)
         if reading is not None:
             reading.misses_keys = reading.misses_keys or not reading.notes_keys
             return False
         if relation_oid not in self._readings.known and self._settings.mode == "initial":
-            return False  # it was published a moment ago
+            return False  # it was published only a moment ago, and will be read
         version = self._machine.in_force(relation_oid)
         assert version is not None
         identity = version.encoder.description.identity_columns
@@ -64,7 +67,8 @@ class Reselection:
         self._wake.set()
 
     def read_whole(self, reading: TableTask) -> None:
-        """There are too many keys, or they are those of other columns."""
+        """Read the whole table instead, because there are too many keys, or keys of other
+        columns."""
         if reading.table is not None:
             reading.void_segments += reading.table.again.take_dirty()
             reading.table = None
@@ -74,8 +78,8 @@ class Reselection:
         reading.state = replace(reading.state, snapshot_id=snapshot_id, purpose="REPLACE", fingerprint="")
 
     def cancel_tables(self) -> None:
-        """All snapshots end. Rows that UPDATEs left values out of are still read where their keys
-        are noted; where they are not, that is told."""
+        """Cancel all snapshots. Rows whose UPDATEs left values out are still read if their keys are
+        recorded; tables with other such rows are logged."""
         owing = []
         for reading in self._readings.whole_tables:
             if self.is_on and reading.may_owe_more:

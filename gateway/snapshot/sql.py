@@ -1,5 +1,5 @@
-"""The SQL of a snapshot. Sessions have an empty search_path, so that only names of pg_catalog stand
-without their schema."""
+"""The SQL of a snapshot. Sessions have an empty search_path, so only names of pg_catalog may be
+used without a schema."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from gateway.snapshot.rules.ctid_ranges import TidRange, tid
 from gateway.transactions.transaction import CHUNK_PREFIX
 
 SESSION_SETTINGS: Final = (
-    "SET row_security = off",  # a policy that would hide rows is an error
-    "SET lock_timeout = '2s'",  # nobody shall queue behind a reader that waits for an ACCESS EXCLUSIVE lock
-    "SET synchronous_commit = local",  # a chunk must be decoded soon, and be on no standby
+    "SET row_security = off",  # a policy that would hide rows becomes an error
+    "SET lock_timeout = '2s'",  # others must not queue behind a reader that waits for ACCESS EXCLUSIVE to be released
+    "SET synchronous_commit = local",  # a chunk should be decoded soon, and need not be on a standby
     "SET standard_conforming_strings = on",
     "SET default_transaction_read_only = off",
     "SET default_transaction_deferrable = off",
@@ -32,8 +32,8 @@ EMIT: Final = (
     f"FROM (SELECT pg_catalog.pg_logical_emit_message(true, '{CHUNK_PREFIX}', $1::text)) AS emitted"
 )
 
-# What the published rows of relation c depend on: see Account in rules/relation_files.py. By the
-# versions of the catalog's rows, since what was altered and altered back looks as before. $2:
+# What the published rows of relation c depend on: see Account in rules/relation_files.py. It
+# consists of versions of catalog rows, since what was altered and altered back looks the same. $2:
 # publications.
 _ACCOUNT: Final = """
 CROSS JOIN LATERAL (
@@ -150,8 +150,8 @@ _FILTER: Final = """(
     FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
     WHERE p.pubname = ANY ($2::text[]) AND r.prrelid = c.oid AND r.prqual IS NOT NULL)"""
 
-# The row of a system column is never updated: who inserted it has made the table. A partition that
-# was made as one stands in pg_inherits since then.
+# The row of a system column is never updated: its xmin is the transaction that created the table. A
+# table that was created as a partition has a row in pg_inherits with the same xmin.
 _CONTENT: Final = """
 WITH RECURSIVE part (root, oid, is_attached, attachment) AS (
     SELECT c.oid, c.oid, false, '' FROM pg_catalog.pg_class AS c WHERE c.oid = ANY ($1::oid[])
@@ -181,9 +181,9 @@ LEFT JOIN leaf ON leaf.root = c.oid
 WHERE c.oid = ANY ($1::oid[])
 """
 
-# Of heap, and of what is heap but for its encryption, rows keep their place until they change. A
-# role with privileges on columns alone sees the places of rows (ctid, whose number is -1) only
-# where that is granted too. One that may read nothing yet is expected to get the whole table.
+# Rows of heap tables, encrypted ones included, keep their ctid until they are updated. A role with
+# privileges on columns only can read ctid (attribute number -1) only if that is granted, too. A
+# role that may read nothing yet is expected to be granted the whole table.
 FILES: Final = """
 SELECT c.oid::int8 AS oid, greatest(c.relpages, 0) AS blocks,
        coalesce(h.proname IN ('heap_tableam_handler', 'pg_tdeam_handler'), false) AS is_heap,
@@ -206,9 +206,9 @@ WHERE r.oid = ANY ($1::oid[]) AND r.relkind = 'p'
 ORDER BY 1, 2, 3
 """
 
-# Of columns of the identity index: their types without domains and modifiers, which say nothing
-# about equality, and the operator by which the index finds a value. An index that is no B-tree
-# (WITHOUT OVERLAPS) has its operators under other numbers.
+# Columns of the identity index: their types without domains and modifiers, which do not affect
+# equality, and the operator by which the index finds a value. Indexes other than B-trees (WITHOUT
+# OVERLAPS) have different strategy numbers.
 KEYS: Final = """
 WITH RECURSIVE key AS (
     SELECT c.oid, k.place, a.attname, a.atttypid, i.indclass[k.place - 1] AS opclass
@@ -240,8 +240,8 @@ LEFT JOIN LATERAL (
     WHERE opclass.oid = key.opclass) AS operator ON true
 """
 
-# Keys are kept as text, and a label may get another name without an event: of all enums in the
-# types of the identity's columns.
+# The enums in the types of the identity's columns. Keys are kept as text, and a label can be
+# renamed without an event.
 ENUMS: Final = f"""
 WITH RECURSIVE type (relation, oid) AS (
     SELECT i.indrelid, a.atttypid
@@ -269,7 +269,7 @@ FROM enum
 """
 
 
-# A row whose xmin is ahead of all that were given out is 2^31 transactions old, or older.
+# An xmin that is ahead of all assigned ids is of a row that is at least 2^31 transactions old.
 _HAS_OLD_ROW: Final = """
 SELECT EXISTS (SELECT FROM ONLY {table} AS t
                WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid) OR pg_catalog.age(t.xmin) < 0)
@@ -283,20 +283,24 @@ WHERE c.oid = $1::oid
 
 
 def has_old_row(table: str) -> str:
-    """Whether `table` has a row from before transaction $1."""
+    """Return the query whether `table` has a row from before transaction $1."""
     return _HAS_OLD_ROW.format(table=table)
 
 
 def facts_query(major_version: int, *, prints_filters: bool = True) -> str:
-    """$1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null; $4: oids
-    of enums, see ENUMS. `fingerprint` and `labels` change with everything that a chunk depends on:
-    columns, identity, publications, partitions, files, labels in keys."""
+    """Return the query for the facts of relations.
+
+    $1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null; $4: oids of
+    enums, see ENUMS. `fingerprint` and `labels` change with everything that a chunk depends on:
+    columns, identity, publications, partitions, files, labels in keys.
+    """
     row_filter = _FILTER if prints_filters and major_version >= 15 else "NULL::text"
     return _FACTS.format(labels=_LABELS, filter=row_filter, account=_account(major_version))
 
 
 def content_query(major_version: int) -> str:
-    """$1: relation oids; $2: publications. Of one snapshot with HORIZON."""
+    """Return the query for `RelationFiles`. $1: relation oids; $2: publications. It must run in one
+    PostgreSQL snapshot with HORIZON."""
     return _CONTENT.format(account=_account(major_version))
 
 
@@ -312,8 +316,9 @@ def qualified(namespace: str, name: str) -> str:
 
 
 def column_list(names: Sequence[str], is_binary: Sequence[bool]) -> str:
-    """Columns whose type has no binary decoder come as PostgreSQL's own text: a cast is not always
-    that (boolean, inet), concat is. IS DISTINCT FROM NULL is true of a row of nulls too."""
+    """Return the select list. Columns without a binary decoder are sent as PostgreSQL's own text,
+    which concat returns, but a cast not always (boolean, inet). IS DISTINCT FROM NULL is also true
+    for a row of nulls."""
     return ", ".join(
         column if binary else f"CASE WHEN {column} IS DISTINCT FROM NULL THEN pg_catalog.concat({column}) END"
         for column, binary in zip(map(quote_identifier, names), is_binary, strict=True)
@@ -321,16 +326,19 @@ def column_list(names: Sequence[str], is_binary: Sequence[bool]) -> str:
 
 
 def lock(names: Sequence[str], *, only: bool = True, share: bool = False) -> str:
-    """A lock is taken before the snapshot: behind it, no rewrite and no TRUNCATE can come between
-    the snapshot and the commit."""
+    """Return the LOCK TABLE statement. The lock is taken before the PostgreSQL snapshot, so that no
+    rewrite and no TRUNCATE can happen between the snapshot and the commit."""
     each = "ONLY " if only else ""
     return f"LOCK TABLE {', '.join(each + name for name in names)} IN {'SHARE' if share else 'ACCESS SHARE'} MODE"
 
 
 def lock_by_explain(names: Sequence[str], *, only: bool = True) -> str:
-    """ACCESS SHARE for a role that may read some columns only, which is too little for LOCK TABLE.
-    Nothing is executed, so that foreign servers are not asked. The snapshot is older than the lock:
-    the transaction must be one that takes another snapshot for each statement."""
+    """Return a statement that takes ACCESS SHARE for a role that may read some columns only, which
+    LOCK TABLE does not accept.
+
+    Nothing is executed, so foreign servers are not contacted. Its PostgreSQL snapshot is older than
+    the lock: the transaction must take another one for each statement (READ COMMITTED).
+    """
     each = "ONLY " if only else ""
     return f"EXPLAIN SELECT FROM {', '.join(f'{each}{name} AS t{index}' for index, name in enumerate(names))}"
 
@@ -349,7 +357,7 @@ def select_all(columns: str, relation: str, row_filter: str) -> str:
 
 
 def select_parts(columns: str, sources: Sequence[str], row_filter: str) -> str:
-    """All rows of some partitions. `sources`: for FROM."""
+    """Return the query for all rows of several FROM items."""
     return " UNION ALL ".join(select_all(columns, source, row_filter) for source in sources)
 
 
@@ -359,9 +367,12 @@ def select_keys(columns: str, relation: str, key_condition: str, row_filter: str
 
 @dataclass(frozen=True, slots=True)
 class KeyColumn:
-    """A column of the identity. `type_name`: what a literal of it is cast to; `operator`: what
-    compares it. `is_domain`: over that type, which takes values that the domain refuses by now.
-    `is_text`: it is kept as PostgreSQL's text."""
+    """A column of the identity.
+
+    Literals are cast to `type_name` and compared with `operator`. `is_domain`: the column's type is
+    a domain over it; the base type accepts values that the domain no longer does. `is_text`: the
+    key has the value as PostgreSQL's text.
+    """
 
     name: str
     type_name: str
@@ -373,9 +384,12 @@ class KeyColumn:
 def key_condition(
     relation: str, columns: Sequence[KeyColumn], schema: Any, keys: Sequence[bytes], *, compares_text: bool = False
 ) -> str:
-    """The rows of `relation` with one of these keys. `columns`: in the order of the Avro record
-    `schema`; `keys`: Avro without a frame. `compares_text`: no text is cast to a type that might
-    not take it any more; no index is used then."""
+    """Return the condition for rows of `relation` with one of these keys.
+
+    `columns` are in the order of the Avro record `schema`; `keys` are Avro without a frame.
+    `compares_text`: do not cast text to a type that may no longer accept it; no index can be used
+    then.
+    """
     names = [f"v{index}" for index in range(len(columns))]
     types = ["text" if compares_text and column.is_text else column.type_name for column in columns]
     rows = [

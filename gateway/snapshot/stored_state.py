@@ -1,9 +1,9 @@
-"""What is durable of snapshots: records of the topic walgate.snapshot, written in the Kafka
-transaction of what they stand for.
+"""The durable state of snapshots: records of the topic walgate.snapshot, written in the Kafka
+transaction of the rows that they describe.
 
-One record for the stream, two for each table, one for each segment of keys that must be read again:
-10,000 tables do not make each Kafka transaction pay for all. The layout is
-schemas/records/SnapshotState.avsc.
+There is one record for the stream, two for each table, and one for each segment of keys that must
+be read again, so that a Kafka transaction does not write the state of all of 10,000 tables. The
+layout is schemas/records/SnapshotState.avsc.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _MALFORMED: Final = (ValueError, IndexError, EOFError, KeyError, TypeError, Over
 Schema = dict[str, Any]
 
 RESELECT: Final = "RESELECT"
-"""Purpose of rows that are read because UPDATEs left values of them out: their keys are all that is
-read of the table."""
+"""Purpose of reading only the rows whose UPDATEs left values out, by their keys."""
 KNOWN: Final = "KNOWN"
-"""Status of a table that was published before the gateway knew snapshots, or before it was to take
-one: it is not read."""
+"""Status of a table that is not read, for example because it was published before the gateway took
+snapshots."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """`floor` and `unseen`: see Judge. They count while `is_active`."""
+    """The stored state of the stream. `floor` and `unseen` (see StalenessJudge) are valid while
+    `is_active`."""
 
     floor: int = 0
     unseen: tuple[int, ...] = ()
@@ -68,8 +68,8 @@ class TableState:
 
 @dataclass(slots=True)
 class StoredStates:
-    """All of one slot. `keys`: segments by number, for each relation oid. `stream` None: no
-    snapshot was ever thought of."""
+    """The state of one slot. `keys` has segments by number, for each relation oid. `stream` is None
+    if no snapshot state was ever stored."""
 
     stream: StreamState | None = None
     tables: dict[int, TableState] = field(default_factory=dict)
@@ -109,7 +109,8 @@ def _account_fields(account: Account) -> dict[str, Any]:
 def _fields(
     of: StreamState | TableState | RelationFiles | LeafContent | Account | Membership | TypeVersion,
 ) -> dict[str, Any]:
-    """As `asdict`, which copies every value: each table of a snapshot is written several times."""
+    """Return what `asdict` does, without copying each value: each table of a snapshot is written
+    several times."""
     return {name: getattr(of, name) for name in of.__slots__}
 
 
@@ -126,12 +127,13 @@ def content_key(position_key: bytes, relation_oid: int) -> bytes:
 
 
 def of_slot(position_key: bytes, values: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """Of the newest records by their keys, those of one slot."""
+    """Select the records of one slot from the newest records by key."""
     return {key: v for key, v in values.items() if key == position_key or key.startswith(position_key + b"#")}
 
 
 def writer_ids(values: Iterable[bytes]) -> set[int]:
-    """Of their schemas; a value that names none is refused by `decode_states`."""
+    """Return the ids of the schemas that the records were written with. A record without one is
+    refused by `decode_states`."""
     found = set()
     for value in values:
         with suppress(SchemaError):
@@ -140,7 +142,7 @@ def writer_ids(values: Iterable[bytes]) -> set[int]:
 
 
 def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) -> StoredStates:
-    """From the records of one slot by their keys; `writers`: schemas by the ids that the records
+    """Decode the records of one slot, by key. `writers` has the schemas by the ids that the records
     name. Raises StopForOperator."""
     states = StoredStates()
     for key, value in values.items():

@@ -1,8 +1,8 @@
-"""Errors that concern one table of a snapshot; all others can go on.
+"""Errors that concern one table of a snapshot, while all others go on.
 
-No error of a statement that reads a table is one of the gateway, of the stream or of another table.
-So none is unexpected: what is not named below is told with PostgreSQL's own words, and the table is
-tried again.
+An error of a statement that reads a table does not affect the gateway, the stream or other tables.
+No such error is therefore unexpected: those that are not named below are logged with PostgreSQL's
+own message, and the table is tried again.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from gateway.startup.facts import PublishedRelation
 from gateway.transactions.error_context import defect_of
 
 PASSES: Final = ("08", "40", "53", "55P03", "57", "58")
-"""Connections, conflicts, resources, locks, cancellation and shutdown, the server's disks: by class
-or by code."""
+"""SQLSTATE classes and codes of errors that pass without intervention: connections, conflicts,
+resources, locks, cancellation and shutdown, the server's disks."""
 DENIED: Final = "42501"
 PRIVATE: Final = ("22", "23", "P0", "38", "39")
-"""Their messages may quote values of rows."""
+"""SQLSTATE classes whose messages may quote values of rows."""
 
 _PRIVILEGES: Final = (
     "GRANT SELECT ON <table> TO <role> (also on its partitions), and GRANT USAGE ON SCHEMA <schema> TO <role>. If only the "
@@ -47,8 +47,8 @@ _OTHER: Final = "see the server's log. The other tables are read, and this one a
 
 
 class UnwritableTable(WalgateError):
-    """`error`: why a row or the description of one table cannot be written. Every other table could
-    go on: what that means is decided in gateway/runtime/quarantine.py."""
+    """A row or the description of one table cannot be written; `error` is the reason. Every other
+    table could go on: gateway/runtime/quarantine.py decides what happens."""
 
     def __init__(self, error: StopForOperator, relation_oid: int, name: tuple[str, str]) -> None:
         super().__init__(f"{error.message} (snapshot of {'.'.join(name)})", hint=error.hint)
@@ -60,8 +60,8 @@ class UnwritableTable(WalgateError):
 
 @contextmanager
 def errors_of(relation: PublishedRelation) -> Iterator[None]:
-    """Around what reads or writes its rows: raises UnwritableTable for what only concerns this
-    table."""
+    """Raise UnwritableTable for errors that concern only this table. Use it around code that reads
+    or writes its rows."""
     name = relation.namespace, relation.name
     try:
         yield
@@ -76,8 +76,11 @@ def errors_of(relation: PublishedRelation) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """`reason` quotes no values. `column`, `type_name`: of the value that cannot be printed, where
-    one was found. `passes`: by itself, soon."""
+    """Why a table cannot be read.
+
+    `reason` quotes no values. `column` and `type_name` are those of the value that cannot be
+    printed, if one was found. `passes`: the error passes without intervention.
+    """
 
     sqlstate: str
     reason: str
@@ -88,12 +91,13 @@ class Obstacle:
 
     @property
     def fields(self) -> dict[str, str]:
-        """For the log."""
+        """Return the fields for the log."""
         return {"column": self.column, "type": self.type_name} if self.column else {}
 
 
 def passes_by_itself(error: BaseException) -> bool:
-    """A lost connection, a lock, a lack of resources."""
+    """Return whether the error is a lost connection, a lock, a lack of resources, or another one
+    that passes without intervention."""
     sqlstate = getattr(error, "sqlstate", None) or ""
     return not sqlstate or sqlstate.startswith(PASSES)
 
@@ -107,7 +111,7 @@ def _with_names(hint: str, name: tuple[str, str], role: str) -> str:
 
 
 def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Fault | None = None) -> Obstacle:
-    """Classify an error that came while a table was read. `name` is (schema, table), `role` the
+    """Classify an error that occurred while a table was read. `name` is (schema, table), `role` the
     gateway's role."""
     table = ".".join(name)
     classified = classify_exception(error, f"reading {table}")
@@ -130,7 +134,7 @@ def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Faul
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The row filter, or a column."""
+    """The part of a query that PostgreSQL fails at: the row filter, or a column."""
 
     is_filter: bool = False
     column: str = ""

@@ -1,4 +1,5 @@
-"""One relation of a snapshot with all that belongs to it, and its durable state."""
+"""State of one table's snapshot: its read plan, its progress and failures, and the state that is
+stored."""
 
 from __future__ import annotations
 
@@ -23,38 +24,38 @@ from schemas.relation import RelationDescription
 log = structlog.get_logger()
 
 HOPELESS_ATTEMPTS: Final = 3
-"""After so many the snapshot of the others ends without the table."""
+"""After this many failed attempts, the snapshot of the other tables ends without the table."""
 
 
 @dataclass(slots=True, eq=False)
 class TableTask:
-    """`recipe` and `table` are there from the moment when it is begun. `blocked_until`: in the time
-    of the loop."""
+    """The snapshot of one table. `recipe` and `table` are set when it is set up. `blocked_until` is
+    compared with `time.monotonic`."""
 
     state: TableState
     table: TableProgress | None = None
     recipe: ReadPlan | None = None
     blocked_until: float = 0.0
     attempts: int = 0
-    """That have failed, since a chunk was read."""
+    """Failed attempts since a chunk was read."""
     obstacle: Obstacle | None = None
-    """Why the last of them has failed."""
+    """The reason why the last attempt failed."""
     failed: Chunk | None = None
     failed_recipe: ReadPlan | None = None
-    """What it was that failed."""
+    """The chunk and the read plan of the last failed attempt."""
     is_set_aside: bool = False
-    """The snapshot of the others has ended, or ends, without it."""
+    """The snapshot of the other tables has ended, or ends, without this one."""
     changed_count: int = 0
-    """How often it was read as a whole and had changed meanwhile."""
+    """Number of attempts to read it as a whole during which it changed."""
     is_marked: bool = False
-    """The message that begins or ends it is under way."""
+    """The mark of its begin or end was emitted and has not come back."""
     void_segments: list[int] = field(default_factory=list)
-    """Of keys that were to be read again when it was begun before."""
+    """Segments of keys that were to be read again when the table was begun before."""
     misses_keys: bool = False
-    """Rows of which UPDATEs left values out may be unknown: only the read of the whole table sends
-these values."""
+    """UPDATEs may have left values out of rows that are not known: only reading the whole table
+    sends these values."""
     encoded: TableState | None = None
-    """What is durable, or on its way."""
+    """The state that was written last."""
 
     @property
     def oid(self) -> int:
@@ -66,28 +67,31 @@ these values."""
 
     @property
     def is_reselect(self) -> bool:
-        """Only rows of which an UPDATE left values out."""
+        """Return whether only rows are read whose UPDATEs left values out."""
         return self.state.purpose == RESELECT
 
     @property
     def is_readable(self) -> bool:
-        """It is known how. A row filter is not, of a table that somebody had locked when the
-        gateway started."""
+        """Return whether it is known how to read the table. Its row filter is not known if the
+        table was locked when the gateway started."""
         return self.recipe is not None and self.recipe.surveyed.row_filter is not None
 
     def is_busy(self, now: float) -> bool:
-        """It is begun, and chunks of it can be read: another table that cannot be may be read in
-        its place."""
+        """Return whether the table has begun and its chunks can be read, so that it counts towards
+        the limit of tables read at a time. A table that fails does not: another one can take its
+        place."""
         is_begun = not self.is_reselect and (self.is_marked or self.status is not Status.WAITING)
         return is_begun and not self.attempts and self.blocked_until <= now
 
     @property
     def is_hopeless(self) -> bool:
-        """It failed again and again at something that does not pass by itself."""
+        """Return whether it failed repeatedly for a reason that does not pass without
+        intervention."""
         return self.obstacle is not None and not self.obstacle.passes and self.attempts >= HOPELESS_ATTEMPTS
 
     def is_read_as(self, recipe: ReadPlan) -> bool:
-        """In chunks, or as a whole: what was begun in one way does not go on in the other."""
+        """Return whether the plan reads the table as it was begun, in chunks or as a whole: one
+        cannot be continued as the other."""
         return self.table is None or self.table.is_read_at_once == recipe.is_read_at_once
 
     def fails(self, chunk: Chunk, obstacle: Obstacle, recipe: ReadPlan | None) -> None:
@@ -98,7 +102,8 @@ these values."""
         self.attempts, self.failed, self.failed_recipe, self.obstacle = 0, None, None, None
 
     def succeeds(self, chunk: Chunk) -> None:
-        """What follows a chunk that fails can be read, perhaps: that does not help."""
+        """Note that a chunk was read. Failures of another chunk, for a reason that does not pass,
+        are kept: chunks after it can be read without it becoming readable."""
         if self.failed is None or self.obstacle is None or self.obstacle.passes or self.failed.is_same(chunk):
             self.forget_failures()
 
@@ -108,24 +113,24 @@ these values."""
 
     @property
     def notes_keys(self) -> bool:
-        """Of UPDATEs that leave values out, those that come now."""
+        """Return whether the keys of UPDATEs that leave values out are being recorded."""
         return self.table is not None and self.table.reselects and self.table.status in (Status.READING, Status.ENDING)
 
     @property
     def may_owe_more(self) -> bool:
-        """Values of rows whose keys are not noted."""
+        """Return whether values may be missing of rows whose keys are not recorded."""
         return self.misses_keys or (self.table is not None and self.table.generation > 0)
 
     def take_owed(self) -> KeyList:
-        """Keys of rows of which values were left out, for a reselection: they are no longer of this
-        reading."""
+        """Take the keys of rows whose UPDATEs left values out, for a reselection. This task does
+        not read them any more."""
         keys = KeyList()
         if self.notes_keys and self.table is not None and self.table.again:
             keys, self.table.again = self.table.again, keys
         return keys
 
     def told(self) -> TableSnapshotStatus:
-        """For the status, as of now."""
+        """Return the table's current status for the status board."""
         found = self.state if self.table is None else self.table
         status = "UNREADABLE" if self.is_hopeless else self.status.value
         return TableSnapshotStatus(
@@ -135,7 +140,7 @@ these values."""
     def set_up(
         self, recipe: ReadPlan, judge: StalenessJudge, chunk_bytes: int, *, reselects: bool = False
     ) -> TableProgress:
-        """It will be begun, with this."""
+        """Prepare the table to be begun with this read plan."""
         self.recipe = recipe
         surveyed, state = recipe.surveyed, self.state
         has_changed = state.fingerprint not in ("", surveyed.fingerprint)
@@ -144,7 +149,7 @@ these values."""
             schema=surveyed.relation.namespace,
             name=surveyed.relation.name,
             fingerprint=surveyed.fingerprint,
-            # Rows may be gone without an event that were sent, by this process or the one before.
+            # Rows that were sent, by this process or the one before, may be gone without an event.
             purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
         )
         if self.table is None or self.table.is_read_at_once != recipe.is_read_at_once or self.table.judge is not judge:
@@ -154,7 +159,8 @@ these values."""
                 chunk_bytes,
                 is_read_at_once=recipe.is_read_at_once,
                 reselects=reselects and recipe.finds_keys,
-                in_few_chunks=state.purpose == "VERIFY",  # a mirror compares each by itself, in 10 s whatever its size
+                # A mirror compares each chunk separately, which takes 10 s whatever its size.
+                in_few_chunks=state.purpose == "VERIFY",
             )
         else:
             self.table.begin_again(surveyed.leaves)
@@ -179,13 +185,14 @@ these values."""
         return table
 
     def begin_again(self) -> None:
-        """Its columns, files or publication have changed, or a value came that its encoders do not
-        take."""
+        """Begin again, because the columns, files or publication have changed, or its encoders
+        cannot take a value."""
         log.info("table_restarted", table=self.full_name, reason="its columns, files or publication have changed")
         self._void()
 
     def set_aside(self) -> None:
-        """It is read from the beginning when it can be, in another snapshot."""
+        """Set the table aside, to be read from the beginning in another snapshot once it can be
+        read."""
         self._void()
         self.state = replace(self.state, snapshot_id="")
         self.is_set_aside, self.blocked_until = True, inf
@@ -193,18 +200,18 @@ these values."""
     def _void(self) -> None:
         if self.table is not None:
             if self.state.purpose == "FILL" and self.table.row_count:
-                # Rows may be gone without an event that were sent.
+                # Rows that were sent may be gone without an event.
                 self.state = replace(self.state, purpose="REPLACE")
             self.table.begin_again()
 
     def reselect(self, judge: StalenessJudge, chunk_bytes: int, keys: KeyList) -> TableProgress:
-        """Rows with these keys are read, and those of which UPDATEs leave values out meanwhile."""
+        """Read the rows with these keys, and rows whose UPDATEs leave values out meanwhile."""
         self.table = TableProgress(judge, (), chunk_bytes)
         self.table.resume(CtidPlan(()), keys, ())
         return self.table
 
     def marker(self, kind: str, epoch: int, xid: int, commit_lsn: int, end_lsn: int, time: int) -> Marker:
-        """SNAPSHOT_BEGIN or SNAPSHOT_END."""
+        """Return the SNAPSHOT_BEGIN or SNAPSHOT_END marker."""
         manifest = Manifest(epoch, snapshot=self.chunk(self.table.chunk_count if self.table else 0))
         assert manifest.snapshot is not None
         if kind == "SNAPSHOT_END" and self.table is not None:
@@ -219,8 +226,8 @@ these values."""
         )
 
     def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
-        """Records that differ from what was written last. `prepared`: xids; of suspects, only they
-        outlive the process."""
+        """Return the records that differ from what was written last. `prepared` are xids; only
+        those suspects that are prepared outlive the process."""
         states: dict[bytes, bytes] = {}
         table = self.table
         for segment in self.void_segments:
@@ -246,11 +253,11 @@ these values."""
 
 
 def reselection(description: RelationDescription) -> TableTask:
-    """Of rows with keys of this version of a relation."""
+    """Return the task of a reselection, with keys of this version of the relation."""
     names = description.namespace, description.name
     return TableTask(TableState(description.oid, *names, "", RESELECT, fingerprint=identity_of(description)))
 
 
 def identity_of(description: RelationDescription) -> str:
-    """What keys are made of."""
+    """Return the columns and types that keys are made of, as the fingerprint of a reselection."""
     return str([(column.name, column.facts.oid) for column in description.identity_columns])

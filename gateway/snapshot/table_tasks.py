@@ -1,4 +1,5 @@
-"""Which relations are read, wait for it, or were read; and what of that is not durable yet."""
+"""The tables that are read, wait to be read, or were read, and the changes of their state that are
+not stored yet."""
 
 from __future__ import annotations
 
@@ -27,11 +28,14 @@ log = structlog.get_logger()
 
 
 class TableTasks:
-    """`by_oid`: those that are not done. `begun`: of these, the few that were set up, which are
-    looked at again and again, where ten thousand may wait. `known`: relations that were read, or
-    never will be. `left`: relations that are not published any more: should they come again, they
-    are read, and replace what was there. `quarantined`: relations that are not read until an
-    operator has readmitted them and asks for it."""
+    """The snapshots of all tables.
+
+    `by_oid`: tasks that are not done. `begun`: the few of them that are set up; loops go over
+    these, while 10,000 may wait. `known`: relations that were read, or never will be. `left`:
+    relations that are no longer published; if they are published again, they are read with the
+    purpose REPLACE. `quarantined`: relations that are not read until the operator readmits them and
+    starts a snapshot.
+    """
 
     def __init__(
         self,
@@ -52,16 +56,16 @@ class TableTasks:
         self.known = {oid for oid, state in states.tables.items() if state.status in (KNOWN, Status.DONE.value)}
         self.left: set[int] = set()
         self.contents: dict[int, RelationFiles] = dict(states.contents)
-        """Of the relations that are known: what their rows stood on."""
+        """The catalog entries and files that the rows of each known relation depend on."""
         self.horizons: dict[int, int] = {}
-        """Of the last look at which a relation was what `contents` says, where that is later than
-the content's own."""
+        """Horizon of the last look at which a relation was still as in `contents`, if it is later
+        than the horizon there."""
         self._queued: list[TableTask] = []
-        """They wait, and that is not written yet."""
+        """Waiting tasks whose state is not written yet."""
         self._finished: list[TableTask] = []
-        """Done, and not written yet."""
+        """Finished tasks whose state is not written yet."""
         self._unwritten: set[int] = set()
-        """Those whose content is not written yet."""
+        """Relations whose entry of `contents` is not written yet."""
         self._begun_ids = {state.snapshot_id for state in states.tables.values()}
         self.stream_state = states.stream
         self.snapshot_id = states.stream.snapshot_id if states.stream is not None else ""
@@ -69,8 +73,7 @@ the content's own."""
 
     @property
     def whole_tables(self) -> list[TableTask]:
-        """Without those of which only rows are read that UPDATEs left values out of. For any
-        thread."""
+        """The tasks that read tables, without reselections. May be called in any thread."""
         return [reading for reading in list(self.by_oid.values()) if not reading.is_reselect]
 
     @property
@@ -79,11 +82,11 @@ the content's own."""
 
     @property
     def has_tables(self) -> bool:
-        """Of the snapshot that is under way."""
+        """Return whether the current snapshot has tables to read."""
         return any(not reading.is_reselect and not reading.is_set_aside for reading in self.by_oid.values())
 
     def are_all(self, readings: Sequence[TableTask]) -> bool:
-        """No other table is read, or waits for it."""
+        """Return whether no other table is being read, or waits to be read."""
         oids = {reading.oid for reading in readings}
         return all(reading.is_reselect or reading.is_set_aside or oid in oids for oid, reading in self.by_oid.items())
 
@@ -93,14 +96,13 @@ the content's own."""
             log.info("snapshot_begins", snapshot_id=self.snapshot_id, tables=table_count)
 
     def join_snapshot(self, reading: TableTask) -> None:
-        """It is about to begin: with the others, or in a snapshot of its own where theirs has
+        """Add a table that is about to begin to the current snapshot, or to a new one if that has
         ended."""
         self.begin_snapshot(1)
         reading.state = replace(reading.state, snapshot_id=self.snapshot_id)
 
     def set_aside(self, reading: TableTask) -> None:
-        """It cannot be read: the snapshot ends without it. A comparison is not made up for
-        later."""
+        """Let the snapshot end without a table that cannot be read. A VERIFY of it is cancelled."""
         if reading.state.purpose == "VERIFY":
             self.cancel(reading.oid)
             return
@@ -110,12 +112,13 @@ the content's own."""
         self._queued.append(reading)
 
     def take_up(self, reading: TableTask) -> None:
-        """One that was set aside can be read."""
+        """Read a table that was set aside, because it can be read now."""
         reading.forget_failures()
         reading.is_set_aside, reading.blocked_until = False, 0.0
 
     def is_new(self, snapshot_id: str) -> bool:
-        """Whether it begins only now; once."""
+        """Return whether the snapshot has only now begun. Only the first call with an id returns
+        True."""
         is_new = snapshot_id not in self._begun_ids
         self._begun_ids.add(snapshot_id)
         return is_new
@@ -125,7 +128,7 @@ the content's own."""
         self._queued.append(reading)
 
     def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
-        """In place of what is under way of it."""
+        """Queue the table, in place of its unfinished snapshot, if any."""
         state, is_under_way = TableState(oid, namespace, name, self.snapshot_id, purpose), oid in self.by_oid
         if is_under_way:
             self.cancel(oid)
@@ -142,13 +145,13 @@ the content's own."""
         self._noting.end(oid)
         self.known.add(oid)
         if reading.state.purpose not in ("VERIFY", RESELECT):
-            self._forget_content(oid)  # what it is when it is looked at next, counts
+            self._forget_content(oid)  # the state at the next look counts
         state = TableState(oid, reading.state.schema, reading.state.name, "", status=KNOWN)
         self._finished.append(TableTask(state, void_segments=void))
 
     def leave(self, oid: int) -> None:
-        """It is not published any more: its changes do not come, and what is known of it is
-        void."""
+        """Forget a relation that is no longer published: its changes are not sent, so what is known
+        of it is void."""
         reading = self.by_oid.pop(oid, None)
         self.begun.pop(oid, None)
         self.known.discard(oid)
@@ -162,7 +165,7 @@ the content's own."""
         self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
 
     def is_read(self, reading: TableTask) -> None:
-        """All of a table."""
+        """Finish a task that has read its whole table."""
         assert reading.table is not None and reading.recipe is not None
         reading.table.end()
         self._noting.end(reading.oid)
@@ -173,8 +176,8 @@ the content's own."""
         del self.begun[reading.oid]
 
     def rows_read(self) -> int:
-        """Rows of the current snapshot's tables that were read to their ends, by earlier processes
-        too."""
+        """Return the number of rows of those tables of the current snapshot that were read
+        completely, including by earlier processes."""
         unwritten = {reading.oid: reading for reading in self._finished if reading.table is not None}
         written = (
             state.row_count
@@ -188,8 +191,8 @@ the content's own."""
         )
 
     def is_reselected(self, reading: TableTask) -> None:
-        """All of the rows were read that UPDATEs left values out of; what was known of the table
-        before counts again."""
+        """Finish a reselection whose rows were all read. The table's status from before it is
+        stored again."""
         assert reading.table is not None
         del self.by_oid[reading.oid], self.begun[reading.oid]
         self.known.add(reading.oid)
@@ -201,7 +204,7 @@ the content's own."""
         self._finished.append(TableTask(before, void_segments=list(reading.table.again.take_dirty())))
 
     def never_read(self, state: TableState) -> None:
-        """Its rows are not ours to send."""
+        """Store that the rows of this table are not to be read."""
         self.known.add(state.relation_oid)
         self._finished.append(TableTask(replace(state, status=KNOWN)))
 
@@ -216,8 +219,8 @@ the content's own."""
         self._unwritten.discard(oid)
 
     def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
-        """What goes with the Kafka transaction that is closed now. `prepared`: xids. `with_stream`:
-        also what is noted of the stream."""
+        """Return the records for the Kafka transaction that is being closed. `prepared` are xids.
+        `with_stream`: include the state of the stream, if it has changed."""
         states: dict[bytes, bytes] = {}
         queued = [reading for reading in self._queued if self.by_oid.get(reading.oid) is reading]
         for reading in (*self._finished, *queued, *self.begun.values()):

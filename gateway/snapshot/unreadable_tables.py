@@ -1,5 +1,5 @@
-"""Tables that PostgreSQL cannot read: what is at fault, when they can be read, and how the others
-end without them."""
+"""Tables that PostgreSQL cannot read: finds the reason, tries them again, and lets the snapshot of
+the others end without them."""
 
 from __future__ import annotations
 
@@ -25,16 +25,17 @@ from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
 RETRIES_A_PAUSE: Final = 6
-"""A table that a person must look at is tried again after one check of the publications, then after
-two, four, and at last after so many."""
+"""A table that needs the operator is tried again after 1, 2 and 4 checks of the publications, and
+then after each 6."""
 PROBE_TIMEOUT_MS: Final = 10_000
-"""Looking for what is at fault takes no longer for each column."""
+"""Time limit for each column when looking for the reason."""
 
 log = structlog.get_logger()
 
 
 class UnreadableTables:
-    """`look` is for the conductor, `run` is a task of its own."""
+    """Sets unreadable tables aside (`look`, called by the coordinator) and tries them again (`run`,
+    a task of its own)."""
 
     def __init__(self, settings: Settings, readings: TableTasks, arriving: PendingChunks) -> None:
         self._login = login_of(settings.source)
@@ -45,7 +46,8 @@ class UnreadableTables:
         self._some = asyncio.Event()
 
     def look(self) -> None:
-        """Where every table that is left has failed again and again, the snapshot ends."""
+        """Set all remaining tables aside if each of them failed repeatedly, so that the snapshot
+        ends."""
         readings = [reading for reading in self._readings.whole_tables if not reading.is_set_aside]
         if not self._readings.snapshot_id or not readings:
             return
@@ -56,7 +58,7 @@ class UnreadableTables:
             self._some.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Try the tables that were set aside again, until cancelled."""
         while True:
             await self._some.wait()
             await asyncio.sleep(self._pause_s)
@@ -70,14 +72,14 @@ class UnreadableTables:
                 self._some.clear()
 
     async def _is_readable(self, reading: TableTask) -> bool:
-        """Whether the table is not what it was when it failed, or what failed would succeed now, or
-        fail for another reason, of which the table is told then."""
+        """Return whether the table has changed since it failed, or can be read now, or would fail
+        for another reason, which is then logged."""
         chunk, recipe, obstacle = reading.failed, reading.failed_recipe, reading.obstacle
         if chunk is None or recipe is None or obstacle is None:
             return True
         try:
             sql = await connect_reader(self._login)
-        except WalgateError:  # the stream tells it, if it cannot go on either
+        except WalgateError:  # if the stream is affected too, it reports the error
             return False
         try:
             surveyed = await survey(sql, self._publications, [reading.oid])
@@ -92,8 +94,8 @@ class UnreadableTables:
 
 
 async def find_fault(sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan) -> Fault | None:
-    """What PostgreSQL fails at in the rows of the chunk: each column is asked for alone. None:
-    nothing was found, or the server does not answer."""
+    """Find what PostgreSQL fails at in the rows of the chunk, by querying each column alone.
+    Returns None if nothing was found, or the server does not answer."""
     columns = recipe.surveyed.relation.columns
     types = {column.name: column.type_name for column in columns}
     names = [column.name for column in recipe.version.encoder.description.columns]
@@ -103,23 +105,23 @@ async def find_fault(sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan) ->
         for name, is_binary in zip(names, recipe.is_binary, strict=True):
             if not await _succeeds(sql, chunk_query(chunk, recipe, column_list([name], [is_binary]))):
                 return Fault(column=name, type_name=types.get(name, ""))
-    except DRIVER_ERRORS:  # the table is told without it
+    except DRIVER_ERRORS:  # the table is logged without the fault
         sql.terminate()
     return None
 
 
 async def unreachable_partitions(sql: asyncpg.Connection, recipe: ReadPlan) -> tuple[str, ...]:
-    """Foreign partitions whose server does not answer, or not with rows. Raises what the driver
-    raises."""
+    """Return the foreign partitions whose server does not respond, or not with rows. Raises what
+    the driver raises."""
     names = recipe.surveyed.foreign_names
     return tuple([name for name in names if not await _succeeds(sql, f"SELECT FROM {name} LIMIT 1", "")])
 
 
 async def is_readable(sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan, sqlstate: str) -> bool:
-    """Whether PostgreSQL can send the rows of a chunk that failed with this code; also where it
+    """Return whether PostgreSQL can send the rows of a chunk that failed with this SQLSTATE, or now
     fails with another one."""
     query = chunk_query(chunk, recipe, recipe.columns)
-    if sqlstate == DENIED:  # a privilege on columns is enough, which does not go for places of rows
+    if sqlstate == DENIED:  # privileges on the columns are enough, even without ctid
         surveyed = recipe.surveyed
         source = surveyed.source if chunk.range is None else f"ONLY {surveyed.leaf_names[chunk.range.leaf]}"
         query = f"{select_all(recipe.columns, source, surveyed.row_filter or '')} LIMIT 1"
@@ -130,9 +132,12 @@ async def is_readable(sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan, s
 
 
 async def _succeeds(sql: asyncpg.Connection, query: str, sqlstate: str | None = None) -> bool:
-    """Whether PostgreSQL can send what the query gives; also where that takes too long to find out.
-    `sqlstate`: of the only error that counts, "" for all; None: all count that do not pass by
-    themselves."""
+    """Return whether PostgreSQL can send the rows of the query.
+
+    `sqlstate` is the only error that counts as a failure; "" stands for any error, None for any
+    that does not pass without intervention. Unless it is "", a query that takes too long counts as
+    a success.
+    """
     try:
         async with transaction(sql, readonly=True):
             await sql.execute(f"SET LOCAL statement_timeout = {PROBE_TIMEOUT_MS}")

@@ -1,0 +1,12 @@
+"""State of transactions, from their messages to their last marker. Pure.
+
+    machine           the state machine: pgoutput messages -> change events and markers
+    transaction       what it keeps of a transaction, and the interfaces to its surroundings
+    position          the durable position of a slot, and its record
+    commit_policy     when a Kafka transaction is closed, and when reading waits
+    error_context     adds to an error where in the stream it occurred
+
+In: messages in stream order, and relation versions with their encoders and sinks. Out: records to
+the sinks, owed markers, and the LSN from which replication may start again. The package must not
+know PostgreSQL connections, Kafka clients, or how snapshots are read.
+"""

@@ -1,5 +1,5 @@
-"""Where in the stream an error was met: the one place that says it, as apply_error_callback in
-PostgreSQL's worker.c does."""
+"""Adds to an error where in the stream it occurred, as apply_error_callback in PostgreSQL's
+worker.c does. No other module does this."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _INNERMOST_FRAMES: Final = 4
 
 def add_context(error: Exception, machine: TransactionMachine, payload: bytes, change_lsn: int) -> None:
     """Add to the message of `error` what `payload` is (INSERT of public.orders), its transaction
-    and its LSN; and to `error` its relation, for a row or a Relation message.
+    and its LSN. For a row or a Relation message, also set its `relation_oid`.
 
-    Raises Defect for an error that is no WalgateError; MemoryError stays what it is.
+    Raises InternalError in place of an error that is not a WalgateError; MemoryError stays as it
+    is.
     """
     lsn = f", LSN {Lsn(change_lsn)}" if change_lsn else ""  # a Relation message has none
     value = "" if isinstance(error, WalgateError | MemoryError) else _value(machine, payload)
@@ -43,7 +44,7 @@ def add_context(error: Exception, machine: TransactionMachine, payload: bytes, c
 
 
 def defect_of(error: Exception, context: str) -> InternalError:
-    """For an error that is no WalgateError."""
+    """Return the InternalError for an error that is not a WalgateError."""
     frames = extract_tb(error.__traceback__)[-_INNERMOST_FRAMES:]
     places = " > ".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
     return InternalError(
@@ -53,8 +54,8 @@ def defect_of(error: Exception, context: str) -> InternalError:
 
 
 def _value(machine: TransactionMachine, payload: bytes) -> str:
-    """The value of a row that cannot be encoded, if that was the error: its column and its byte of
-    the message."""
+    """Describe the value of a row that cannot be encoded, if that was the error: its column and the
+    byte of the message where it begins."""
     relation_oid = _relation_oid(machine, payload)
     if relation_oid is None or payload[0] == RELATION or (version := machine.in_force(relation_oid)) is None:
         return ""
@@ -67,7 +68,7 @@ def _value(machine: TransactionMachine, payload: bytes) -> str:
 
 
 def _relation_at(machine: TransactionMachine) -> int:
-    """Where a row message or a Relation message has the relation's oid."""
+    """Return the position of the relation's oid in a row message or a Relation message."""
     return 5 if machine.in_stream else 1
 
 
@@ -81,7 +82,7 @@ def _relation_oid(machine: TransactionMachine, payload: bytes) -> int | None:
 def _operation(machine: TransactionMachine, payload: bytes) -> str:
     letter = payload[0]
     if letter == TRUNCATE:
-        oids = payload[_relation_at(machine) + _COUNT_AND_OPTIONS :]  # perhaps cut off: that may be the error
+        oids = payload[_relation_at(machine) + _COUNT_AND_OPTIONS :]  # may be incomplete, which may be the error
         names = [_relation_name(machine, int.from_bytes(oids[at : at + 4])) for at in range(0, len(oids) - 3, 4)]
         return f"TRUNCATE of {', '.join(names)}"
     operation = _OPERATIONS.get(letter)

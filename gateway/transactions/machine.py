@@ -3,59 +3,62 @@
 Theory
 ======
 
-A transaction comes in one of four shapes, of which the server chooses; the same transaction may
-come in another shape after a restart (PostgreSQL manual 55.5, "Streaming Replication Protocol of
-Logical Decoding"):
+A transaction arrives in one of four shapes, which the server chooses; the same transaction may have
+another shape after a restart (PostgreSQL manual 55.5, "Streaming Replication Protocol of Logical
+Decoding"):
 
     ordinary            B  rows  C
-    prepared            b  rows  P                      ...  K (commit prepared) or r (rollback prepared), much later
-    in-progress         (S rows E)+  [A sub]*           then c (stream commit) or A (whole abort)
-    in-progress, 2PC    (S rows E)+  [A sub]*           then p (stream prepare)  ...  K or r
+    prepared            b  rows  P              ...  K (commit prepared) or r (rollback prepared),
+                                                     much later
+    in-progress         (S rows E)+  [A sub]*   then c (stream commit) or A (abort of all of it)
+    in-progress, 2PC    (S rows E)+  [A sub]*   then p (stream prepare)  ...  K or r
 
-So there are three places where a transaction can be:
+A transaction can therefore be in three places:
 
-    current     receives the rows that come now: between B and C, b and P, or S and E. At most one.
-    streams     in-progress transactions between two segments, by xid; segments of several interleave. While a segment
-                is open its transaction is in `streams` *and* current.
-    prepared    ended by P or p, waiting for K or r; by (gid, xid). Outlives the process: it is part of the position.
+    current     receives the rows that arrive now: between B and C, b and P, or S and E. At most
+                one.
+    streams     in-progress transactions between two segments, by xid; segments of several of them
+                alternate. During a segment its transaction is in `streams` *and* current.
+    prepared    ended by P or p, waiting for K or r; by (gid, xid). Survives the process, as part of
+                the position.
 
-    None --B, b--> current --C--> None          None --S--> current, streams --E--> streams
-    current --P--> prepared                     streams --c, A--> None          streams --p--> prepared --K, r--> None
+    None --B, b--> current --C--> None        None --S--> current, streams --E--> streams
+    current --P--> prepared                   streams --c, A--> None
+    prepared --K, r--> None                   streams --p--> prepared
 
-Who sees what: rows go to their topic at once, also of a transaction that is not known to commit;
-their `commit_lsn` is then null. What makes them count is the marker that ends the transaction, and
-its manifest. Markers are only *owed* here: they are written when every row before them is
-acknowledged, which is the business of `gateway/kafka`.
+Visibility: rows are sent to their topic at once, even if it is not known whether their transaction
+commits; their `commit_lsn` is then null. They count once the marker that ends the transaction is
+there, with its manifest. Markers are only *owed* here: `gateway/kafka` writes them when every row
+before them is acknowledged.
 
-What couples the states:
+Rules that connect the states:
 
 * A transaction without events leaves no trace: the marker of its begin is owed from its first event
   on (`silent`).
-* `resume_lsn` moves at each end (C, c, P, p, K, r: the *end* LSN) and at a message outside
+* `resume_lsn` advances at each end (C, c, P, p, K, r: to the *end* LSN) and at a message outside
   transactions. It never depends on open streams: PostgreSQL sends those again from their first
   change as long as they have not ended.
-* `resume_lsn` never goes back, though the end of a transaction that was prepared before the slot
-  knew two-phase does: such a one is sent whole at its COMMIT PREPARED.
-* Everything of an in-progress attempt is void after a restart, so nothing here is kept over
-  restarts but `prepared`.
-* In a stream a logical message carries the xid of the whole transaction, its rows that of their
-  subtransaction. When a subtransaction is rolled back, nobody can tell which messages went with it:
+* `resume_lsn` never goes back, although the end LSN does for a transaction that was prepared before
+  two-phase was enabled for the slot: the whole of it is sent at its COMMIT PREPARED.
+* Everything of an in-progress attempt is void after a restart. Only `prepared` is kept.
+* In a stream, a logical message carries the xid of the top-level transaction, a row that of its
+  subtransaction. If a subtransaction is rolled back, its messages cannot be identified:
   RolledBackMessages.
 * The relation cache has an overlay for each open stream, dropped or merged when the stream ends.
-* A relation that source.excluded_tables names is a version of its own kind in the relation cache,
-  so that a rollback and a rename count for it too. Its changes are counted, and are in `excluded`
-  only where the relation has a topic.
-* A relation in quarantine gets no record: its changes are counted in `excluded` of their
+* A relation that source.excluded_tables names has a version of its own kind in the relation cache,
+  so that rollbacks and renames apply to it, too. Its changes are counted, and are in `excluded`
+  only if the relation has a topic.
+* A relation in quarantine gets no records: its changes are counted in `excluded` of their
   transaction's manifest. The transaction at `skip_lsn` is left out as a whole; its last marker is
-  SKIP, and what was refused in it is refused again by the next change that needs it.
-* commit LSNs rise strictly from one committed transaction to the next. If they do not, something is
-  fundamentally wrong (another server, a slot that went back) and going on would double rows.
+  SKIP, and a relation that was refused in it is refused again by the next change that needs it.
+* Commit LSNs rise strictly from one committed transaction to the next. If they do not, something is
+  fundamentally wrong (another server, a slot that went back) and going on would duplicate rows.
 
-The file is longer than others because every transition is in it, and nothing else.
+The file is longer than others because it has every transition, and nothing else.
 
-What is still ugly: a rollback of a prepared transaction that we never saw is legal (it was prepared
-before the slot existed) and ignored, while a *commit* of one is an error; PostgreSQL sends the rows
-first in that case.
+A remaining asymmetry: the rollback of a prepared transaction that was never received is legal (it
+was prepared before the slot existed) and ignored, while its *commit* is an error; PostgreSQL sends
+the rows first in that case.
 """
 
 from __future__ import annotations
@@ -107,33 +110,35 @@ from schemas.lsn import Lsn
 from schemas.varint import encode_long
 
 _UNSIGNED: Final = 0xFFFFFFFF
-"""Oids and xids are unsigned, what librt reads is not. Its reading takes 0.02 us, that of struct
+"""Oids and xids are unsigned, what librt reads is signed. librt takes 0.02 us for a value, struct
 0.06."""
 
 _SKIPPED: Final = "skipped by the operator: walgate skip"
 
 _NAMED_PREFIX: Final = 100
-"""So many characters of a prefix are enough to know it again: it may be as large as the message."""
+"""Characters of a prefix that are enough to recognize it: it may be as large as the message."""
 
 
 class OutOfOrder(StopForOperator):
-    """A message came where the protocol does not allow it."""
+    """A message arrived where the protocol does not allow it."""
 
 
 class RolledBackMessages(Retry):
-    """Read again without streaming: the server then leaves out what was rolled back."""
+    """Messages of a subtransaction that was rolled back cannot be told from others. Replication
+    starts again without streaming; the server then leaves them out."""
 
 
 class TransactionMachine:
-    """Feed it `receive` and `change` in stream order; take what is owed with `take_markers`.
+    """Feed it with `receive` and `change` in stream order; take the owed markers with
+    `take_markers`.
 
-    `resume_lsn` is where replication may start again once everything up to now is durable;
-    `at_boundary` says whether a Kafka transaction may end here. Raises OutOfOrder, DataGap, and
+    `resume_lsn` is where replication may start again once everything so far is durable;
+    `at_boundary` tells whether a Kafka transaction may end here. Raises OutOfOrder, DataGap, and
     what the encoders raise.
     """
 
     records_exclusions: ClassVar[bool] = True
-    """Readers see what was left out, so that a table may be in quarantine."""
+    """Consumers see what was left out, so tables may be put in quarantine."""
 
     def __init__(
         self,
@@ -154,29 +159,29 @@ class TransactionMachine:
         self.quarantined: dict[int, Quarantined] = {each.relation_oid: each for each in quarantined}
         self.excluded_count: dict[int, int] = dict.fromkeys(self.quarantined, 0)
         self.left_out_count = 0
-        """Changes of excluded tables."""
+        """Number of changes of excluded tables."""
         self.skip_lsn = skip_lsn
-        self._refused: dict[int, WalgateError] = {}  # what was described and has no version
+        self._refused: dict[int, WalgateError] = {}  # relations that were described and have no version
         self.in_stream = False
         self.event_count = 0
         self.transaction_count = 0
         self.last_commit_time = 0
         self.marked_lsn = 0
         self.marked_time = 0
-        """Of the newest commit that has a marker: readers see no other."""
+        """Commit LSN and time of the newest commit that has a marker: consumers see no other."""
         self.undelivered_since = 0
         self.undelivered_count = 0
         self.heartbeat_time = 0
         self.watch: ChangeObserver | None = None
         self.arrived: object | None = None
-        """What is to be handed over where the current transaction commits: a chunk of a snapshot,
-or the bounds of one."""
+        """The object to be handed over where the current transaction commits: a chunk or a mark of a
+        snapshot, or a command."""
         self._messages = messages
         self._current: Transaction | None = None
         self._current_is_prepare: BeginPrepare | None = None
         self._streams: dict[int, Transaction] = {}
         self._markers: list[Marker] = []
-        self._active: dict[int, RelationVersion] = {}  # what `in_force` says, until it may say something else
+        self._active: dict[int, RelationVersion] = {}  # results of `in_force`, until one may change
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             Begin: self._begin,
             Commit: self._commit,
@@ -197,33 +202,33 @@ or the bounds of one."""
 
     @property
     def at_boundary(self) -> bool:
-        """No transaction that must stay in one Kafka transaction is open.
+        """Return whether no transaction that must stay in one Kafka transaction is open.
 
-        A stream segment may be cut: its rows are of no worth before the marker of the end, in
-        whatever Kafka transaction they came. Segments are as large as the server's
-        logical_decoding_work_mem, and rows shall be readable before COMMIT.
+        A segment of a stream may be divided: its rows count only once the marker of the end is
+        there, in whatever Kafka transaction they were sent. Segments are as large as the server's
+        logical_decoding_work_mem, and rows should be readable before COMMIT.
         """
         return self._current is None or self.in_stream
 
     @property
     def current_xids(self) -> tuple[int, int] | None:
-        """xid and subxid (-1: none) of what comes now; None outside transactions."""
+        """xid and subxid (-1: none) of what arrives now; None outside transactions."""
         return None if self._current is None else (self._current.xid, self._current.context.subxid)
 
     @property
     def current(self) -> Transaction | None:
-        """The transaction whose changes come now."""
+        """The transaction whose changes arrive now."""
         return self._current
 
     @property
     def unfinished_xids(self) -> list[int]:
-        """Of transactions that are streamed or prepared."""
+        """The xids of transactions that are streamed or prepared."""
         return [*self._streams, *(xid for _, xid in self.prepared)]
 
     @property
     def current_commit_lsn(self) -> Lsn | None:
-        """Commit LSN of what comes now, for a prepared transaction its prepare LSN; None where it
-        is not known yet."""
+        """Commit LSN of what arrives now, for a prepared transaction its prepare LSN; None if it is
+        not known yet."""
         if self._current_is_prepare is not None:
             return Lsn(self._current_is_prepare.prepare_lsn)
         if self._current is None or self._current.commit_lsn is None:
@@ -243,37 +248,38 @@ or the bounds of one."""
         return len(self._markers)
 
     def take_markers(self) -> list[Marker]:
-        """The markers owed since the last call, in order."""
+        """Return the markers owed since the last call, in order."""
         markers, self._markers = self._markers, []
         return markers
 
     def take_undelivered(self) -> tuple[int, int]:
-        """Commit time (Unix, microseconds; 0: none) of the first transaction with events, or a
-        heartbeat, that has committed since the last call, and how many have."""
+        """Return the commit time (Unix, microseconds; 0: none) of the first transaction with
+        events, or a heartbeat, that has committed since the last call, and the number of these
+        transactions."""
         undelivered = self.undelivered_since, self.undelivered_count
         self.undelivered_since = self.undelivered_count = 0
         return undelivered
 
     @property
     def receiving_since(self) -> int:
-        """Commit time of the committed transaction whose rows come now; 0: none."""
+        """Commit time of the committed transaction whose rows arrive now; 0: none."""
         current = self._current
         return 0 if current is None or current.silent else current.commit_time or 0
 
     @property
     def stream_sizes(self) -> list[tuple[int, int]]:
-        """xid and event count of the transactions in progress of which rows were sent."""
+        """xid and event count of the in-progress transactions that have been streamed."""
         return [(xid, transaction.ordinal) for xid, transaction in list(self._streams.items())]
 
     # -- messages
-    # ---------------------------------------------------------------------------------------------------
 
     def receive(self, message: object, change_lsn: int) -> None:
-        """Any message but rows and Relation. `change_lsn` is the start of its XLogData."""
+        """Process any message except row messages and Relation. `change_lsn` is the start of its
+        XLogData."""
         self._handlers[type(message)](message, change_lsn)
 
     def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion | ExcludedTable) -> None:
-        """A Relation message whose schema is registered, or of a relation that is left out;
+        """Process a Relation message whose schema is registered, or whose relation is left out.
         `subxid` is its xid field, present inside a stream."""
         self._active.clear()
         self._refused.pop(relation_oid, None)
@@ -284,14 +290,14 @@ or the bounds of one."""
             self.relations.announce(relation_oid, version)
 
     def refuse(self, relation_oid: int, error: WalgateError) -> None:
-        """A Relation message that cannot be announced, in a transaction that is left out, or need
-        not be: `error` at its next change."""
+        """Process a Relation message that cannot be announced, in a transaction that is left out,
+        or that need not be announced: the relation's next change raises `error`."""
         self._active.clear()
         self._refused[relation_oid] = error
 
     def in_force(self, relation_oid: int) -> RelationVersion | None:
-        """What the next change of the relation would be encoded with; None if it was never
-        announced, or is left out."""
+        """Return the version that the next change of the relation would be encoded with; None if it
+        was never announced, or is left out."""
         found = self._announced(relation_oid)
         return found if isinstance(found, RelationVersion) else None
 
@@ -300,15 +306,15 @@ or the bounds of one."""
         return self.relations.find(relation_oid, xid)
 
     # -- snapshots
-    # ------------------------------------------------------------------------------------------------------
 
     def set_observer(self, watch: ChangeObserver | None) -> None:
-        """Also after what it has to say of relations has changed."""
+        """Set the observer. Call this again when its `version` may return something else for a
+        relation."""
         self.watch = watch
         self._active.clear()
 
     def read(self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
-        """Rows that were read (RowEncoder.copied), as changes of the transaction that commits
+        """Publish rows of a chunk (RowEncoder.copied) as changes of the transaction that commits
         now."""
         transaction = self._demand_transaction("rows of a snapshot")
         self._note_event(transaction, version.schema_id)
@@ -322,14 +328,13 @@ or the bounds of one."""
         transaction.ordinal = ordinal
 
     def add_pending_marker(self, marker: Marker) -> None:
-        """A marker that no message asks for."""
+        """Owe a marker that no message causes."""
         self._markers.append(marker)
 
     # -- rows: the hot path
-    # -------------------------------------------------------------------------------------------
 
     def change(self, data: bytes, position: int, end: int, change_lsn: int) -> None:
-        """One Insert, Update or Delete message at data[position:end]."""
+        """Process an Insert, Update or Delete message at data[position:end]."""
         transaction = self._current
         if transaction is None:
             raise self._out_of_order(f"a row message ({chr(data[position])})", "inside a transaction")
@@ -367,7 +372,7 @@ or the bounds of one."""
             key, value = version.encoder.delete(data, row, end, transaction.context, change_lsn, ordinal)
         version.outlet.append(key, value, manifest)
         changes = version.changes
-        if changes is not None:  # `tell` written out
+        if changes is not None:  # `tell`, inlined
             changes.hold_key(key)
             if moved is not None:
                 changes.hold_key(moved[0])
@@ -375,7 +380,7 @@ or the bounds of one."""
                 changes.left_out(version.encoder, key, key if moved is None else moved[0])
 
     def _activate(self, relation_oid: int) -> RelationVersion:
-        """First event of a relation since versions last changed."""
+        """Return the version for the first event of a relation since versions last changed."""
         refused = self._refused.get(relation_oid)
         if refused is not None:
             raise refused
@@ -388,7 +393,8 @@ or the bounds of one."""
         return version
 
     def _leaves_out(self, transaction: Transaction, relation_oid: int) -> bool:
-        """Whether a change is not written, nor encoded: what is left out is never in `_active`."""
+        """Return whether a change is not encoded and not written. Relations that are left out are
+        never in `_active`."""
         if transaction.skipped:
             return True
         relation = self.quarantined.get(relation_oid)
@@ -438,8 +444,8 @@ or the bounds of one."""
         self._markers.append(marker)
 
     def _enter(self, transaction: Transaction, subxid: int) -> None:
-        """The rows that follow belong to `subxid`; the top-level transaction's own rows are written
-        with -1."""
+        """Note that the rows that follow belong to `subxid`. Rows of the top-level transaction
+        itself are written with -1."""
         transaction.context_subxid = subxid
         transaction.context = TransactionContext(
             transaction.xid, -1 if subxid == transaction.xid else subxid, self.epoch, transaction.commit_lsn,
@@ -447,15 +453,14 @@ or the bounds of one."""
         )  # fmt: skip
 
     # -- ordinary transactions
-    # ------------------------------------------------------------------------------------------
 
     def _open(self, xid: int, commit_lsn: int | None, commit_time: int | None, in_stream: bool = False) -> Transaction:
         context = TransactionContext(xid, -1, self.epoch, commit_lsn, commit_time, None, in_stream)
         return Transaction(xid, Manifest(self.epoch), context, commit_lsn, commit_time)
 
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
-        """A Begin message; most transactions are small, so that it goes without an object of its
-        own, as `commit` does."""
+        """Process a Begin message. Most transactions are small, so this avoids creating a message
+        object, as `commit` does."""
         if self._current is not None:
             self._demand_no_transaction("Begin")
         self._current = self._open(xid, commit_lsn, readable_time(commit_time))
@@ -485,7 +490,7 @@ or the bounds of one."""
     def _finish(
         self, transaction: Transaction, kind: str, marker_lsn: int, end_lsn: int, time: int, gid: str | None = None
     ) -> None:
-        """The transaction is complete: owe its last marker, and let replication start again behind
+        """Complete the transaction: owe its last marker, and let replication start again after
         it."""
         manifest = transaction.manifest
         manifest.event_count = transaction.ordinal
@@ -530,8 +535,8 @@ or the bounds of one."""
         self._enter(transaction, transaction.context_subxid if self.in_stream else transaction.xid)
 
     def _type(self, message: Type, change_lsn: int) -> None:
-        """Only the names of types; what a type is made of comes from the catalog when a Relation
-        uses it."""
+        """Ignore the message: it has only the name of a type; its definition is read from the
+        catalog when a Relation uses it."""
 
     def _truncate(self, message: Truncate, change_lsn: int) -> None:
         transaction = self._demand_transaction("Truncate")
@@ -578,8 +583,8 @@ or the bounds of one."""
             transaction.ordinal += 1
 
     def _transaction_of(self, message: Message | MessageHead) -> Transaction | None:
-        """Where a logical message belongs; None: to none, and then replication need not start again
-        before it."""
+        """Return the transaction that a logical message belongs to. For a message outside
+        transactions, return None, and let replication start again after it."""
         if not message.transactional:
             self._demand_no_transaction("a message outside transactions")
             self._resume_behind(message.message_lsn)
@@ -590,8 +595,8 @@ or the bounds of one."""
         return transaction
 
     def _leave_out(self, message: Message | MessageHead, transaction: Transaction | None, message_bytes: int) -> None:
-        """Too large for Kafka. Any user can write one, so it does not stop the rest; it is marked
-        in the manifest."""
+        """Leave out a message that is too large for Kafka, and record it in the manifest. Any user
+        can emit one, so it must not stop the rest."""
         topic, prefix = self._messages, message.prefix[:_NAMED_PREFIX]
         xid = 0
         if transaction is not None:
@@ -602,11 +607,10 @@ or the bounds of one."""
         topic.leave_out(ExcludedMessage(xid, message.message_lsn, prefix, message_bytes))
 
     # -- what is too large to be held
-    # -----------------------------------------------------------------------------------
 
     def drained(self, data: bytes, position: int, end: int, message_bytes: int) -> None:
-        """The first bytes of a message that is too large for Kafka by far; `message_bytes`: of the
-        whole. A logical message is left out. Raises what the outlet says of a row."""
+        """Process the first bytes of a message that is far too large for Kafka; `message_bytes` is
+        its whole size. A logical message is left out. For a row, raises the error of its outlet."""
         if data[position] in ROW_MESSAGES:
             oid_at = position + (5 if self.in_stream else 1)
             relation_oid: int = read_i32_be(data, oid_at)
@@ -621,13 +625,12 @@ or the bounds of one."""
             self._leave_out(head, transaction, message_bytes)
 
     def _refuse_drained(self, relation_oid: int, message_bytes: int) -> None:
-        """Raises StopForOperator, where the row is not left out."""
+        """Raises StopForOperator, unless the row is left out."""
         if not self._leaves_out(self._demand_transaction("a row message"), relation_oid):
             version = self._active.get(relation_oid) or self._activate(relation_oid)
             raise version.outlet.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)
 
     # -- in-progress streams
-    # --------------------------------------------------------------------------------------------
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:
         self._demand_no_transaction("Stream Start")
@@ -663,7 +666,7 @@ or the bounds of one."""
         return transaction
 
     def _finish_relations(self, xid: int) -> None:
-        """What was announced in the stream counts for everybody now."""
+        """Make what was announced in the stream valid for all transactions."""
         self.relations.finish_stream(xid)
         self._active.clear()
 
@@ -678,9 +681,9 @@ or the bounds of one."""
         self._demand_no_transaction("Stream Abort")
         transaction = self._streams.get(message.xid)
         if transaction is None and message.subxid != message.xid:
-            # PostgreSQL 18 drops a transaction that it sees rolled back before it was ever
-            # streamed, yet announces the end of its subtransaction (tests/golden,
-            # stream_abort_alone). No row of it was sent.
+            # PostgreSQL 18 drops a transaction that it sees rolled back before streaming it, but
+            # announces the end of its subtransaction (tests/golden, stream_abort_alone). No row of
+            # it was sent.
             return
         if transaction is None:
             raise self._out_of_order(f"Stream Abort of {message.xid}", "after its Stream Start")
@@ -718,7 +721,6 @@ or the bounds of one."""
             )
 
     # -- two-phase
-    # ------------------------------------------------------------------------------------------------------
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         self._demand_no_transaction("Begin Prepare")
@@ -786,7 +788,6 @@ or the bounds of one."""
         self._resume_behind(end_lsn)
 
     # -- order
-    # ----------------------------------------------------------------------------------------------------------
 
     def _demand_transaction(self, name: str) -> Transaction:
         if self._current is None:

@@ -1,8 +1,8 @@
-"""The durable position of a slot, and its record: one in every Kafka transaction, read back at each
+"""The durable position of a slot, and its record: one in every Kafka transaction, read at each
 start.
 
-The key is `<system identifier>/<database>/<slot>` as UTF-8 text. Pure; the topic is read in
-gateway/kafka/position_topic.py.
+The key is `<system identifier>/<database>/<slot>` as UTF-8 text. This module is pure;
+gateway/kafka/position_topic.py reads the topic.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What committed between the two is lost."""
+    """A gap: changes that committed between the two LSNs were lost."""
 
     first_lsn: Lsn
     end_lsn: Lsn
@@ -49,9 +49,12 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`state` is INTENT before the slot is made, then ACTIVE; `resume_lsn` is where replication
-    starts again. `skip_lsn`: commit LSN of the transaction that is to be left out; 0: none. `gap`:
-    the newest."""
+    """A slot's position.
+
+    `state` is INTENT before the slot is created, then ACTIVE. `resume_lsn` is where replication
+    starts again. `skip_lsn` is the commit LSN of the transaction that is to be left out; 0: none.
+    `gap` is the newest one.
+    """
 
     system_identifier: str
     timeline: int
@@ -69,25 +72,26 @@ class Position:
     quarantined: tuple[Quarantined, ...] = ()
     gap: Gap | None = None
     written_xid: int = 0
-    """In it a Debezium connector stopped: `written_lsn` is the LSN of the last event that it wrote.
-    Kept for good: no other transaction of that xid has rows before it."""
+    """The transaction in which a Debezium connector stopped; `written_lsn` is the LSN of the last
+    event that it wrote. Kept for good: no other transaction with this xid has rows before that LSN.
+    """
     written_lsn: Lsn = _START
     schema_id: int = field(default=0, compare=False)
-    """With which it was read."""
+    """The id of the schema that the record was read with."""
 
     @property
     def key(self) -> bytes:
         return position_key(self.system_identifier, self.database, self.slot)
 
     def is_of_slot(self, key: bytes) -> bool:
-        """`key` is of the same slot, perhaps under a former name of its database (ALTER DATABASE
-        RENAME)."""
+        """Return whether `key` is of the same slot, perhaps under a former name of its database
+        (ALTER DATABASE RENAME)."""
         return key.startswith(f"{self.system_identifier}/".encode()) and key.endswith(f"/{self.slot}".encode())
 
 
 def position_key(system_identifier: str, database: str, slot: str) -> bytes:
-    """The key of a slot's records in the position topic, and the start of those in the snapshot
-    topic."""
+    """Return the key of a slot's record in the position topic, which its keys in the snapshot topic
+    begin with."""
     return f"{system_identifier}/{database}/{slot}".encode()
 
 
@@ -99,7 +103,7 @@ def encode_position(frame: bytes, position: Position) -> bytes:
 
 
 def position_schema_id(key: bytes, value: bytes) -> int:
-    """Of the schema that the record names. Raises StopForOperator."""
+    """Return the id of the schema that the record names. Raises StopForOperator."""
     try:
         return read_schema_id(value)
     except SchemaError as error:
@@ -107,8 +111,8 @@ def position_schema_id(key: bytes, value: bytes) -> int:
 
 
 def decode_position(key: bytes, value: bytes, writer: Schema) -> Position:
-    """`writer` is the schema that the record names. Raises StopForOperator when the record cannot
-    be read: guessing a position would lose or double rows."""
+    """Decode a position. `writer` is the schema that the record names. Raises StopForOperator if
+    the record cannot be read: guessing a position would lose or duplicate rows."""
     schema_id = position_schema_id(key, value)
     try:
         source = io.BytesIO(value[FRAME_BYTES:])
@@ -137,7 +141,8 @@ def not_a_position_hint(key: bytes) -> str:
 
 
 def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:
-    """`skip_lsn` lasts until the transaction is passed: its end LSN is above its commit LSN."""
+    """Return the position after a Kafka transaction. `skip_lsn` is kept until replication has
+    passed that transaction, whose end LSN is above its commit LSN."""
     return replace(
         position,
         resume_lsn=Lsn(resume_lsn),

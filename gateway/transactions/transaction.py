@@ -1,4 +1,4 @@
-"""Facts about transactions that the state machine keeps and hands out."""
+"""State of transactions, and the interfaces between the state machine and its surroundings."""
 
 from __future__ import annotations
 
@@ -14,33 +14,32 @@ from gateway.names import HEARTBEAT_PREFIX
 
 
 class RecordSink(Protocol):
-    """Where the records of one topic go. A record counts towards the manifest that it is appended
-    with."""
+    """The destination of the records of one topic. A record counts towards the manifest that it is
+    appended with."""
 
     def append(self, key: bytes | None, value: bytes, manifest: Manifest | None) -> None: ...
 
     def append_everywhere(self, value: bytes, manifest: Manifest | None) -> None:
-        """The same record without a key to every partition of the topic."""
+        """Append the same record, without a key, to every partition of the topic."""
 
     def too_large(self, what: str, size: int) -> StopForOperator:
-        """The error for a row that is larger than the topic takes; `what` it does, that has so many
-        bytes."""
+        """Return the error for a row of `size` bytes, more than the topic takes. `what` is a clause
+        for the message."""
         ...
 
 
 class RelationChangeTracker(Protocol):
-    """Is told what a transaction changes in one relation while that is under snapshot
-    (gateway/snapshot/change_tracking.py). Keys come framed; None where the relation has none."""
+    """Receives what transactions change in one relation while it is under snapshot
+    (gateway/snapshot/change_tracking.py). Keys are framed, or None if the relation has none."""
 
     hold_key: Callable[[bytes | None], None]
-    """Once a row, and once more for the old key of one that was changed."""
+    """Called once for each row, and once more with the old key if the key has changed."""
     left_out_count: int
-    """The encoder's, when `left_out` was last called: when it is another, the row was an UPDATE
-that left columns
-out."""
+    """`left_out_count` of the encoder when `left_out` was last called. If the encoder's differs
+    after a row, the row was an UPDATE that left columns out."""
 
     def enter(self, transaction: Transaction) -> None:
-        """Before the first of some changes of another transaction."""
+        """Note that the changes that follow are of this transaction."""
         ...
 
     def left_out(self, encoder: RowEncoder, key: bytes | None, old_key: bytes | None) -> None: ...
@@ -51,7 +50,7 @@ out."""
 def tell(
     changes: RelationChangeTracker, encoder: RowEncoder, key: bytes | None, moved: tuple[bytes | None, bytes] | None
 ) -> None:
-    """Of a row that was encoded; `moved`: see RowEncoder.update."""
+    """Report a row that was encoded. `moved`: see RowEncoder.update."""
     changes.hold_key(key)
     if moved is not None:
         changes.hold_key(moved[0])
@@ -61,21 +60,21 @@ def tell(
 
 @dataclass(slots=True)
 class RelationVersion:
-    """A relation as one Relation message described it, ready for its rows."""
+    """A relation as one Relation message described it, with the encoder and sink for its rows."""
 
     name: str
     schema_id: int
     encoder: RowEncoder
     outlet: RecordSink
     noted_in: Manifest | None = None
-    """The newest transaction that has noted the schema id."""
+    """Manifest of the transaction that noted the schema id last."""
     changes: RelationChangeTracker | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Quarantined:
-    """A relation whose changes are counted and not written. `since_lsn`: commit LSN of the first
-    transaction without them."""
+    """A relation in quarantine: its changes are counted and not written. `since_lsn` is the commit
+    LSN of the first transaction without them."""
 
     relation_oid: int
     namespace: str
@@ -93,8 +92,7 @@ class Quarantined:
 class ExcludedTable:
     """A relation that source.excluded_tables names: its changes are counted and not written.
 
-    `is_marked`: it has a topic, so that readers may have copies of its rows. Manifests then name
-    it.
+    `is_marked`: it has a topic, so consumers may have copies of its rows. Manifests then name it.
     """
 
     relation_oid: int
@@ -109,14 +107,15 @@ EXCLUDED_REASON: Final = "left out by source.excluded_tables"
 
 class MessageSink(Protocol):
     def offer(self, value: bytes, manifest: Manifest | None) -> bool:
-        """Append a record without a key, unless it is larger than the topic takes; then False."""
+        """Append a record without a key and return True, or return False if it is larger than the
+        topic takes."""
         ...
 
 
 CHUNK_PREFIX: Final = "walgate.chunk"
 COMMAND_PREFIX: Final = "walgate.snapshot"
 OWN_PREFIXES: Final = frozenset({CHUNK_PREFIX, COMMAND_PREFIX})
-"""Of logical messages by which gateways and their operators speak to gateways: they are not
+"""Prefixes of logical messages that gateways and operators send to gateways. These are not
 published."""
 
 MessageEncoder = Callable[[TransactionContext, int, int, bool, int, str, bytes], bytes]
@@ -126,8 +125,8 @@ LogicalMessage."""
 
 @dataclass(frozen=True, slots=True)
 class ExcludedMessage:
-    """A logical decoding message that is larger than its topic takes. `xid` 0: it is of no
-    transaction. `prefix` may be cut."""
+    """A logical message that is larger than its topic takes. `xid` is 0 if it is not in a
+    transaction. `prefix` may be truncated."""
 
     xid: int
     message_lsn: int
@@ -137,8 +136,8 @@ class ExcludedMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessageTopic:
-    """The topic of logical decoding messages, and which of them it gets: those of `prefixes`, of
-    every prefix where it is empty. `leave_out` hears of each one that is too large."""
+    """The topic of logical messages, and which of them it gets: those with one of `prefixes`, or
+    all if that is empty. `leave_out` is called for each one that is too large."""
 
     topic: str
     schema_id: int
@@ -147,16 +146,17 @@ class MessageTopic:
     leave_out: Callable[[ExcludedMessage], None]
     prefixes: frozenset[str] = frozenset()
     heartbeats_only: bool = False
-    """source.messages is off: they are asked for because of the heartbeats, and of what snapshots
-say to gateways."""
+    """source.messages is off: the server sends messages only because of heartbeats and of the
+    messages of snapshots."""
 
     def takes(self, prefix: str) -> bool:
-        """Heartbeats only where they are asked for by name."""
+        """Return whether the topic gets messages with this prefix. Heartbeats are published only if
+        their prefix is listed."""
         return not self.heartbeats_only and is_published(prefix, self.prefixes)
 
 
 def is_published(prefix: str, prefixes: Collection[str]) -> bool:
-    """Of a logical message, by source.message_prefixes."""
+    """Return whether source.message_prefixes publishes logical messages with this prefix."""
     if prefix in OWN_PREFIXES:
         return False
     return prefix in prefixes if prefixes else prefix != HEARTBEAT_PREFIX
@@ -164,8 +164,8 @@ def is_published(prefix: str, prefixes: Collection[str]) -> bool:
 
 @dataclass(slots=True)
 class Transaction:
-    """One transaction that is being received; for an in-progress one `commit_lsn` and `commit_time`
-    are None."""
+    """A transaction that is being received. `commit_lsn` and `commit_time` are None while it is in
+    progress."""
 
     xid: int
     manifest: Manifest
@@ -176,40 +176,42 @@ class Transaction:
     context_subxid: int = -1
     ordinal: int = 0
     silent: bool = True
-    """No event yet since its Begin or Stream Start: the marker of that is still owed."""
+    """No event has arrived since the Begin or Stream Start, whose marker is still owed."""
     has_messages: bool = False
-    """Logical messages were sent with it."""
+    """The transaction has logical messages."""
     is_heartbeat: bool = False
-    """It is delivered when the position behind it is durable, though it may have no event."""
+    """The transaction is a heartbeat: it counts as delivered once the position after it is durable,
+    even without an event."""
     skipped: bool = False
-    """An operator wants it left out."""
+    """The operator wants it left out."""
 
 
 class ChangeObserver(Protocol):
-    """Who is told what changes while tables are under snapshot
-    (gateway/snapshot/change_tracking.py). All xids are those of the wire."""
+    """Receives what changes while tables are under snapshot (gateway/snapshot/change_tracking.py).
+    All xids are the 32-bit ones of the protocol."""
 
     @property
     def is_tracking(self) -> bool:
-        """Tables are under snapshot now; the machine is given its watch again when that changes."""
+        """Return whether tables are under snapshot now. If that changes, the observer is set
+        again."""
         ...
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
-        """What to encode the relation's changes with: where it is under snapshot, with `changes`
-        that are to be told."""
+        """Return the version to encode the relation's changes with. If the relation is under
+        snapshot, it has `changes`."""
         ...
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
-        """A message with one of OWN_PREFIXES. Not None: to be handed over where the transaction
-        commits."""
+        """Receive a message with one of OWN_PREFIXES. Returns what is to be handed over where the
+        transaction commits, or None."""
         ...
 
     def committed(self, xid: int) -> None:
-        """An ordinary transaction."""
+        """Note the commit of an ordinary transaction."""
         ...
 
     def committed_whole(self, xid: int, manifest: Manifest) -> None:
-        """One that was streamed or prepared."""
+        """Note the commit of a transaction that was streamed or prepared."""
         ...
 
     def prepared(self, xid: int) -> None: ...
@@ -219,8 +221,8 @@ class ChangeObserver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared transaction whose rows are (or are about to be) durable, waiting for its end
-    without limit of time."""
+    """A prepared transaction whose rows are (or are about to be) durable. It waits for its end
+    without a time limit."""
 
     gid: str
     xid: int

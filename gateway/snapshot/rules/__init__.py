@@ -2,7 +2,8 @@
 
 visibility       which transactions a PostgreSQL snapshot sees
 staleness        which rows of a chunk were changed since they were read
-ctid_ranges      the blocks of a table -> chunks
-key_segments     ranges of keys
-table_progress   how far one table is, and what is next
+ctid_ranges      the ranges of blocks of a table, and the size of chunks
+key_segments     keys that must be read again
+table_progress   how far the snapshot of one table is, and what is read next
+relation_files   whether a relation's rows have changed without an event
 """

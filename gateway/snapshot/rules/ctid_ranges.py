@@ -1,9 +1,9 @@
-"""What is read next of a table: ranges of blocks, their sizes, and the order.
+"""The ranges of blocks that are still to be read of a table, and the size of the next chunk.
 
-Nothing is counted. A range has no end until a reader has locked the table and knows how many blocks
-it has: it then takes as many as a chunk should have and leaves the rest to the next one. So a table
-of any size is planned at once, and statistics that are years old do no harm. The last range stays
-open: rows may be in blocks that were added meanwhile.
+Blocks are not counted in advance. A range has no end until a reader has locked the table and knows
+how many blocks it has. The reader then takes as many as a chunk should have and leaves the rest to
+the next one. A table of any size is therefore planned at once, and outdated statistics do no harm.
+The last range stays open, since rows may be in blocks that were added meanwhile.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from dataclasses import dataclass
 OFFSET_BITS = 16
 _LINE = (1 << OFFSET_BITS) - 1
 _MOST_LINES = 1 << 11
-"""More line pointers than a page can have, 32 kB ones included."""
+"""More line pointers than a page can have, even one of 32 kB."""
 
 FIRST_BLOCKS = 64
-"""Of a table of which nothing was read yet: 512 kB, were they full."""
+"""Blocks of the first chunk of a table: 512 kB if they are full."""
 
 FIRST_KEYS = 64
 MOST_ROWS = 100_000
 MOST_BLOCKS = 1 << 17
-"""1 GB of an emptied table that was not vacuumed: what a chunk goes through is bounded too."""
+"""1 GB: limits what a chunk reads of a table that was emptied and not vacuumed."""
 
 GROWTH = 4
-"""A chunk has at most so many times the blocks or keys of the one before."""
+"""A chunk has at most this many times the blocks or keys of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A table that holds rows: the relation itself, or a partition of it. `blocks` is an estimate,
-    for the progress."""
+    used for progress only."""
 
     oid: int
     filenode: int
@@ -41,10 +41,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class TidRange:
-    """Rows of the leaf with this index, from one row's place to before another one's (None: to the
-    end).
+    """The rows of one leaf from the place `first` up to, and without, the place `end` (None: to the
+    end of the table). `leaf` is the index of the leaf.
 
-        A place is block << 16 | line, so that places are compared as numbers.
+    A place is a ctid as a number, block << 16 | line, so that places are compared as numbers.
     """
 
     leaf: int
@@ -57,13 +57,13 @@ class TidRange:
 
 
 def tid(place: int) -> str:
-    """As PostgreSQL writes it."""
+    """Return the place as PostgreSQL prints a ctid."""
     return f"({place >> OFFSET_BITS},{place & _LINE})"
 
 
 def cut(whole: TidRange, block_count: int, table_blocks: int) -> tuple[TidRange, TidRange | None]:
-    """The first blocks of a range, and the rest of it; `table_blocks` is the size of the table
-    now."""
+    """Split off the first `block_count` blocks of a range; returns them and the rest, if any.
+    `table_blocks` is the current size of the table."""
     end_block = whole.first_block + block_count
     at = end_block << OFFSET_BITS
     if (end_block >= table_blocks) if whole.end is None else (at >= whole.end):
@@ -72,8 +72,8 @@ def cut(whole: TidRange, block_count: int, table_blocks: int) -> tuple[TidRange,
 
 
 def halves(whole: TidRange, table_blocks: int) -> tuple[TidRange, TidRange | None]:
-    """Of a range that was too much for one chunk: halves of its blocks, or of the lines of its only
-    block. A single line stays whole."""
+    """Split a range that was too large for one chunk: into halves of its blocks, or of the lines of
+    its only block. A single line is not split."""
     end_block = table_blocks if whole.end is None else -(-whole.end >> OFFSET_BITS)
     if end_block - whole.first_block > 1:
         return cut(whole, (end_block - whole.first_block) // 2, end_block)
@@ -87,8 +87,8 @@ def halves(whole: TidRange, table_blocks: int) -> tuple[TidRange, TidRange | Non
 
 
 class CtidPlan:
-    """The ranges of one relation that are still to be read. `untouched` leaves come after those
-    that were begun."""
+    """The ranges of one relation that are still to be read. Leaves from index `untouched` on have
+    not been begun; they are read after the `begun` ranges."""
 
     def __init__(self, leaves: Sequence[Leaf], untouched: int = 0, begun: Iterable[TidRange] = ()) -> None:
         self.leaves = tuple(leaves)
@@ -106,7 +106,8 @@ class CtidPlan:
 
     @property
     def begun(self) -> list[TidRange]:
-        """All that is neither read nor untouched: what a restart begins with."""
+        """Return the ranges that a restart begins with: everything that is neither read nor
+        untouched."""
         return [*self._taken, *self._waiting]
 
     @property
@@ -125,7 +126,7 @@ class CtidPlan:
         return found
 
     def leave(self, taken: TidRange, part: TidRange, rest: TidRange | None) -> None:
-        """Only a part of what was taken will be read now."""
+        """Read only `part` of a range that was taken, and leave `rest` for later."""
         self._taken[self._taken.index(taken)] = part
         if rest is not None:
             self._waiting.appendleft(rest)
@@ -139,11 +140,11 @@ class CtidPlan:
 
 
 class ChunkSizer:
-    """How many blocks or keys make a chunk: as many as give `chunk_bytes`, which may be lowered,
-    and no more than `max_rows`."""
+    """Determines how many blocks or keys a chunk has: as many as give `chunk_bytes`, which may be
+    lowered, and at most `max_rows` rows."""
 
     def __init__(self, most_bytes: int, first: int = 1) -> None:
-        """`first`: so many times FIRST_BLOCKS and FIRST_KEYS."""
+        """`first` multiplies FIRST_BLOCKS and FIRST_KEYS."""
         self.chunk_bytes = self.most_bytes = most_bytes
         self.max_rows = MOST_ROWS
         self.blocks = max(1, min(FIRST_BLOCKS * first, most_bytes >> 13))
@@ -160,7 +161,7 @@ class ChunkSizer:
         self.keys = max(1, self.keys // GROWTH)
 
     def _next(self, allowed: int, count: int, row_count: int, byte_count: int) -> int:
-        """`count` of the allowed ones gave so many rows and bytes. Fewer than allowed: the last
-        ones, and no reason to grow."""
+        """Return the next limit, after `count` blocks or keys gave this many rows and bytes. If
+        there were fewer than allowed, they were the last ones, which is no reason to grow."""
         wanted = min(count * self.chunk_bytes // max(byte_count, 1), count * self.max_rows // max(row_count, 1))
         return max(1, min(wanted, allowed if count < allowed else allowed * GROWTH, MOST_BLOCKS))

@@ -1,7 +1,7 @@
-"""Keys that must be read again, in segments that are stored one by one.
+"""Keys that must be read again, in segments that are stored separately.
 
-The list is durable: what a Kafka transaction adds to it goes with that transaction. So it is kept
-in segments of bounded size, and only those that changed are written.
+The list is durable: what a Kafka transaction adds to it is written in that transaction. It is
+therefore kept in segments of limited size, and only segments that changed are written.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ SEGMENT_KEYS = 500
 
 
 class KeyList:
-    """A set of keys in the order of their arrival. `dirty` are the segments that changed since
+    """A set of keys in the order of their arrival. Segments are dirty if they have changed since
     `take_dirty`."""
 
     def __init__(self, segments: Mapping[int, Iterable[bytes]] | None = None) -> None:
@@ -57,7 +57,7 @@ class KeyList:
         self._segment_of.clear()
 
     def first(self, count: int, wanted: Callable[[bytes], bool]) -> list[bytes]:
-        """The oldest `count` keys that are wanted."""
+        """Return the oldest `count` keys that are wanted."""
         found: list[bytes] = []
         for key in self:
             if len(found) >= count:
@@ -71,7 +71,8 @@ class KeyList:
         return bool(self._dirty)
 
     def take_dirty(self) -> dict[int, list[bytes]]:
-        """The segments to store, whole; an empty one is to be removed."""
+        """Return the segments to be stored, with all their keys; a segment without keys is to be
+        removed."""
         changed = {number: list(self._segments.get(number, ())) for number in sorted(self._dirty)}
         for number, keys in changed.items():
             if not keys:

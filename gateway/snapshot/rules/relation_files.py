@@ -1,14 +1,16 @@
-"""The account of what a relation's published rows depend on: its name, its publications, its types,
-its files, its partitions.
+"""The account of what a relation's published rows depend on: its name, publications, types, files
+and partitions.
 
-PostgreSQL sends a change as its catalog is at that change. A relation that was away from its
-publication for a moment, and is back, looks as before: only the versions of its catalog rows (oid
-and xmin) tell. Where the account has changed in a way that no event tells of, the relation's rows
-are not what readers have. Where the catalog alone cannot tell, they are taken for changed.
+PostgreSQL sends each change with the catalog as it is at that change. A relation that was removed
+from its publication for a moment looks the same as before; only the versions of its catalog rows
+(oid and xmin) differ. If the account has changed in a way that causes no event, the relation's rows
+may differ from those that consumers have. Where the catalog alone does not decide this, they are
+taken to differ.
 
-A new file is no proof by itself. VACUUM FULL and CLUSTER copy rows, which keep their xmin; ALTER
-TABLE gives every row a new one, and TRUNCATE leaves none. A row from before the last look says that
-the file is a copy. All but TRUNCATE give the table another TOAST table, if it has one.
+A new file proves nothing alone. VACUUM FULL and CLUSTER copy rows, which keep their xmin; ALTER
+TABLE gives every row a new one, and TRUNCATE leaves no rows. A row from before the last look shows
+that the file is a copy. All of these but TRUNCATE give the table another TOAST table, if it has
+one.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class LeafContent:
-    """A table with files. `columns` changes with every ALTER TABLE that may rewrite. `is_attached`:
-    it was a table before it was a partition. `attachment`: the versions of the rows that make it a
-    partition of the relation. `toast`: the oid of its TOAST table."""
+    """A table with files. `columns` changes with every ALTER TABLE that may rewrite the table.
+    `is_attached`: it was created as a table and attached as a partition later. `attachment`: the
+    versions of the pg_inherits rows that make it a partition of the relation. `toast`: the oid of
+    its TOAST table."""
 
     oid: int
     filenode: int
@@ -35,9 +38,9 @@ class LeafContent:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """How a publication sends a relation. `listing`: the oids and versions of the rows of the
-    catalog by which it does. `actions`: the letters of those of insert, update, delete, truncate
-    that it publishes. `is_whole`: without a row filter and without a column list."""
+    """A relation's membership in a publication. `listing`: the oids and versions of the catalog
+    rows that put it there. `actions`: the first letters of those of insert, update, delete and
+    truncate that are published. `is_whole`: no row filter and no column list."""
 
     publication_oid: int
     version: str
@@ -53,8 +56,8 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class TypeVersion:
-    """An enum label or a composite type that values of the relation are printed with. `version`
-    changes where the text of stored values does."""
+    """An enum label or a composite type in the text of the relation's values. `version` changes if
+    the text of stored values does."""
 
     oid: int
     version: str
@@ -62,9 +65,12 @@ class TypeVersion:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """`made`: the transaction that made the relation in this catalog; pg_upgrade makes it anew,
-    with the same oid. `moved` and `named` change with its schema and with its name, `named` also
-    with its owner."""
+    """The catalog entries that the rows of a relation depend on, apart from its files.
+
+    `made`: the transaction that created the relation in this catalog; pg_upgrade creates it again,
+    with the same oid. `moved` changes with the relation's schema, `named` with its name and its
+    owner.
+    """
 
     made: str
     moved: str
@@ -80,8 +86,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class RelationFiles:
-    """`account` is None in records of gateways that kept none. `horizon`: every transaction with a
-    lower 64-bit id had ended when this was read."""
+    """A relation as of one look. `account` is None in records of gateways that kept no account.
+    `horizon`: every transaction with a lower 64-bit id had ended then."""
 
     schema: str
     name: str
@@ -92,14 +98,15 @@ class RelationFiles:
 
 
 def new_files(before: RelationFiles, now: RelationFiles) -> list[LeafContent]:
-    """The leaves of `now` that were there before, with another file."""
+    """Return the leaves of `now` that existed before, with another file."""
     filenodes = {leaf.oid: leaf.filenode for leaf in before.leaves}
     return [leaf for leaf in now.leaves if filenodes.get(leaf.oid, leaf.filenode) != leaf.filenode]
 
 
 def unsent(before: RelationFiles, now: RelationFiles, copied: Container[int] = frozenset()) -> str:
-    """Why rows have come, gone or changed without an event, as a clause; "" where nothing says so.
-    `copied`: oids of leaves whose new files have rows from before the horizon of `before`."""
+    """Return why rows have come, gone or changed without an event, as a clause, or "" if nothing
+    indicates it. `copied` are the oids of leaves whose new files have rows from before the horizon
+    of `before`."""
     if (before.schema, before.name) != (now.schema, now.name):
         return f"it was renamed from {before.schema}.{before.name}"
     if before.account is None or now.account is None:
@@ -128,7 +135,8 @@ def _changed_account(before: Account, now: Account) -> str:
 
 
 def _changed_publication(before: Account, now: Account) -> str:
-    """A membership that sends everything, and is what it was, leaves nothing to the others."""
+    """Return how publications have changed, or "". If a membership that publishes everything is
+    unchanged, changes of the others make no difference."""
     old, new = set(before.memberships), set(now.memberships)
     if old == new or any(membership.sends_everything for membership in old & new):
         return ""
@@ -160,7 +168,8 @@ def _changed_leaves(before: RelationFiles, now: RelationFiles) -> str:
 
 
 def _rewritten_by_columns(before: RelationFiles, now: RelationFiles) -> str:
-    """By all that an older record has: what ALTER TABLE rewrites has new columns, too."""
+    """Compare with a record without an account: an ALTER TABLE that rewrites a table also changes
+    its columns."""
     columns = {leaf.oid: leaf.columns for leaf in before.leaves}
     files = new_files(before, now)
     if now.is_partitioned:
@@ -179,13 +188,14 @@ def _rewritten(before: RelationFiles, now: RelationFiles, actions: frozenset[str
         if not former.toast == leaf.toast != 0:
             is_altered = former.columns != leaf.columns
             return "ALTER TABLE has rewritten it" if is_altered else "it was rewritten or truncated"
-        if "t" not in actions and "d" in actions:  # who publishes neither keeps rows on purpose
+        if "t" not in actions and "d" in actions:  # if neither is published, rows are meant to be kept
             return "it was truncated, and no publication of it publishes truncate"
     return ""
 
 
 def read_contents(rows: Iterable[Mapping[str, Any]], horizon: int) -> dict[int, RelationFiles]:
-    """Rows of sql.content_query, by relation oid, as of a snapshot with this horizon."""
+    """Return the relations in rows of `sql.content_query`, by oid. `horizon` is of the same
+    PostgreSQL snapshot."""
     return {row["oid"]: _content(row, horizon) for row in rows}
 
 

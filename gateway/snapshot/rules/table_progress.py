@@ -1,9 +1,12 @@
-"""One relation under snapshot: what is read of it, what must be read again, and when it is
+"""Progress of one relation's snapshot: what is being read, what must be read again, and when it is
 complete.
 
-    WAITING --SNAPSHOT_BEGIN received--> READING --nothing left--> ENDING --SNAPSHOT_END received--> DONE
-                  ^                         |
-                  +---- begin again --------+     its blocks are not those that the plan was made for, or too many keys
+    WAITING --SNAPSHOT_BEGIN--> READING --nothing left--> ENDING --SNAPSHOT_END--> DONE
+       ^                           |
+       +------- begin again -------+    the plan's blocks are no longer the table's, or there are
+                                        too many keys
+
+SNAPSHOT_BEGIN and SNAPSHOT_END count where they are received in the stream.
 
 `generation` counts the beginnings: a chunk of an earlier one is ignored.
 """
@@ -20,14 +23,14 @@ from gateway.snapshot.rules.staleness import StalenessJudge, Track
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_AGAIN = 50_000
-"""So many keys are kept to be read again; beyond, the whole table is."""
+"""Maximum number of keys to be read again; beyond it, the whole table is."""
 
 KEYS_FIRST = MAX_AGAIN // 2
-"""From so many on, keys are read before blocks: their number falls as long as reading is faster
-than the updates."""
+"""From this many keys on, keys are read before blocks: their number falls as long as reading is
+faster than the updates."""
 
 FEW_CHUNKS = 8
-"""So many times as large is the first chunk where chunks are to be few."""
+"""Factor by which the first chunk is larger if chunks are to be few."""
 
 
 class Status(Enum):
@@ -39,10 +42,10 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """What one reader reads in one transaction: a range of a leaf, keys of the relation, or all of
-    it.
+    """The part of a relation that one transaction reads: a range of a leaf, keys of the relation,
+    or all of it.
 
-        `visibility` is its snapshot, from the moment when it was taken.
+    `visibility` is its PostgreSQL snapshot, once it is taken.
     """
 
     table: TableProgress
@@ -50,9 +53,9 @@ class Chunk:
     range: TidRange | None = None
     keys: tuple[bytes, ...] = ()
     whole: tuple[TidRange, ...] = ()
-    """All there is: of a relation without a key."""
+    """All ranges, of a relation that is read at once, for example because it has no key."""
     is_locked: bool = False
-    """Writers wait while it is read."""
+    """Writers of the table wait while it is read."""
     visibility: Visibility | None = None
 
     @property
@@ -60,16 +63,18 @@ class Chunk:
         return self.whole if self.range is None else (self.range,)
 
     def is_same(self, other: Chunk) -> bool:
-        """It begins at the same place, however far it goes; or both are keys."""
+        """Return whether both begin at the same place, however far they go, or both are of keys."""
         if self.range is None or other.range is None:
             return self.range is other.range and bool(self.keys) == bool(other.keys)
         return (self.range.leaf, self.range.first) == (other.range.leaf, other.range.first)
 
 
 class TableProgress:
-    """The reading of one relation. Not thread-safe, no I/O; `judge` is that of the stream. Without
-    `leaves`, only keys are read. `reselects`: each row of which an UPDATE left values out is read
-    again. `in_few_chunks`: they begin larger, and keys wait until no other chunk is under way."""
+    """The snapshot of one relation. Not thread-safe, no I/O; `judge` is that of the stream.
+
+    Without `leaves`, only keys are read. `reselects`: each row whose UPDATE left values out is read
+    again. `in_few_chunks`: chunks begin larger, and keys wait until no other chunk is being read.
+    """
 
     def __init__(
         self,
@@ -90,7 +95,7 @@ class TableProgress:
         self.plan = CtidPlan(leaves)
         self.again = KeyList()
         self.late: set[bytes] = set()
-        """Of `again`: keys that are read when the table is complete."""
+        """The keys of `again` that are read only after the table is complete, by a reselection."""
         self.sizer = ChunkSizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
         self.track: Track | None = None
         self.chunk_count = self.row_count = self.stale_count = 0
@@ -98,23 +103,22 @@ class TableProgress:
         self._chunks: set[Chunk] = set()
 
     # -- its course
-    # -------------------------------------------------------------------------------------------------------
 
     def begin(self, suspects: Iterable[int] = ()) -> None:
-        """Its SNAPSHOT_BEGIN came in the stream: from here on its changes are noted. `suspects`:
-        see Track."""
+        """Begin the relation where its SNAPSHOT_BEGIN arrives in the stream: its changes are
+        recorded from here on. `suspects`: see Track."""
         assert self.status is Status.WAITING
         self.status = Status.READING
         self.track = self.judge.begin(suspects)
 
     def resume(self, plan: CtidPlan, again: KeyList, suspects: Iterable[int]) -> None:
-        """It was being read in an earlier epoch."""
+        """Continue a relation that was being read in an earlier epoch."""
         self.status = Status.READING
         self.plan, self.again = plan, again
         self.track = self.judge.begin(suspects)
 
     def begin_again(self, leaves: Sequence[Leaf] | None = None) -> None:
-        """All that was read is void; what is under way too."""
+        """Begin again: everything that was read, or is being read, is void."""
         self.generation += 1
         self.status = Status.WAITING
         self.plan = CtidPlan(self.plan.leaves if leaves is None else leaves)
@@ -125,7 +129,7 @@ class TableProgress:
         self._forget()
 
     def end(self) -> None:
-        """Its SNAPSHOT_END came in the stream."""
+        """End the relation where its SNAPSHOT_END arrives in the stream."""
         self.status = Status.DONE
         self._forget()
 
@@ -139,17 +143,18 @@ class TableProgress:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing is left to be read: the end may be written."""
+        """Return whether nothing is left to be read, so that the end may be written."""
         is_read = self.plan.is_done and len(self.again) == len(self.late) and not self._chunks
         return self.status is Status.READING and is_read
 
     # -- what the stream changes
-    # ------------------------------------------------------------------------------------------
 
     def note_unchanged(self, key: bytes, old_key: bytes) -> None:
-        """Rule T: an UPDATE left columns out. When all blocks are read, only a key that is still to
-        be read hands that on to the key that takes its place; where every value is wanted, others
-        wait until the table is complete."""
+        """Apply rule T to an UPDATE that left columns out.
+
+        Once all blocks are read, only a key that is still to be read passes this on to the key that
+        takes its place. With `reselects`, other keys wait until the table is complete.
+        """
         waits = old_key in self.again and old_key not in self.late
         if self.status is Status.READING and (waits or not self.plan.is_done or not self.plan.leaves):
             self._read_again(key)
@@ -168,8 +173,9 @@ class TableProgress:
         self.late.discard(key)
 
     def prepared(self, xid: int, unchanged: Sequence[tuple[bytes, bytes]]) -> None:
-        """A transaction that changed the relation was prepared. Rows that it only moved may be read
-        before it ends; one that has a new key is not there until then."""
+        """Note that a transaction that changed the relation was prepared. Rows that it moved
+        without changing their keys may be read before it ends; rows with new keys do not exist
+        until then."""
         for key, old_key in unchanged:
             if key == old_key:
                 self.note_unchanged(key, key)
@@ -182,13 +188,13 @@ class TableProgress:
             self.track.suspects.add(xid)
 
     def rolled_back(self, xid: int) -> None:
-        """A transaction that was prepared."""
+        """Note that a prepared transaction was rolled back."""
         if self.track is not None:
             self.track.renamed.pop(xid, None)
 
     def committed_whole(self, xid: int, unchanged: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """A streamed or prepared transaction that changed the relation was committed. `unchanged`:
-        for rule T."""
+        """Note that a streamed or prepared transaction that changed the relation was committed.
+        `unchanged` has the keys for rule T."""
         if self.track is None:
             return
         renamed = self.track.renamed.pop(xid, ())
@@ -200,10 +206,9 @@ class TableProgress:
             self.note_unchanged(key, old_key)
 
     # -- chunks
-    # -----------------------------------------------------------------------------------------------------------
 
     def take(self) -> Chunk | None:
-        """What to read next, if anything."""
+        """Take the next chunk to be read; None if there is nothing to read now."""
         if self.status is not Status.READING:
             return None
         is_rest = not self.plan.has_more and not (self.in_few_chunks and self._chunks)
@@ -223,7 +228,8 @@ class TableProgress:
         return chunk
 
     def _is_ready(self, key: bytes) -> bool:
-        """A key whose last change no snapshot sees yet would only be found stale once more."""
+        """Return whether the key can be read now. A key whose last change no snapshot sees yet
+        would only be found stale again."""
         assert self.track is not None
         is_open = key not in self._taken and key not in self.late
         return is_open and not self.track.is_stale(key, self.judge.visibility)
@@ -235,7 +241,8 @@ class TableProgress:
             chunk.range = part
 
     def taken(self, chunk: Chunk, visibility: Visibility) -> bool:
-        """The chunk's snapshot was taken. False: it need not be read, it would not count."""
+        """Note that the chunk's snapshot was taken. Returns False if the chunk would not count and
+        need not be read."""
         if chunk.generation != self.generation:
             return False
         assert self.track is not None
@@ -244,16 +251,16 @@ class TableProgress:
         return self.judge.admits(self.track, visibility)
 
     def admits(self, chunk: Chunk) -> bool:
-        """At H: whether the keys tell everything about its rows. One that was given back is read
-        once more."""
+        """Return, at H, whether the keys tell everything about the chunk's rows. A chunk that was
+        given back does not count."""
         if chunk.generation != self.generation or chunk.visibility is None or chunk not in self._chunks:
             return False
         assert self.track is not None
         return self.judge.admits(self.track, chunk.visibility)
 
     def is_stale(self, chunk: Chunk, key: bytes) -> bool:
-        """At H: a row with this key is older than what was published. Else the row goes out, and
-        needs nothing more."""
+        """Return, at H, whether a row with this key is older than what was published; its key is
+        then read again. If not, the row is published, and its key need not be read again."""
         assert self.track is not None and chunk.visibility is not None
         if self.track.is_stale(key, chunk.visibility):
             self._read_again(key)
@@ -263,7 +270,7 @@ class TableProgress:
         return False
 
     def handed_over(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
-        """At H, behind its rows."""
+        """Note, at H, that the chunk's rows were published."""
         assert self.track is not None and chunk.visibility is not None
         self._chunks.discard(chunk)
         self.judge.drop(chunk)
@@ -275,11 +282,12 @@ class TableProgress:
             self.plan.done(found)
         for key in chunk.keys:
             self._taken.discard(key)
-            if not self.track.is_stale(key, chunk.visibility):  # a key may be stale without a row in the chunk
+            # A key may be stale although the chunk has no row with it.
+            if not self.track.is_stale(key, chunk.visibility):
                 self._is_read(key)
 
     def give_back(self, chunk: Chunk) -> None:
-        """It was not read, or does not count: read the same once more."""
+        """Take back a chunk that was not read, or does not count, to be read again."""
         self.judge.drop(chunk)
         if chunk.generation != self.generation or chunk not in self._chunks:
             return

@@ -1,9 +1,10 @@
-"""Which transactions a snapshot sees: `pg_current_snapshot()` (PostgreSQL manual, 9.27.10).
+"""The transactions that a PostgreSQL snapshot sees: `pg_current_snapshot()` (PostgreSQL manual,
+9.27.10).
 
-Commit order in the stream is not the order in which commits become visible: a commit is decoded and
-sent while it still waits for a synchronous standby, and no snapshot sees it until that wait is
-over. So a transaction that was received is compared with the snapshot, and nothing is concluded
-from the order of arrival.
+The order of commits in the stream is not the order in which they become visible: a commit is
+decoded and sent while it still waits for a synchronous standby, and no snapshot sees it until that
+wait is over. A transaction that was received is therefore compared with the snapshot; the order of
+arrival proves nothing.
 """
 
 from __future__ import annotations
@@ -16,30 +17,30 @@ from gateway.errors import StopForOperator
 _WRAP: Final = 1 << 32
 _HALF: Final = _WRAP // 2
 _EPOCH: Final = -_WRAP
-"""The bits of a 64-bit id that are not on the wire."""
+"""Mask of the bits of a 64-bit id that the protocol does not send."""
 
 
 class UnreadableSnapshot(StopForOperator):
-    """`pg_current_snapshot()` answered something else than documented."""
+    """`pg_current_snapshot()` returned something other than documented."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """`running` holds the top-level transactions between `xmin` and `xmax` that had not ended. All
-    ids have 64 bits."""
+    """A PostgreSQL snapshot. `running` has the top-level transactions between `xmin` and `xmax`
+    that had not ended. All ids have 64 bits."""
 
     xmin: int
     xmax: int
     running: frozenset[int] = frozenset()
 
     def sees(self, xid: int) -> bool:
-        """Whether the transaction had ended. One that was rolled back is seen too: it has changed
-        nothing."""
+        """Return whether the transaction had ended. One that was rolled back is seen, too: it has
+        changed nothing."""
         return xid < self.xmin or (xid < self.xmax and xid not in self.running)
 
     def widen(self, xid: int) -> int:
-        """The 64-bit id of a transaction of this time, from the 32 bits on the wire: the nearest
-        one to `xmax`."""
+        """Return the 64-bit id of a recent transaction from the protocol's 32 bits: the one nearest
+        to `xmax`."""
         wide = self.xmax & _EPOCH | xid
         distance = wide - self.xmax
         if distance > _HALF:
@@ -48,7 +49,7 @@ class Visibility:
 
 
 def parse_visibility(text: str) -> Visibility:
-    """From `xmin:xmax:xip_list`. Raises UnreadableSnapshot."""
+    """Parse `xmin:xmax:xip_list`. Raises UnreadableSnapshot."""
     try:
         xmin, xmax, running = text.split(":")
         return Visibility(int(xmin), int(xmax), frozenset(map(int, filter(None, running.split(",")))))
