@@ -7,8 +7,8 @@ classified errors go out; standby status goes back.
     receive_buffer.py copy_frames.py server_message.py   bytes -> messages -> frames (the hot loop)
     standby_status.py                                    when and what the server is told
     server.py slot.py publication.py role.py             facts for the checks of gateway/startup
-    wal_retention.py slot_creation_blockers.py           what keeps WAL, what delays a slot's creation
-    errors.py cached_query.py asyncpg_internals.py       errors, repeated queries, asyncpg's internals
+    wal_retention.py slot_creation_blockers.py           what keeps WAL or delays a slot's creation
+    errors.py cached_query.py asyncpg_internals.py       errors, repeated queries, private asyncpg
 
 This package knows nothing of a frame's payload except its first byte, and nothing of Kafka. No
 other package speaks PostgreSQL's replication protocol.
