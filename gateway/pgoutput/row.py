@@ -118,7 +118,7 @@ def read_delete(cursor: Cursor, in_stream: bool) -> Delete:
     return Delete(xid, relation_oid, *_key_and_old(read_earlier(cursor)))
 
 
-# These begin after the relation's oid, as the row encoder does.
+# The functions below read what follows the relation's oid; the row encoder starts there.
 
 
 def read_new(cursor: Cursor) -> TuplePart:
