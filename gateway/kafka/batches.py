@@ -225,7 +225,8 @@ class PartitionBuffer:
 
 
 class TopicSink:
-    """The partitions of one topic. Satisfies `gateway.transactions.transaction.Outlet`."""
+    """The partitions of one topic. Satisfies the protocols of sinks that gateway/transactions and
+    gateway/debezium define."""
 
     __slots__ = ("_buffers", "_count", "_writer", "owner", "topic")
 

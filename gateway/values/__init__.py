@@ -2,10 +2,11 @@
 out, or PostgreSQL's text for `special`.
 
     column_codec.py column_readers.py row_readers.py    encoders and readers of a column and a row
-    column_rules.py                                     columns that are dropped, hidden, hashed, cut
+    column_rules.py                                     columns dropped, nulled, hashed, truncated
     renderers.py                                        binary form -> PostgreSQL's text, by type
     integers.py floats.py numeric.py dates.py text.py   encoders and text of the common types
-    arrays.py composites.py ranges.py geometric.py network.py text_search.py system.py extensions.py
+    arrays.py composites.py ranges.py geometric.py      encoders or text of the other types
+    network.py text_search.py system.py extensions.py   text of the other types
     special_values.py                                   exceptions: values beyond the Avro type
     built_in_types.py                                   the facts of PostgreSQL's built-in types
 
