@@ -151,8 +151,8 @@ class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
 
 
 class _Sender(Sender):  # type: ignore[misc]
-    """The sender with the handlers above; its other two methods are as in aiokafka. `request` is
-    the last request about a transaction."""
+    """The sender with the handlers above; the two methods that use them are otherwise aiokafka's.
+    `request`: the last request of the transaction."""
 
     refused_since: float | None = None
     request: asyncio.Task[Any] | None = None

@@ -70,8 +70,8 @@ class KafkaTransaction:
 
 
 class Delivery:
-    """Delivers Kafka transactions one after another. One task calls `deliver` repeatedly, another
-    fills and closes transactions.
+    """The delivery of Kafka transactions, one after another. One task calls `deliver` repeatedly,
+    another fills and closes transactions.
 
     `on_delivered`: called with topic, record count and bytes of each batch of rows that the broker
     has acknowledged.

@@ -1,5 +1,5 @@
-"""Reads the position topic: the newest record of every slot, and whether the marker topic was ever
-written to. Reads the states of snapshots likewise."""
+"""Reading of the position topic: the newest record of every slot, and whether the marker topic was
+ever written to. The states of snapshots are read likewise."""
 
 from __future__ import annotations
 

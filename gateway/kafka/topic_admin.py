@@ -96,7 +96,8 @@ class ExistingTopics:
 
 
 class TopicAdmin:
-    """Creates and describes topics. Methods raise Retry, RetrySlowly, StopForOperator."""
+    """A client that creates and describes topics. Methods raise Retry, RetrySlowly,
+    StopForOperator."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings

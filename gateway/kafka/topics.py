@@ -111,8 +111,8 @@ def refused_topic(refusal: Refusal) -> WalgateError:
 
 
 class Topics:
-    """Creates missing topics; knows the partition count of each topic that it has seen. Methods
-    raise WalgateError.
+    """The gateway's topics: creates those that are missing, and knows the partition count of each
+    topic that it has seen. Methods raise WalgateError.
 
     `seen` outlives this object: a topic in it that no longer exists was deleted meanwhile and is
     not recreated. `warn` is called with the topics that the loss of a disk could destroy.

@@ -183,8 +183,8 @@ def _server_message(error: asyncpg.PostgresError) -> ServerMessage:
 
 @contextmanager
 def beside_stream() -> Iterator[None]:
-    """Turn StopForOperator for errors of the server into RetrySlowly in the block: an error in a
-    session other than the stream must not end the process."""
+    """Turn a StopForOperator that an error of the server causes in the block into RetrySlowly: an
+    error in a session other than the stream must not end the process."""
     try:
         yield
     except StopForOperator as error:

@@ -276,8 +276,8 @@ async def publication_facts(
 
 
 class PublicationLoader:
-    """Repeats `publication_facts` for the same names. Facts that have not changed do not load the
-    event loop."""
+    """A loader that repeats `publication_facts` for the same names. Facts that have not changed do
+    not load the event loop."""
 
     def __init__(self, names: Sequence[str], excluded: Sequence[str] = ()) -> None:
         self._names = list(names)
