@@ -1,50 +1,50 @@
-"""aiokafka beyond its documented interface. Nothing else in the gateway touches a private attribute
-of it (ruff's SLF001 and TID251 hold that), and tests/kafka/test_aiokafka_internals.py fails for
-each reliance that a new version breaks.
+"""The parts of aiokafka beyond its documented interface. No other module of the gateway touches a
+private attribute of it (enforced by ruff's SLF001 and TID251), and
+tests/kafka/test_aiokafka_internals.py fails for each dependency that a new version breaks.
 
-Why each is there, and what would make it unnecessary:
+The reason for each, and what would make it unnecessary:
 
-* `_EndOnce`. aiokafka sends an unanswered EndTxn again in the same epoch. A delayed first one could
+* `_EndOnce`. aiokafka resends an unanswered EndTxn in the same epoch. A delayed first one could
   then end the *next* transaction (the flaw that Jepsen found in Kafka's protocol before KIP-890),
   so an unanswered one becomes an error. Unnecessary with transaction protocol 2 (KIP-890: EndTxn
   v5, the epoch grows with each transaction) in aiokafka.
-* `_AddPatiently`. aiokafka waits 20 ms when the broker still ends the previous transaction; 2 ms
-  takes a whole Kafka transaction from 27 to 7 ms. Where it takes long, because there are hundreds
-  of partitions, each refusal costs the broker as many look-ups: so it is asked less and less often.
-  Where a topic is denied, what waits for it fails with that: aiokafka would only say at the commit
-  that the transaction is in no state for it. Unnecessary with transaction protocol 2: partitions
-  are added by Produce.
+* `_AddPatiently`. aiokafka waits 20 ms while the broker is still ending the previous transaction;
+  with 2 ms, a whole Kafka transaction takes 7 instead of 27 ms. With hundreds of partitions the
+  broker takes long to end a transaction, and each refusal costs it as many look-ups, so the
+  intervals grow. If access to a topic is denied, everything that waits for that topic fails with
+  this error: aiokafka would only report at the commit that the transaction is in the wrong state.
+  Unnecessary with transaction protocol 2: partitions are added by Produce.
 * `Client.bootstrap`, `_get_conn`, `get_random_node`. aiokafka tries one address after the other,
-  each for the time-out of a request, and no other connection is made meanwhile: a broker that
-  accepts connections and does not answer (a stopped process, a full disk) took minutes. Here
-  addresses are raced, and a connection has 5 s. Unnecessary with connection time-outs
+  each for the timeout of a request, and makes no other connection meanwhile: a broker that accepts
+  connections and does not answer (a stopped process, a full disk) took minutes. Here addresses are
+  raced, and a connection has 5 s. Unnecessary with connection timeouts
   (`socket.connection.setup.timeout.ms` of the Java client) in aiokafka.
-* `Client._watch`. A request to a broker that hangs is only given up after the time-out of a
-  request. When the cluster has given the broker up (`broker.session.timeout.ms`, 9 s by default),
-  so does this client. Unnecessary nowhere yet.
-* `Client._metadata_update`. It is asked of one broker after the other too. And a client that knows
-  no topic asks for those of the whole cluster, and one that knows a topic that was deleted creates
-  it. Unnecessary with options for both in `AIOKafkaClient`.
-* `_Connection`. aiokafka does not log in again (KIP-368), so that brokers with
+* `Client._watch`. aiokafka gives up a request to a broker that hangs only after the request
+  timeout. This client gives the broker up as soon as the cluster has (`broker.session.timeout.ms`,
+  9 s by default). No version of aiokafka makes this unnecessary yet.
+* `Client._metadata_update`. aiokafka asks one broker after the other for metadata too. Moreover, a
+  client that knows no topic asks for those of the whole cluster, and one that knows a topic that
+  was deleted recreates it. Unnecessary with options for both in `AIOKafkaClient`.
+* `_Connection`. aiokafka does not reauthenticate (KIP-368), so brokers with
   `connections.max.reauth.ms`, as clouds have, close its connections; and it takes a refused token
-  for accepted. Unnecessary with re-authentication in aiokafka.
+  for an accepted one. Unnecessary with reauthentication in aiokafka.
 * `lz4_encode.__defaults__`. aiokafka compresses lz4 at level 9, the slowest; at level 1 a batch of
   everyday rows takes a tenth of the time and is a tenth larger (bench/encode.py: 0.7 of 5.9 us a
   row). Unnecessary with a compression level (KIP-390).
-* `DirectProducer`. `send_batch` waits until the batch before it has left and looks metadata up for
-  each; `stop` waits for what cannot be delivered; partitions that are certain to be written could
-  only be added with their first record; futures that nobody waits for any more are logged as
-  errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
+* `DirectProducer`. `send_batch` waits until the previous batch has been sent and looks up metadata
+  for each; `stop` waits for what cannot be delivered; partitions that are certain to be written can
+  only be added with their first record; futures that are no longer awaited are logged as errors.
+  Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
 * `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C
   builder behind it. Unnecessary when it takes positional arguments and does not call a serializer
   that is not there.
-* `Admin`. aiokafka's asks one broker at random and fails where that one is out of reach, creates
-  the topics that it is asked to describe, and can ask neither where partitions end nor whether we
-  may write to a topic. Unnecessary with requests to any broker that answers, an option for the
-  second, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
+* `Admin`. aiokafka's own asks one broker at random and fails if that one is unreachable, creates
+  the topics that it is asked to describe, and can ask neither where partitions end nor whether the
+  client may write to a topic. Unnecessary with requests to any broker that answers, an option for
+  the second, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
 * `Consumer.partitions_below`. aiokafka's `topics` reads the partitions of all topics too, and drops
-  them; `partitions_for_topic` knows those of topics that are read. Unnecessary when `topics` keeps
-  them. And all clients are to be a `Client`.
+  them; `partitions_for_topic` only knows those of topics that are being read. Unnecessary when
+  `topics` keeps them. `Consumer` also makes the consumer's client a `Client`.
 """
 
 from __future__ import annotations
@@ -82,27 +82,30 @@ log = structlog.get_logger()
 
 KNOWN_VERSION: Final = "0.14."
 _NO_REPLICA, _READ_UNCOMMITTED, _END = -1, 0, -1
-"""ListOffsets: a client asks, for the end of the log, open transactions included."""
+"""Fields of ListOffsets: the request comes from a client and asks for the end of the log, open
+transactions included."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.002, 0.1
 CONNECT_TIMEOUT_S: Final = 5.0
-"""For a connection with all that belongs to it: TCP, TLS, the first answer, the login."""
+"""Time limit for a connection with all that belongs to it: TCP, TLS, the first answer, the
+login."""
 STAGGER_S: Final = 0.5
-"""Another address or broker is tried as well when one has not answered for so long."""
+"""Another address or broker is tried as well if one has not answered within this time."""
 SILENCE_S: Final = 2.0
-"""A request that was not answered for so long makes us ask whether the cluster still knows that
-broker."""
+"""A request that has been unanswered for this long makes the client ask whether the cluster still
+lists that broker."""
 WATCH_S: Final = 0.5
 SUSPECT_S: Final = 20.0
-"""So long a broker that did not take a connection is asked last."""
+"""A broker that did not accept a connection is asked last for this long."""
 
 RENEWED_AFTER: Final = 0.7
-"""Of a session's life."""
+"""Fraction of a session's lifetime after which the connection logs in again."""
 
 T = TypeVar("T")
 
 
 def check_version(installed: str) -> None:
-    """Raises StopForOperator: another version may behave in another way without any error."""
+    """Raise StopForOperator unless the version is the known one: another may behave differently
+    without any error."""
     if not installed.startswith(KNOWN_VERSION):
         raise StopForOperator(
             f"aiokafka {installed} is installed, but the gateway relies on internals of {KNOWN_VERSION}x",
@@ -115,8 +118,8 @@ aiokafka.codec.lz4_encode.__defaults__ = (1,)
 
 
 class _EndOnce(EndTxnHandler):  # type: ignore[misc]  # aiokafka has no types
-    """EndTxn that is not sent twice. An answer that says "not now" is no unknown result and is
-    tried again."""
+    """EndTxn that is not resent if it was not answered. The answer "not now" is not an unknown
+    result, so it leads to another attempt."""
 
     async def do(self, node_id: int) -> bool:
         response = await self._sender.client.send(node_id, self.create_request(), group=self.group)
@@ -127,8 +130,8 @@ class _EndOnce(EndTxnHandler):  # type: ignore[misc]  # aiokafka has no types
 
 
 class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
-    """AddPartitionsToTxn that asks less and less often, down to every 0.1 s, while the broker still
-    ends the previous transaction."""
+    """AddPartitionsToTxn that is retried at growing intervals, at most 0.1 s apart, while the
+    broker is still ending the previous transaction."""
 
     def handle_response(self, response: Any) -> float | None:
         backoff_s: float | None = super().handle_response(response)
@@ -137,7 +140,7 @@ class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
             sender.refused_since = None
             if (
                 sender._txn_manager.state is TransactionState.ABORTABLE_ERROR
-            ):  # a topic is denied: aiokafka would wait for ever
+            ):  # access to a topic is denied: aiokafka would wait forever
                 sender._message_accumulator.fail_all(sender._txn_manager.wait_for_transaction_end().exception())
             return backoff_s
         now = time.monotonic()
@@ -148,8 +151,8 @@ class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
 
 
 class _Sender(Sender):  # type: ignore[misc]
-    """With the handlers above; else the same two methods. `request`: of the transaction, the last
-    one."""
+    """The sender with the handlers above; the two methods that use them are otherwise aiokafka's.
+    `request`: the last request of the transaction."""
 
     refused_since: float | None = None
     request: asyncio.Task[Any] | None = None
@@ -184,9 +187,9 @@ class _Provider(AbstractTokenProvider):  # type: ignore[misc]
 
 
 class _Connection(AIOKafkaConnection):  # type: ignore[misc]
-    """Logs in again before the session ends, as a broker with `connections.max.reauth.ms` demands
-    (KIP-368): else it closes the connection, and what was under way is unknown. `tokens`: of
-    OAUTHBEARER."""
+    """A connection that logs in again before the session ends, as brokers with
+    `connections.max.reauth.ms` demand (KIP-368): they would otherwise close it, and the results of
+    requests in flight would be unknown. `tokens`: for OAUTHBEARER."""
 
     renew_at = inf
 
@@ -212,7 +215,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]
         begun = time.monotonic()
         response = await super().send(request)
         if self._tokens is not None and (response.error_code or response.sasl_auth_bytes):
-            # RFC 7628: a token is refused by a challenge, which aiokafka takes for consent.
+            # RFC 7628: a token is refused by a challenge, which aiokafka takes for acceptance.
             self._tokens.forget()
             said = response.error_message or bytes(response.sasl_auth_bytes).decode("utf-8", "replace")
             raise SaslAuthenticationFailed(f"the broker rejects the token: {said}")
@@ -221,9 +224,9 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]
         return response
 
     async def log_in_again(self) -> None:
-        """Nothing else is sent meanwhile. A connection whose login fails ends. What gives the token
-        is asked before: the broker would wait."""
-        self.renew_at = inf  # one at a time: another's requests between these would be refused
+        """Log in again; no other request is sent meanwhile. If the login fails, the connection is
+        closed. The token is fetched first, so that the broker does not wait for it."""
+        self.renew_at = inf  # one login at a time: the broker would reject requests of a second one between these
         try:
             if self._tokens is not None:
                 await self._tokens.token()
@@ -241,7 +244,7 @@ class _Connection(AIOKafkaConnection):  # type: ignore[misc]
 
 
 class ConnectError(KafkaConnectionError):  # type: ignore[misc]
-    """No connection to any address. `errors`: what happened at each `host:port`."""
+    """Connections to all addresses failed. `errors`: the error of each `host:port`."""
 
     def __init__(self, errors: dict[str, BaseException]) -> None:
         self.errors = errors
@@ -249,15 +252,16 @@ class ConnectError(KafkaConnectionError):  # type: ignore[misc]
 
 
 class AuthenticationRequired(KafkaError):  # type: ignore[misc]
-    """The broker took the connection and closed it at the first request that needs rights."""
+    """The broker accepted the connection and closed it at the first request that needs
+    authentication."""
 
 
 class TlsRefused(KafkaError):  # type: ignore[misc]
-    """The connection ended while TLS was begun on it."""
+    """The connection ended during the TLS handshake."""
 
 
 class AdvertisedUnreachable(NodeNotReadyError):  # type: ignore[misc]
-    """Brokers that a first request named do not take connections. `errors`: what happened at each
+    """Brokers that the first answer named do not accept connections. `errors`: the error of each
     `host:port` that they advertise."""
 
     def __init__(self, errors: Mapping[str, BaseException]) -> None:
@@ -272,16 +276,16 @@ def _words(error: BaseException) -> str:
 
 
 async def first_to_succeed(attempts: Sequence[Callable[[], Coroutine[Any, Any, T]]], stagger_s: float) -> T | None:
-    """Each begins when those before have failed, or after `stagger_s`. The first result; None where
-    all failed. The others are cancelled. An attempt fails by KafkaError, OSError or
-    TimeoutError."""
+    """Return the first result of the attempts, or None if all fail. Each attempt begins when those
+    before it have failed, or after `stagger_s`; the first success cancels the others. An attempt
+    fails by KafkaError, OSError or TimeoutError."""
     running: set[asyncio.Task[T]] = set()
     left = list(reversed(attempts))
     try:
         while left or running:
             if left:
                 attempt = asyncio.create_task(left.pop()())
-                attempt.add_done_callback(_mark_retrieved)  # of those that end together, one result is taken
+                attempt.add_done_callback(_mark_retrieved)  # if several end together, only one result is used
                 running.add(attempt)
             done, running = await asyncio.wait(
                 running, timeout=stagger_s if left else None, return_when=asyncio.FIRST_COMPLETED
@@ -304,7 +308,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
     _watching: asyncio.Task[None] | None = None
 
     async def bootstrap(self) -> None:
-        """Metadata from the first address that answers. Raises ConnectError."""
+        """Read the metadata from the first address that answers. Raises ConnectError."""
         errors: dict[str, BaseException] = {}
         addresses = [(host, port) for host, port, _ in self.hosts]
         attempts = [partial(self._ask_address, host, port, errors) for host, port in addresses]
@@ -362,14 +366,14 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return connection
 
     async def _have_token(self) -> None:
-        """Before the time of a connection begins: a provider that is silent is not the broker's
-        silence. Raises WalgateError."""
+        """Fetch the token before the connection's time limit begins: the delay of a token provider
+        is not the broker's. Raises WalgateError."""
         if self._sasl_oauth_token_provider is not None:
             await self._sasl_oauth_token_provider.token()
 
     async def _get_conn(self, node_id: Any, *, group: Any = ConnectionGroup.DEFAULT, no_hint: bool = False) -> Any:
-        """None where there is no connection. One that takes long is in the way of those to the same
-        broker alone."""
+        """Return a connection to the broker, or None if there is none. A slow attempt delays only
+        other connections to the same broker."""
         place = node_id, group
         known = self._conns.get(place)
         if known is not None and known.connected():
@@ -407,19 +411,19 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     @property
     def _suspects(self) -> dict[Any, float]:
-        """Brokers that did not take a connection, and when."""
+        """Brokers that did not accept a connection, and when."""
         suspects: dict[Any, float] = self.__dict__.setdefault("_own_suspects", {})
         return suspects
 
     @property
     def _refusals(self) -> dict[Any, tuple[str, BaseException]]:
-        """The address that a broker advertises, and why the last connection to it failed."""
+        """The address that each broker advertises, and why the last connection to it failed."""
         refusals: dict[Any, tuple[str, BaseException]] = self.__dict__.setdefault("_own_refusals", {})
         return refusals
 
     async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
-        """aiokafka would say no more than the number of the broker. Raises
-        AdvertisedUnreachable."""
+        """Send a request to the broker. Raises AdvertisedUnreachable with the address and the
+        cause, where aiokafka's error would only hold the broker's number."""
         try:
             return await super().send(node_id, request, group=group)
         except NodeNotReadyError:
@@ -429,7 +433,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             raise AdvertisedUnreachable({address: error}) from error
 
     def silence(self) -> KafkaError:
-        """The error to raise where no broker answers."""
+        """Return the error to raise when no broker answers."""
         return (
             AdvertisedUnreachable(dict(self._refusals.values()))
             if self._refusals
@@ -438,11 +442,11 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     @property
     def addresses(self) -> list[str]:
-        """Those that the brokers advertise."""
+        """The addresses that the brokers advertise."""
         return sorted(f"{broker.host}:{broker.port}" for broker in self.cluster.brokers())
 
     def _brokers(self) -> list[Any]:
-        """In random order, those that are suspected last."""
+        """Return the brokers' ids in random order, the suspected ones last."""
         ids = [broker.nodeId for broker in self.cluster.brokers()]
         random.shuffle(ids)
         now = time.monotonic()
@@ -462,12 +466,12 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return False
 
     async def _ask_any(self, request: Any) -> Any:
-        """The answer of the first broker that gives one; None where none does."""
+        """Return the answer of the first broker that gives one; None if none does."""
         return await first_to_succeed([partial(self.send, node_id, request) for node_id in self._brokers()], STAGGER_S)
 
     async def _watch(self) -> None:
-        """Renew logins. Close the connections on which a broker is silent that the cluster does not
-        count among its brokers any more."""
+        """Renew logins. Close connections on which a broker is silent once the cluster's metadata
+        no longer list that broker."""
         waiting: dict[Any, tuple[int, float]] = {}
         while True:
             await asyncio.sleep(WATCH_S)
@@ -503,7 +507,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         await super().close()
 
     async def learn(self, topics: Iterable[str]) -> None:
-        """Where the partitions of new topics are, by one request for these alone."""
+        """Read where the partitions of new topics are, by one request for these topics alone."""
         new = [topic for topic in topics if topic not in self._topics]
         if new:
             self._topics.update(new)
@@ -516,8 +520,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             self.cluster._partitions.update(found._partitions)
 
     def release(self) -> None:
-        """After `close`: end what waits for metadata, which a closed client never gets. It would
-        stay for ever, and its batches with it."""
+        """Wake what waits for metadata; call it after `close`. A closed client never gets metadata,
+        so the waiting task and its batches would never be freed."""
         waiting = self._md_update_fut
         if waiting is not None and not waiting.done():
             waiting.set_result(False)
@@ -537,18 +541,18 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
 
     @property
     def failure(self) -> Exception | None:
-        """What ended the sending of batches for good."""
+        """The error that ended the sending of batches for good, if any."""
         failure: Exception | None = self._message_accumulator._exception
         return failure
 
     def add_to_transaction(self, topic: str, partition: int) -> None:
-        """Announce a partition to the transaction with the next ones, before anything is written to
-        it."""
+        """Add a partition to the transaction with the next request that adds partitions, before
+        anything is written to it."""
         self._txn_manager.maybe_add_partition_to_txn(TopicPartition(topic, partition))
 
     def queue(self, builder: Any, topic: str, partition: int) -> asyncio.Future[Any]:
-        """Queue a batch; the future is its delivery. The metadata of the topic must be there or on
-        their way."""
+        """Queue a batch; the future is done when it is delivered. The metadata of the topic must be
+        known or already requested."""
         self.client._topics.add(topic)
         batch = self._message_accumulator._append_batch(builder, TopicPartition(topic, partition))
         delivery: asyncio.Future[Any] = batch.future
@@ -556,8 +560,8 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
         return delivery
 
     def stop_sending(self) -> None:
-        """From here on nothing leaves; what is queued stays undelivered."""
-        for task in (self._sender.sender_task, self._sender.request):  # a request would look for a coordinator for ever
+        """Stop sending for good; what is queued remains undelivered."""
+        for task in (self._sender.sender_task, self._sender.request):  # a request would look for a coordinator forever
             if task is not None and not task.done():
                 task.cancel()
         self._closed = True
@@ -570,8 +574,8 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
 
 
 def _mark_retrieved(future: asyncio.Future[Any]) -> None:
-    """When a producer fails, so do all futures of it, and only the first is waited for: asyncio
-    would log the others."""
+    """Keep asyncio from logging an error that is not awaited: when a producer fails, all of its
+    futures do, and only the first is awaited."""
     if not future.cancelled():
         future.exception()
 
@@ -583,19 +587,20 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
 
     @property
     def broker_count(self) -> int:
-        """Of those that were alive when the metadata were last read."""
+        """Number of brokers that were alive when the metadata were last read."""
         return len(self._client.cluster.brokers())
 
     @property
     def addresses(self) -> list[str]:
-        """Those that the brokers advertise to clients, by the answer to the first request."""
+        """The addresses that the brokers advertise to clients, from the answer to the first
+        request."""
         addresses: list[str] = self._client.addresses
         return addresses
 
     async def _send_request(self, request: Any, node_id: Any = None) -> Any:
-        """Where no broker is named, the answer of the first one that gives one: aiokafka asks one
-        at random, and a start with a broker out of reach would fail a time in three, again and
-        again."""
+        """Send a request to the given broker, or else return the answer of the first broker that
+        gives one. aiokafka asks one at random: with one of three brokers unreachable, every third
+        start would fail."""
         if node_id is not None:
             return await super()._send_request(request, node_id)
         answer = await self._client._ask_any(request)
@@ -604,21 +609,22 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
         return answer
 
     async def metadata(self, topics: list[str]) -> list[dict[str, Any]]:
-        """What a broker says of these topics, fields named as in Kafka's protocol; none is
-        created."""
+        """Return a broker's metadata of these topics, with fields named as in Kafka's protocol. No
+        topic is created."""
         answer = await self._send_request(MetadataRequest(topics, allow_auto_topic_creation=False))
         found: list[dict[str, Any]] = answer.to_object()["topics"]
         return found
 
     async def without_log(self, leader: int, partitions: Mapping[str, Iterable[int]]) -> set[str]:
-        """The topics of which the leader cannot say where a partition ends."""
+        """Return the topics for which the leader cannot report where a partition ends."""
         asked = [(topic, [(partition, _END) for partition in numbers]) for topic, numbers in partitions.items()]
         answer = await self._send_request(OffsetRequest(_NO_REPLICA, _READ_UNCOMMITTED, asked), leader)
         return {topic for topic, found in answer.topics if any(code for _, code, *_ in found)}
 
     async def add_to_no_transaction(self, transactional_id: str, topics: Iterable[str]) -> dict[str, int]:
-        """The answer's code for each topic when it is to be added to a transaction of a producer
-        that does not exist. Nothing is added; whether we might is looked at first."""
+        """Ask the broker to add topics to a transaction of a producer that does not exist; return
+        the answer's error code for each topic. Nothing is added, but the broker checks the client's
+        rights first."""
         wanted = [(topic, [0]) for topic in topics]
         if not wanted:
             return {}
@@ -632,7 +638,7 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]
         self._client.__class__ = Client
 
     async def partitions_below(self, prefix: str) -> set[TopicPartition]:
-        """Of all topics whose names begin so, as they are now."""
+        """Return the current partitions of all topics whose names begin with `prefix`."""
         cluster = await self._client.fetch_all_metadata()
         return {
             TopicPartition(topic, partition)
@@ -643,13 +649,13 @@ class Consumer(AIOKafkaConsumer):  # type: ignore[misc]
 
 
 def record_appender(builder: Any) -> Callable[..., Any]:
-    """`append(offset, timestamp_ms, key, value, headers)` of a batch builder: None when the batch
-    is full."""
+    """Return `append(offset, timestamp_ms, key, value, headers)` of a batch builder. It returns
+    None when the batch is full."""
     append: Callable[..., Any] = builder._builder.append
     return append
 
 
 def end_batch(builder: Any, record_count: int) -> None:
-    """Close a batch to which `record_appender` was given so many records."""
+    """Close a batch to which `record_appender` has added `record_count` records."""
     builder._relative_offset = record_count  # what BatchBuilder.append would have counted
     builder.close()

@@ -1,8 +1,8 @@
-"""Records -> Kafka batches, built in place; and which piece of a batch belongs to which
+"""Records -> Kafka batches, built in place, with the pieces of each batch that belong to each
 transaction.
 
 Nothing here waits. A record costs one call into aiokafka's batch builder and one identity check:
-only one transaction is current at a time, so a change of the manifest tells where its piece of a
+only one transaction is current at a time, so a change of the manifest shows where its piece of a
 batch begins and ends.
 """
 
@@ -25,25 +25,27 @@ if TYPE_CHECKING:
 
 _NO_HEADERS: Final[list[Any]] = []
 _CLOSED: Final = Manifest(epoch=-1)
-"""Stands for the owner of a batch that is not open: never the manifest of a record."""
+"""Placeholder for the manifest of a batch that is not open: it is never the manifest of a
+record."""
 
 RECORD_OVERHEAD_BYTES = 200
 """Generous size of a batch header and of a record's own fields, left free below the broker's
 message.max.bytes."""
 
 PIECE_BYTES = 600
-"""A piece, its range and its share of a transaction's manifest and markers: 4 rows in 4 topics take
-about 2.4 kB, five times their records."""
+"""Memory of a piece, its range and its share of a transaction's manifest and markers: 4 rows in 4
+topics take about 2.4 kB, five times their records."""
 
 
 HELD_FACTOR = 4
-"""A row is held in memory when PostgreSQL sends it in so many times kafka.max_record_bytes, and
-given up unread above that.
+"""A row may take this many times kafka.max_record_bytes as PostgreSQL sends it; a larger one is
+given up unread.
 
-A record may be smaller than what it comes in: a half for bytea in text (hexadecimal), a third for
-arrays of times in text, a fourth for arrays of small integers in binary, whose null and length are
-four bytes each. More would hold rows that do not fit: one takes about five times its size on its
-way."""
+A record may be smaller than the message it comes in: half of it for bytea in text (hexadecimal), a
+third for arrays of times in text, a quarter for arrays of small integers in binary, whose null
+flags and lengths take four bytes each. A larger factor would only hold rows that do not fit; each
+takes about five times its size on its way.
+"""
 
 
 _FACTOR: Final = 0x5BD1E995
@@ -52,8 +54,8 @@ _UNSIGNED: Final = 0xFFFFFFFF
 
 
 class _Begun(dict[tuple[int, bytes], int]):
-    """(length, first four bytes) -> the hash so far: all keys of a topic begin with the id of their
-    schema."""
+    """(length, first four bytes) -> the hash of these. Worth keeping because all keys of a topic
+    begin with their schema id."""
 
     def __missing__(self, head: tuple[int, bytes]) -> int:
         length, first = head
@@ -69,14 +71,14 @@ _begun: Final = _Begun()
 
 
 def murmur2(data: bytes) -> int:
-    """The hash of Kafka's own clients (org.apache.kafka.common.utils.Utils.murmur2), without a
-    sign.
+    """Return the hash of Kafka's own clients (org.apache.kafka.common.utils.Utils.murmur2), as an
+    unsigned number.
 
-        Measured for a key of 8 bytes: 0.7 us.
+    Measured for a key of 8 bytes: 0.7 us.
     """
     length = len(data)
     rest = length & 3
-    # i64: no product leaves 63 bits, so that it is the same compiled and interpreted.
+    # No product exceeds 63 bits, so i64 gives the same compiled and interpreted.
     value: i64 = _SEED ^ length if length < 4 else _begun[length, data[:4]]
     at = 4
     while at < length - 3:
@@ -92,7 +94,7 @@ def murmur2(data: bytes) -> int:
 
 
 class RecordTooLarge(UnwritableRelation):
-    """One row is larger than the largest record that topic and producer take."""
+    """A row is larger than the largest record that the topic and the producer accept."""
 
 
 @dataclass(slots=True)
@@ -108,13 +110,13 @@ class Batch:
 
     @property
     def memory_bytes(self) -> int:
-        """What it keeps in memory until it is delivered, the manifests and markers of its
-        transactions included."""
+        """Bytes of memory that the batch holds until it is delivered, including the manifests and
+        markers of its transactions."""
         return self.size + PIECE_BYTES * len(self.pieces)
 
 
 class BatchWriter:
-    """All open batches of one producer. `create_batch` is the producer's; a batch holds at most
+    """The open batches of one producer. `create_batch` is the producer's; a batch holds at most its
     `batch_bytes`."""
 
     def __init__(self, create_batch: Callable[[], Any], max_record_bytes: int) -> None:
@@ -128,7 +130,7 @@ class BatchWriter:
         self._outlets: dict[str, TopicSink] = {}
 
     def outlet(self, topic: str, partition_count: int, owner: str) -> TopicSink:
-        """The outlet of a topic; `owner` names its relation in errors."""
+        """Return the sink of a topic; `owner` names its relation in errors."""
         known = self._outlets.get(topic)
         if known is None:
             known = self._outlets[topic] = TopicSink(self, topic, partition_count)
@@ -136,7 +138,7 @@ class BatchWriter:
         return known
 
     def tick(self) -> None:
-        """Set the timestamp of the records to come: once per read, not per record."""
+        """Set the timestamp of the following records: called once per read, not per record."""
         self.timestamp_ms = int(time.time() * 1000)
 
     def close_all(self) -> None:
@@ -151,12 +153,12 @@ class BatchWriter:
 
     @property
     def pieces_bytes(self) -> int:
-        """What the pieces of the open batches take beside their records."""
+        """Bytes of memory that the pieces of the open batches take in addition to their records."""
         return PIECE_BYTES * (self.ended_pieces + len(self.open))
 
 
 class PartitionBuffer:
-    """The open batch of one topic-partition; `TopicSink.append` puts the records in."""
+    """The open batch of one topic-partition; `TopicSink.append` adds the records."""
 
     __slots__ = ("_builder", "_first", "_outlet", "_pieces", "_writer", "add", "count", "manifest", "partition")
 
@@ -172,8 +174,8 @@ class PartitionBuffer:
         self._builder: Any = None
 
     def switch(self, manifest: Manifest | None) -> bool:
-        """The next record belongs to another transaction than the last one, or opens a new batch:
-        then True."""
+        """Prepare for a record of another transaction than the last one's. Return True if the
+        record opens a new batch."""
         opens = self.manifest is _CLOSED
         if opens:
             self._builder = self._writer.create_batch()
@@ -187,15 +189,15 @@ class PartitionBuffer:
         return opens
 
     def add_first(self, key: bytes | None, value: bytes | None) -> None:
-        """The first record of a batch, which takes it whatever its size: so it is measured, while
-        its row can be named."""
+        """Add the first record of a batch. A batch accepts it whatever its size, so its size is
+        checked here, where its row can still be named."""
         self.add(0, self._writer.timestamp_ms, key, value, _NO_HEADERS)
         size = self._builder.size()
         if size > self._writer.max_record_bytes:
             raise self._too_large(size)
 
     def begin_next(self, key: bytes | None, value: bytes | None, manifest: Manifest | None) -> None:
-        """The batch is full: hand it over, and put the record first into a new one."""
+        """Hand over the full batch, and put the record into a new one."""
         self.close()
         self._writer.open.remove(self)
         self.switch(manifest)
@@ -206,7 +208,8 @@ class PartitionBuffer:
             self._pieces.append((self.manifest, self._first, self.count - self._first))
 
     def close(self) -> None:
-        """Hand the batch over; the caller takes this buffer off the writer's list of open ones."""
+        """Hand the batch over; the caller removes this buffer from the writer's list of open
+        ones."""
         self._writer.ended_pieces -= len(self._pieces)
         self._end_piece()
         builder = self._builder
@@ -222,7 +225,8 @@ class PartitionBuffer:
 
 
 class TopicSink:
-    """The partitions of one topic. Satisfies `gateway.transactions.transaction.Outlet`."""
+    """The partitions of one topic. Satisfies the protocols of sinks that gateway/transactions and
+    gateway/debezium define."""
 
     __slots__ = ("_buffers", "_count", "_writer", "owner", "topic")
 
@@ -236,8 +240,8 @@ class TopicSink:
     def append(
         self, key: bytes | None, value: bytes | None, manifest: Manifest | None, buffer: PartitionBuffer | None = None
     ) -> None:
-        """Partition = crc32(key) % n, librdkafka's `consistent`; without a key the first, or the
-        one of `buffer`. `value` None: a tombstone."""
+        """Append a record; `value` None is a tombstone. The partition is crc32(key) % n
+        (librdkafka's `consistent`); without a key it is that of `buffer`, or else the first."""
         if buffer is None:
             buffer = self._buffers[0 if key is None else crc32(key) % self._count]
         if manifest is not buffer.manifest and buffer.switch(manifest):
@@ -247,27 +251,31 @@ class TopicSink:
         buffer.count += 1
 
     def offer(self, value: bytes, manifest: Manifest | None) -> bool:
-        """Append a record without a key, unless it is larger than the topic takes; then False."""
+        """Append a record without a key. Return False instead if it is larger than the topic
+        accepts."""
         if len(value) + RECORD_OVERHEAD_BYTES > self._writer.max_record_bytes:
             return False
         self.append(None, value, manifest)
         return True
 
     def append_hashed(self, key: bytes | None, value: bytes | None) -> None:
-        """As `append` with the partition that Kafka's own clients choose; no value: a tombstone."""
+        """Append a record to the partition that Kafka's own clients choose for the key. `value`
+        None is a tombstone."""
         count = self._count
         buffer = self._buffers[0 if key is None or count == 1 else (murmur2(key) & 0x7FFFFFFF) % count]
         self.append(key, value, None, buffer)
 
     def offer_hashed(self, key: bytes, value: bytes) -> bool:
-        """`append_hashed`, unless the record is larger than the topic takes; then False."""
+        """Call `append_hashed`. Return False instead if the record is larger than the topic
+        accepts."""
         if len(key) + len(value) + RECORD_OVERHEAD_BYTES > self._writer.max_record_bytes:
             return False
         self.append_hashed(key, value)
         return True
 
     def too_large(self, what: str, size: int) -> RecordTooLarge:
-        """`what` a row of this topic does, that has so many bytes."""
+        """Return the error for a row of this topic that is too large. `what`: the predicate of the
+        sentence; `size`: bytes of the row."""
         return RecordTooLarge(
             f"a row of {self.owner} {what}, but kafka.max_record_bytes allows at most {self._writer.max_record_bytes} bytes "
             f"in {self.topic}",

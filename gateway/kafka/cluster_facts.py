@@ -1,4 +1,4 @@
-"""Kafka's side of `walgate check`: asked by requests that change nothing."""
+"""The facts about Kafka that `walgate check` needs, found by requests that change nothing."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 async def advertised_addresses(settings: KafkaSettings) -> list[str]:
-    """host:port of each broker, as the answer to the first request gives them to clients. Raises
-    WalgateError."""
+    """Return host:port of each broker, as the answer to the first request advertises them to
+    clients. Raises WalgateError."""
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
@@ -42,9 +42,9 @@ async def kafka_facts(
     new: Iterable[str],
     new_topic: Callable[[str, int], NewTopic],
 ) -> KafkaFacts:
-    """Facts of the brokers and of those `topics` that exist; what would be refused, the creation of
-    those of `new` that do not exist among it, as `new_topic` (name, replication factor) describes
-    them. Raises WalgateError."""
+    """Return facts about the brokers and about those of `topics` that exist, and which requests
+    would be refused, among them the creation of those of `new` that do not exist. `new_topic`
+    describes such a topic, given its name and replication factor. Raises WalgateError."""
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
@@ -105,7 +105,7 @@ def _topic(facts: Mapping[str, Any], config: Mapping[str, str]) -> TopicFacts:
 async def _config(
     admin: Admin, kind: ConfigResourceType, names: list[str]
 ) -> tuple[dict[str, dict[str, str]], list[Refused]]:
-    """By name; those that we may not see are refused."""
+    """Return the configurations by name, and those that the client may not read as refusals."""
     if not names:
         return {}, []
     configs: dict[str, dict[str, str]] = {}
@@ -121,7 +121,7 @@ async def _config(
 
 
 async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
-    """CreateTopics that is validated only."""
+    """Return the topics that CreateTopics would refuse, by a request that is only validated."""
     if not new:
         return []
     response = await admin.create_topics(new, validate_only=True)
@@ -133,8 +133,8 @@ async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
 
 
 async def _may_not_write(admin: Admin, transactional_id: str, topics: list[str]) -> list[Refused]:
-    """AddPartitionsToTxn with a producer id that nobody has: the broker looks at our rights first,
-    and then refuses it."""
+    """Return the topics that the client may not write to. AddPartitionsToTxn with a producer id
+    that does not exist is refused in any case, but the broker checks the client's rights first."""
     codes = await admin.add_to_no_transaction(transactional_id, topics)
     refused = []
     for topic, code in codes.items():

@@ -1,19 +1,20 @@
-"""One Kafka transaction after another, each with its rows, then its markers, then one position.
+"""A sequence of Kafka transactions: each holds its rows, then its markers, then one position.
 
-    writer   fills the one that is open: batches become ready while the gateway reads
-    close    nothing more goes into it: its markers and the position to come are known
-    deliver  begin -> batches -> every delivery awaited -> manifests -> markers and position -> awaited -> commit:
-             only now may PostgreSQL be told
+    writer   fills the open transaction: batches become ready while the gateway reads
+    close    ends the open transaction: its markers and its position are known
+    deliver  begin -> batches -> all deliveries awaited -> manifests
+             -> markers and position -> awaited -> commit;
+             only then may PostgreSQL receive the confirmation
 
-While one is committed the next one is filled; two are never open at the broker. A PostgreSQL
-transaction that must not be split may be larger than memory: its batches leave as they fill, and
-`room` makes the reader wait while too much is in flight. When to close one is decided by
-gateway/transactions/commit_policy.py. Any failed or unknown result raises; the caller abandons the
-producer and starts again from the position.
+While one transaction is committed the next one is filled; at the broker, two are never open. A
+PostgreSQL transaction that must not be split may be larger than memory: its batches are sent as
+they fill, and `room` makes the reader wait while too much is in flight.
+gateway/transactions/commit_policy.py decides when to close a transaction. Any failed or unknown
+result raises; the caller abandons the producer and starts again from the position.
 
-With kafka.delivery = at_least_once rows and markers are sent without a Kafka transaction, and the
-position follows by itself, in a small one (`commit_position`): the newest of those that wait, while
-the next rows are on their way already.
+With kafka.delivery = at_least_once, rows and markers are sent without a Kafka transaction, and
+`commit_position` commits positions separately in small ones: the newest position that waits, while
+the next rows are already being sent.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from gateway.transactions.position import Position, encode_position
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 REQUEST_BYTES = 2 << 20
-"""No more is given to the producer at once: it makes one request of it, which takes several times
-its size while it is put together, and the broker's first answer comes after the last of thousands
-of batches."""
+"""The producer is given at most this many bytes at once. It makes one request of them, which takes
+several times its size while it is built, and with thousands of batches the broker would answer the
+first only after the last."""
 
 
 class TransactionTimedOut(Retry):
-    """A Kafka transaction failed that was written to for half of kafka.transaction_timeout_s at
-    least: it is too large for that time, whereas one that was interrupted has little written to
-    it."""
+    """A Kafka transaction failed after it had been written to for at least half of
+    kafka.transaction_timeout_s: it is too large for that time. One that was only interrupted has
+    been written to for a short time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Confluent frames of the fixed records."""
+    """Confluent frames of the records with fixed schemas."""
 
     marker: bytes
     position: bytes
@@ -57,19 +58,20 @@ class Frames:
 
 @dataclass(slots=True)
 class KafkaTransaction:
-    """Closed when `position` is set."""
+    """The content of one Kafka transaction. It is closed once `position` is set."""
 
     ready: deque[Batch] = field(default_factory=deque)
     markers: list[Marker] = field(default_factory=list)
     position: Position | None = None
     states: dict[bytes, bytes] = field(default_factory=dict)
-    """Of snapshots, by key: durable with the position."""
+    """States of snapshots by key, which become durable with the position."""
     begun: bool = False
     forgets: bytes | None = None
 
 
 class Delivery:
-    """For one task that calls `deliver` again and again, and one that fills and closes.
+    """The delivery of Kafka transactions, one after another. One task calls `deliver` repeatedly,
+    another fills and closes transactions.
 
     `on_delivered`: called with topic, record count and bytes of each batch of rows that the broker
     has acknowledged.
@@ -116,12 +118,12 @@ class Delivery:
 
     @property
     def _is_busy(self) -> bool:
-        """Kafka has something to answer."""
+        """Kafka has yet to answer something."""
         return self.in_flight_bytes > 0 or not self.is_free or self._committing_position
 
     def stalled_s(self, now: float) -> float:
-        """So long Kafka has acknowledged nothing although something waits for it; `now` is
-        monotonic."""
+        """Return for how many seconds Kafka has acknowledged nothing although something waits for
+        it. `now` is monotonic."""
         return max(now - max(self._busy_at, self._acked_at), 0.0) if self._is_busy else 0.0
 
     @property
@@ -131,19 +133,19 @@ class Delivery:
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is being committed, closed or waiting to leave."""
+        """Nothing is being committed, is closed or waits to be sent."""
         if self._position_to_come is not None or self._committing_position:
             return False
         return self.is_free and not self._delivering and not self._open.ready and not self._writer.has_records
 
     @property
     def holds_unclosed(self) -> bool:
-        """Batches have left the writer, and perhaps the gateway, without a position to commit them
-        with."""
+        """Batches have left the writer, and perhaps the gateway, and no position is known yet to
+        commit them with."""
         return self._open.begun or bool(self._open.ready)
 
     def offer(self) -> None:
-        """Take the full batches of the writer; call it after each read."""
+        """Take the full batches of the writer; call this after each read."""
         if self._writer.ready:
             self._note_busy()
             self._take_ready()
@@ -162,8 +164,8 @@ class Delivery:
             self._has_room.clear()
 
     def close(self, markers: list[Marker], position: Position, states: dict[bytes, bytes] | None = None) -> None:
-        """End the open Kafka transaction here; `position` and `states` are what becomes durable
-        with it. Only when `is_free`."""
+        """End the open Kafka transaction here; `position` and `states` become durable with it. Only
+        call this when `is_free`."""
         assert self.is_free
         self._note_busy()
         self._writer.close_all()
@@ -176,7 +178,7 @@ class Delivery:
         self._wake.set()
 
     async def room(self) -> None:
-        """Wait until no more than the memory limit is in flight."""
+        """Wait until the bytes in flight are within the memory limit."""
         if not self._has_room.is_set():
             failpoint("reading_paused")
         await self._has_room.wait()
@@ -193,23 +195,23 @@ class Delivery:
         forgets: bytes | None = None,
         states: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> None:
-        """One Kafka transaction without rows, before the first `deliver`. `forgets`: key of another
-        position, which ends with it."""
+        """Deliver one Kafka transaction without rows, before the first `deliver`. `forgets`: key of
+        another position, which is deleted with it."""
         await self._deliver(KafkaTransaction(markers=markers, position=position, forgets=forgets, states=dict(states)))
         self._committing = False
         if self._position_to_come is not None:
             await self.commit_position()
 
     async def prove_fence(self) -> None:
-        """Commit a Kafka transaction without records, before the first `deliver`: raises Retry
-        where another producer has taken the transactional id."""
+        """Commit a Kafka transaction without records, before the first `deliver`. Raises Retry if
+        another producer has taken the transactional id."""
         await self._producer.begin(self._always)
         await self._producer.commit()
 
     async def deliver(self) -> Position | None:
-        """The next Kafka transaction; its position is durable when this returns. None with
-        at_least_once: `commit_position` makes it durable. `rest` comes next. Raises WalgateError on
-        the first failed or unknown result."""
+        """Deliver the next Kafka transaction and return its position, which is durable by then.
+        With at_least_once return None: `commit_position` makes the position durable. Call `rest`
+        next. Raises WalgateError on the first failed or unknown result."""
         transaction = await self._next()
         self._delivering = True
         position = await self._deliver(transaction)
@@ -219,7 +221,7 @@ class Delivery:
         return position if self._producer.is_transactional else None
 
     async def rest(self) -> None:
-        """Kafka is free again when this returns."""
+        """Wait until the next Kafka transaction may begin, then mark Kafka as free."""
         if self._producer.is_transactional and (rest_s := self._rest_s()):
             await asyncio.sleep(rest_s)
         self._committing = False
@@ -229,8 +231,8 @@ class Delivery:
         return self.policy.rest_s(time.monotonic() - self._begun_at)
 
     async def commit_position(self) -> Position:
-        """With at_least_once: the newest position that rows and markers were delivered for, durable
-        when this returns."""
+        """Commit the newest position whose rows and markers have been delivered, and return it once
+        it is durable. Used with at_least_once only."""
         while self._position_to_come is None:
             self._position_wake.clear()
             await self._position_wake.wait()
@@ -261,7 +263,7 @@ class Delivery:
             self._states.append(key, value, None)
 
     async def _next(self) -> KafkaTransaction:
-        """One that is closed, or the open one when it already has full batches."""
+        """Return the closed transaction, or the open one once it has full batches."""
         while self._closed is None and not self._open.ready:
             self._wake.clear()
             await self._wake.wait()
@@ -292,7 +294,7 @@ class Delivery:
         failpoint("before_commit")
         if self._producer.is_transactional:
             await self._producer.commit()
-        else:  # it must not be durable before the markers that it stands for
+        else:  # the position must not be durable before its markers
             self._position_to_come = position
             self._states_to_come |= transaction.states
             self._forgets = transaction.forgets
@@ -300,7 +302,7 @@ class Delivery:
         return position
 
     async def _send_rows(self, transaction: KafkaTransaction) -> Position:
-        """Send the batches as they come, until the Kafka transaction is closed and each one is
+        """Send the batches as they come, until the Kafka transaction is closed and each batch is
         acknowledged."""
         sent: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
         sent_bytes = 0
@@ -311,8 +313,8 @@ class Delivery:
                 sent.append((batch, self._producer.send(batch)))
                 failpoint("batch_sent")
             if sent:
-                # In order: a manifest wants the pieces of a partition in order, and memory is given
-                # back steadily.
+                # Await them in order: a manifest needs the pieces of a partition in order, and
+                # memory is freed steadily.
                 batch, future = sent.popleft()
                 sent_bytes -= batch.size
                 self._note_delivered(batch, await self._producer.delivered(future))
@@ -330,7 +332,8 @@ class Delivery:
         for manifest, first, count in batch.pieces:
             manifest.add(place, base_offset + first, count)
         now = time.monotonic()
-        # A long silence is an interruption, of the broker's or of this process, and no writing.
+        # A long silence is an interruption of the broker or of this process, not time spent
+        # writing.
         self._writing_s += min(now - self._acked_at, self._producer.transaction_timeout_s / 10)
         self._acked_at = now
         self.in_flight_bytes -= batch.memory_bytes
@@ -339,8 +342,8 @@ class Delivery:
             self._has_room.set()
 
     async def _send_own(self) -> None:
-        """Markers, position or both, awaited. What the reader has filled meanwhile belongs to the
-        next Kafka transaction."""
+        """Send markers, position or both, and wait for them. What the reader has filled meanwhile
+        belongs to the next Kafka transaction."""
         self._own.close_all()
         futures = [self._producer.send(batch) for batch in self._own.ready]
         self._own.ready.clear()

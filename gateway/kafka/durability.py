@@ -1,5 +1,5 @@
-"""How many disks hold what PostgreSQL was told is durable: findings about topics on a cluster that
-could do better."""
+"""Warnings about topics whose records are on fewer disks than the cluster allows, although
+PostgreSQL is told that they are durable."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from gateway.startup.findings import OperatorWarning
 from schemas.topic_names import counted
 
 COPIES: Final = 3
-"""With two in sync, one broker may be away and another disk be lost."""
+"""With two of three replicas in sync, one broker may be down and another disk be lost."""
 IN_SYNC: Final = 2
 _NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """Of one topic. `min_in_sync` and `unclean` are None where their description was denied."""
+    """Durability settings of one topic. `min_in_sync` and `unclean` are None if describing the
+    configuration was denied."""
 
     copies: int
     min_in_sync: int | None
@@ -26,7 +27,8 @@ class Durability:
 
 
 def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[OperatorWarning]:
-    """Nothing where there are too few brokers for anything else."""
+    """Yield warnings about `topics`. There are none if the cluster has too few brokers to do
+    better."""
     few = [topic for topic, found in topics.items() if found.copies < min(COPIES, broker_count)]
     if few and broker_count >= COPIES:
         least = min(topics[topic].copies for topic in few)

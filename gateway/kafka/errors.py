@@ -1,4 +1,5 @@
-"""What an error of the Kafka client means: what happens next, and what a person can do."""
+"""Classification of the Kafka client's errors: what the gateway does next, and what the operator
+can do."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ READING: Final = "Read and Describe"
 CREATING: Final = "Create"
 DESCRIBING: Final = "DescribeConfigs"
 _TLS_ALERT: Final = 0x15
-"""The first byte of a TLS server's answer to what is no TLS."""
+"""The first byte of a TLS server's answer to something that is not TLS."""
 ADVERTISED: Final = (
     "set the broker's advertised.listeners to an address that this host can resolve and reach (or make the name known to this "
     "host); kafka.bootstrap_servers is used only for the first request"
@@ -47,13 +48,14 @@ _CERTIFICATE: Final = (
 
 
 def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateError:
-    """What happens next after an error of the Kafka client. `right`: what is needed on a topic for
-    this. Unknown: a new producer tries again from the position."""
+    """Return the WalgateError that says what happens next after an error of the Kafka client.
+    `right`: the right that this operation needs on a topic. After an unknown error a new producer
+    tries again from the position."""
     if isinstance(error, WalgateError):
         return error
-    if type(error) is KafkaError and error.__cause__ is not None:  # aiokafka's sender says no more than "unexpected"
+    if type(error) is KafkaError and error.__cause__ is not None:  # aiokafka's sender only reports "unexpected"
         return classify(error.__cause__, doing, right)
-    name, said = type(error).__name__, str(error)  # aiokafka's errors say their name themselves
+    name, said = type(error).__name__, str(error)  # the text of aiokafka's errors contains their name
     text = f"{doing}: {said if name in said else f'{name}: {said}'}".rstrip(": ")
     if isinstance(error, ConnectError):
         return _not_connected(error, doing)
@@ -101,8 +103,8 @@ def _named(topics: list[str]) -> str:
 
 
 def _not_connected(error: ConnectError, doing: str) -> WalgateError:
-    """A setting that does not fit one listener will not fit the next try either: slowly, for logins
-    get locked."""
+    """Classify a failed bootstrap. A setting that does not fit the listener will not fit at the
+    next attempt either, so retry slowly: repeated failed logins can lock an account."""
     text = f"{doing}: {error}"
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     if hints:
@@ -111,8 +113,9 @@ def _not_connected(error: ConnectError, doing: str) -> WalgateError:
 
 
 def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
-    """The first request was answered, so kafka.bootstrap_servers is right. A name that cannot be
-    resolved is seldom a broker that is only down."""
+    """Classify the failure to reach an advertised address. The first request was answered, so
+    kafka.bootstrap_servers is right. A name that cannot be resolved is seldom due to a broker that
+    is merely down."""
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     text = f"{doing}: no connection at the address that the brokers advertise to clients: {error}"
     if hints:
@@ -127,7 +130,8 @@ def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """From the cause to the error itself: the cause knows most."""
+    """Return the chain of causes, from the innermost to the error itself: the innermost is the most
+    specific."""
     chain: list[BaseException] = []
     each: BaseException | None = error
     while each is not None and each not in chain:
@@ -137,8 +141,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _diagnosis(error: BaseException) -> str:
-    """What to set where settings and listener do not fit; nothing where the broker may only be
-    away."""
+    """Return which setting to change if settings and listener do not match; "" if the broker may
+    just be down."""
     match error:
         case SaslAuthenticationFailed():
             return "check kafka.sasl_username and its password, or the source of the token"

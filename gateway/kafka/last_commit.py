@@ -1,5 +1,5 @@
-"""The newest commit in the marker topic: LSN and time of what was delivered last, also while no
-gateway runs."""
+"""The newest commit in the marker topic: LSN and time of the transaction delivered last, even while
+no gateway runs."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from schemas.records import TRANSACTION_MARKER
 from schemas.wire_format import FRAME_BYTES
 
 _LOOKED_AT: Final = 500
-"""Of the newest offsets; control records among them."""
+"""Number of newest offsets to read; control records count among them."""
 _COMMITTING: Final = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
 _POLL_MS: Final = 200
 _SCHEMA: Final = fastavro.parse_schema(TRANSACTION_MARKER)
 
 
 async def last_commit(settings: KafkaSettings, marker_topic: str, timeout_s: float) -> tuple[int, float] | None:
-    """LSN and time (Unix, s); None where the last markers hold no commit. Raises WalgateError."""
+    """Return LSN and time (Unix, s) of the last commit; None if the newest markers hold none.
+    Raises WalgateError."""
     place = TopicPartition(marker_topic, 0)
     consumer = Consumer(
         **settings.client_options(),
@@ -59,7 +60,7 @@ def _commit(value: bytes | None) -> tuple[int, float] | None:
     try:
         marker: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), _SCHEMA, None)
     except (ValueError, IndexError, EOFError, KeyError, TypeError):
-        return None  # of a gateway with another schema: its commit shows up in nothing but here
+        return None  # a marker of a gateway with another schema: nothing but this display needs its commit
     if marker["kind"] not in _COMMITTING or marker["time"] is None:
         return None
     return int(marker["marker_lsn"]), marker["time"].timestamp()

@@ -1,10 +1,11 @@
-"""What really answers at an address: found out by hand, for a client that is set up wrongly only
-sees a connection that ends.
+"""A probe of what really answers at an address. It speaks the protocols itself, because a client
+with wrong settings only sees a connection that ends.
 
-Asks, on connections of its own: does it take a TLS handshake, is its certificate one that we
-accept, does it answer ApiVersions as a broker does, and SaslHandshake as one that wants a login?
-Changes nothing, logs nobody in. (Kafka protocol guide: ApiVersions is answered before a login,
-SaslHandshake on a listener without one ends with ILLEGAL_SASL_STATE or the connection.)
+On connections of its own it finds out whether the server accepts a TLS handshake, whether its
+certificate is acceptable, whether it answers ApiVersions as a broker does, and SaslHandshake as one
+that requires a login. It changes nothing and does not log in. (Kafka protocol guide: ApiVersions is
+answered before a login; on a listener without SASL, SaslHandshake is answered with
+ILLEGAL_SASL_STATE, or the connection ends.)
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _NOTHING: Final = (OSError, EOFError, asyncio.IncompleteReadError, ValueError, s
 
 
 async def probe_listener(address: str, settings: KafkaSettings, *, advertised: bool = False) -> ListenerFacts:
-    """Never raises for what the other side does."""
+    """Return the facts about one listener. Never raises because of what the other side does."""
     host, _, port = address.rpartition(":") if not address.endswith("]") and ":" in address else (address, "", "9092")
     host = host.strip("[]")
     failure, detail = await _connects(host, int(port))
@@ -46,7 +47,8 @@ async def probe_listener(address: str, settings: KafkaSettings, *, advertised: b
         return ListenerFacts(address, advertised, tls=tls, tls_failure=verified)
     is_kafka = await _speaks_kafka(host, int(port), context)
     mechanisms = await _mechanisms(host, int(port), context) if is_kafka else None
-    # TLS 1.3 tells that it wants a certificate only after the handshake, by ending the connection.
+    # A TLS 1.3 server that requires a client certificate ends the connection only after the
+    # handshake.
     wants_certificate = bool(wants) or (tls and context is not None and not is_kafka)
     return ListenerFacts(
         address,
@@ -82,7 +84,8 @@ def _any_certificate() -> ssl.SSLContext:
 
 
 async def _handshake(host: str, port: int, context: ssl.SSLContext) -> tuple[bool, str]:
-    """Whether it took the handshake; and why its certificate was not accepted."""
+    """Return whether the server completed the handshake, and why its certificate was not
+    accepted."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
             _, writer = await asyncio.open_connection(
@@ -97,8 +100,8 @@ async def _handshake(host: str, port: int, context: ssl.SSLContext) -> tuple[boo
 
 
 async def _ask(host: str, port: int, context: ssl.SSLContext | None, *requests: bytes) -> list[bytes]:
-    """The answers to requests on one connection, as far as they came, without the correlation
-    id."""
+    """Return the answers to requests on one connection, as far as they arrived, without the
+    correlation id."""
     answers: list[bytes] = []
     writer: asyncio.StreamWriter | None = None
     try:
@@ -133,8 +136,8 @@ async def _speaks_kafka(host: str, port: int, context: ssl.SSLContext | None) ->
 
 
 async def _mechanisms(host: str, port: int, context: ssl.SSLContext | None) -> tuple[str, ...] | None:
-    """Of the login; None: it wants none."""
-    wish = b"?"  # no mechanism has this name: the answer lists those that there are
+    """Return the SASL mechanisms of the listener; None if it does not use SASL."""
+    wish = b"?"  # no mechanism has this name: the answer lists the existing ones
     answers = await _ask(host, port, context, _request(_SASL_HANDSHAKE, 1, struct.pack("!h", len(wish)) + wish))
     if not answers:
         return None

@@ -1,5 +1,5 @@
-"""Reads the position topic: the newest record of every slot, and whether the marker topic was ever
-written to."""
+"""Reading of the position topic: the newest record of every slot, and whether the marker topic was
+ever written to. The states of snapshots are read likewise."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ _NOT_TO_ITS_END = (
 
 
 class ReadIncomplete(Retry):
-    """A Kafka transaction may be open: that the broker does not answer is not said by it."""
+    """The topic could not be read to its end, perhaps because a Kafka transaction is still open. It
+    does not mean that the broker is unreachable."""
 
 
 async def read_positions(
     settings: KafkaSettings, marker_topic: str, timeout_s: float
 ) -> tuple[dict[bytes, bytes], bool]:
-    """The newest position record of every slot, by key; and whether the marker topic holds a
+    """Return the newest position record of every slot, by key; and whether the marker topic holds a
     record, or has held one.
 
-        The marker topic is looked at first: whoever writes a marker writes a position in the same Kafka
-        transaction, so that its position is then found too.
+    The marker topic is looked at first: markers and their position are written in the same Kafka
+    transaction, so the position of any marker found is found too.
 
-        Read to the partition's true end. What is committed ends at the first transaction that is still
-        open, which may be of another gateway that died: our own newer position would lie after it, and
-        going on from an older one would double rows. So such a transaction is waited for; the broker
-        ends it after its timeout. Raises ReadIncomplete until then.
+    The topic is read to the partition's true end. Committed records end at the first transaction
+    that is still open, perhaps of another gateway that died: this slot's newer position could lie
+    after it, and continuing from an older one would duplicate rows. So such a transaction is waited
+    for; the broker ends it after its timeout. Raises ReadIncomplete until then.
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
     consumer = _consumer(settings, "read_committed")
@@ -62,8 +63,8 @@ async def read_positions(
 
 
 async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dict[bytes, bytes]:
-    """The newest record of each key, of all slots; the topic must be there. Raises ReadIncomplete
-    as `read_positions`."""
+    """Return the newest record of each key, of all slots. The topic must exist. Raises
+    ReadIncomplete as `read_positions` does."""
     place = TopicPartition(SNAPSHOT_TOPIC, 0)
     consumer = _consumer(settings, "read_committed")
     try:
@@ -84,7 +85,7 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
 
 
 async def _newest(consumer: Consumer, place: TopicPartition, end: int) -> dict[bytes, bytes]:
-    """The newest record of each key, up to the offset `end`."""
+    """Return the newest record of each key, up to the offset `end`."""
     newest: dict[bytes, bytes] = {}
     consumer.assign([place])
     await consumer.seek_to_beginning(place)
@@ -98,8 +99,9 @@ async def _newest(consumer: Consumer, place: TopicPartition, end: int) -> dict[b
 
 
 async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> bool:
-    """Whether a committed record is there, or retention has removed some. Control records, which
-    the abort of an interrupted first start leaves behind, have offsets but are no records."""
+    """Return whether the partition holds a committed record, or retention has removed some. Control
+    records, which the abort of an interrupted first start leaves behind, have offsets but do not
+    count."""
     if (await consumer.beginning_offsets([place]))[place] > 0:
         return True
     consumer.assign([place])
@@ -111,8 +113,8 @@ async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> b
 
 
 async def _true_ends(settings: KafkaSettings, places: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-    """The offsets after the last records, of open transactions too: a consumer of committed records
-    is not told them."""
+    """Return the offsets after the last records, including those of open transactions, which a
+    read_committed consumer does not report."""
     consumer = _consumer(settings, "read_uncommitted")
     try:
         await consumer.start()

@@ -1,5 +1,5 @@
-"""Does Kafka answer? A connection of its own, beside the producer's, which may wait for a minute
-before it gives up."""
+"""A probe of whether Kafka answers. It uses a connection of its own, because the producer may wait
+for a minute before it gives up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.topic_names import POSITION_TOPIC
 
 _CLOSE_S: Final = 1.0
 _MISSING: Final = 3
-"""UNKNOWN_TOPIC_OR_PARTITION: the first start has not made it yet."""
+"""UNKNOWN_TOPIC_OR_PARTITION: the first start has not created the topic yet."""
 
 
 class KafkaProbe:
@@ -26,7 +26,8 @@ class KafkaProbe:
         self._admin: Admin | None = None
 
     async def ask(self) -> None:
-        """A broker answers, and the position topic can be written. Raises WalgateError."""
+        """Check that a broker answers and that the position topic has a leader. Raises
+        WalgateError."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 await self._ask()

@@ -1,13 +1,13 @@
 """The transactional producer, and how it is given up.
 
-aiokafka's producer is used with three rules (measured, its source read at 0.14), and as
-gateway/kafka/aiokafka_internals.py changes it:
+aiokafka's producer is used as gateway/kafka/aiokafka_internals.py changes it, and with three rules
+(found by measurements and in its source, version 0.14):
 
 * `commit_transaction` returns normally although a batch of the transaction failed, so every batch's
-  future is awaited before (gateway/kafka/delivery.py). A producer with one failed or unknown result
-  is dead: never retried, abandoned here.
-* With the broker down its calls never return: everything is awaited under a time limit.
-* Sequence numbers wrap wrongly after 2^31 records on a partition: `records_left` asks for a new
+  future is awaited first (gateway/kafka/delivery.py). A producer with one failed or unknown result
+  is dead: it is never retried but abandoned here.
+* With the broker down its calls never return, so everything is awaited under a time limit.
+* Sequence numbers wrap wrongly after 2^31 records on a partition, so `is_worn` asks for a new
   producer long before.
 """
 
@@ -30,7 +30,7 @@ from gateway.kafka.errors import classify
 from gateway.kafka.shutdown import close_with_timeout
 
 MAX_PARTITION_RECORDS = 1 << 30
-"""After so many records on one partition the producer is replaced."""
+"""The producer is replaced after this many records on one partition."""
 
 STOP_TIMEOUT_S = 3.0
 
@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 
 class Producer:
-    """One life of the producer. Methods raise WalgateError; after any error the object must be
-    abandoned.
+    """A producer from its start until it is abandoned. Methods raise WalgateError; after any error
+    the object must be abandoned.
 
-        The transactional id fences earlier gateways in both modes. exactly_once: rows, markers and
-        positions share its Kafka transactions. at_least_once: rows and markers go by a second producer,
-        without transactions; only positions are written in them, so that a gateway that was fenced
-        cannot write an older position over a newer one.
+    The transactional id fences earlier gateways in both modes. exactly_once: rows, markers and
+    positions share its Kafka transactions. at_least_once: rows and markers are sent by a second
+    producer, without transactions; only positions are written in transactions, so that a fenced
+    gateway cannot write an older position over a newer one.
     """
 
     def __init__(self, settings: KafkaSettings, transactional_id: str) -> None:
@@ -80,29 +80,29 @@ class Producer:
         )
 
     async def start(self) -> None:
-        """Connect and take the transactional id: when this returns, an earlier producer is fenced
-        and its open transaction is ended."""
+        """Connect and take the transactional id. When this returns, an earlier producer is fenced
+        and its open transaction has ended."""
         for producer in self._all:
             await self._limited(producer.start(), "starting the producer")
 
     async def begin(self, always: list[tuple[str, int]]) -> None:
-        """Open a Kafka transaction. `always`: partitions that it will certainly write, announced
-        with the first ones."""
+        """Open a Kafka transaction. `always`: partitions that it will certainly write to, added
+        with the first request that adds partitions."""
         await self._limited(self._transactional.begin_transaction(), "beginning a transaction")
         for topic, partition in always:
             self._transactional.add_to_transaction(topic, partition)
 
     async def learn(self, topics: Iterable[str]) -> None:
-        """Where the partitions of new topics are."""
+        """Read where the partitions of new topics are."""
         await self._limited(self._rows.client.learn(topics), "reading the metadata of topics")
 
     def send(self, batch: Batch) -> asyncio.Future[Any]:
-        """Queue a batch; the future is its delivery. The queue's length is bounded by our own
-        memory limit."""
+        """Queue a batch of rows or markers; the future is done when it is delivered. The queue's
+        length is bounded by the gateway's own memory limit."""
         return self._queue(self._rows, batch)
 
     def send_in_transaction(self, batch: Batch) -> asyncio.Future[Any]:
-        """The same for what is part of a Kafka transaction in both modes."""
+        """Queue a batch that is part of a Kafka transaction in both modes."""
         return self._queue(self._transactional, batch)
 
     def _queue(self, producer: DirectProducer, batch: Batch) -> asyncio.Future[Any]:
@@ -112,10 +112,10 @@ class Producer:
         return producer.queue(batch.builder, batch.topic, batch.partition)
 
     async def delivered(self, future: asyncio.Future[Any]) -> int:
-        """The base offset of a batch, once the broker acknowledged it."""
+        """Wait until the broker has acknowledged a batch; return its base offset."""
         if not future.done() or future.exception() is not None:
             await self._limited(asyncio.shield(future), "waiting for the broker")
-        metadata = future.result()  # most are done together: a request has one batch of each partition
+        metadata = future.result()  # most are done at once: a request has one batch of each partition
         if metadata is None or metadata.offset < 0:
             raise Retry("a batch was acknowledged without an offset")
         offset: int = metadata.offset
@@ -126,18 +126,18 @@ class Producer:
 
     @property
     def is_worn(self) -> bool:
-        """Time for a new producer: a sequence number comes near its end."""
+        """A sequence number approaches its limit: the producer must be replaced."""
         return bool(self._records) and max(self._records.values()) >= MAX_PARTITION_RECORDS
 
     async def abort(self) -> None:
-        """End the transaction that is open, if any: until it has ended, no other slot's gateway can
-        read the position topic to its end. Sent once, and never by a producer that goes on."""
+        """Abort the open transaction, if any: until it has ended, no other slot's gateway can read
+        the position topic to its end. This is sent once, and never by a producer that goes on."""
         if self._transactional.is_in_transaction:
             await close_with_timeout(self._transactional.abort_transaction(), STOP_TIMEOUT_S)
 
     async def abandon(self) -> None:
-        """Give the producer up, whatever state it is in; never waits longer than STOP_TIMEOUT_S for
-        each."""
+        """Give the producer up in whatever state it is; wait at most STOP_TIMEOUT_S for each of its
+        clients."""
         for producer in self._all:
             producer.stop_sending()
             await close_with_timeout(producer.client.close(), STOP_TIMEOUT_S)

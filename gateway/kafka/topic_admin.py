@@ -1,5 +1,5 @@
-"""Requests about topics, in batches that brokers take and that do not hold the event loop for
-long."""
+"""Requests about topics, in batches of a size that brokers accept and that does not block the event
+loop for long."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from gateway.kafka.errors import CREATING, DESCRIBING, WRITING, classify
 log = structlog.get_logger()
 
 ASKED_TOPICS: Final = 1000
-"""So many in one request for metadata: decoding the answer takes 0.2 s."""
+"""Topics in one request for metadata: decoding the answer takes 0.2 s."""
 CREATED_RECORDS: Final = 2000
-"""A controller refuses requests that make more than 10,000 records: one for each topic, partition
-and configuration. A fifth of that takes it a second, and each batch is a line of progress in the
-log."""
+"""Metadata records that one request for creation may cause. A controller refuses requests that
+cause more than 10,000: one for each topic, partition and configuration. A fifth of that takes it a
+second, and each batch logs one line of progress."""
 LOGS_POLL_S = 0.02
 LOGS_TIMEOUT_S = 30.0
 _TOPIC_EXISTS: Final = TopicAlreadyExistsError.errno
@@ -56,13 +56,13 @@ _UNKNOWN_TO_CONTROLLER: Final = frozenset(
         PolicyViolationError,
     )
 )
-"""Answers to a creation that a controller gives for none that exists: there, TOPIC_ALREADY_EXISTS
-replaces them."""
+"""Answers to a creation that a controller only gives for a topic that does not exist: for one that
+does, it answers TOPIC_ALREADY_EXISTS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The controller's answer to the creation of a topic, in its words."""
+    """The controller's refusal to create a topic, in its words."""
 
     topic: str
     code: int
@@ -74,7 +74,8 @@ class Refusal:
 
     @property
     def collides(self) -> bool:
-        """With another topic's name in '.' and '_': all names here are valid by themselves."""
+        """The name differs from another topic's only in '.' and '_'. (All names used here are valid
+        otherwise.)"""
         return bool(self.code == InvalidTopicError.errno)
 
     @property
@@ -88,14 +89,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ExistingTopics:
-    """A topic that is there. `copies`: of the partition that has fewest."""
+    """A topic that exists. `copies`: replicas of the partition that has the fewest."""
 
     partition_count: int
     copies: int
 
 
 class TopicAdmin:
-    """Methods raise Retry, RetrySlowly, StopForOperator."""
+    """A client that creates and describes topics. Methods raise Retry, RetrySlowly,
+    StopForOperator."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         self._settings = settings
@@ -119,8 +121,8 @@ class TopicAdmin:
             raise classify(error, doing, right) from error
 
     async def existing(self, topics: Sequence[str]) -> dict[str, ExistingTopics]:
-        """Asked for by name: a list of all leaves out what we may not describe, as if it were
-        missing."""
+        """Return those of `topics` that exist. They are requested by name: a list of all topics
+        omits those that the client may not describe, as if they did not exist."""
         there: dict[str, ExistingTopics] = {}
         for some in _chunks(topics, ASKED_TOPICS):
             async with self._asking("listing topics"):
@@ -137,13 +139,14 @@ class TopicAdmin:
 
     @property
     def broker_count(self) -> int:
-        """Of those that were alive when the metadata were last read."""
+        """Number of brokers that were alive when the metadata were last read."""
         return self._admin.broker_count
 
     async def create(self, topics: Sequence[NewTopic]) -> list[Refusal]:
-        """Create these; returns those that were refused. One that exists already is not refused.
+        """Create topics and return those that were refused. A topic that exists already is not
+        refused.
 
-        Returns when the others take records, or after LOGS_TIMEOUT_S for each batch.
+        Returns once the others accept records, or after LOGS_TIMEOUT_S for each batch.
         """
         refusals: list[Refusal] = []
         done = 0
@@ -162,8 +165,9 @@ class TopicAdmin:
         return refusals
 
     async def unknown_to_controller(self, topics: Sequence[NewTopic]) -> list[str]:
-        """Those that do not exist. A broker hears of topics from the controller, on a busy machine
-        minutes later; the controller itself is asked by a creation that changes nothing."""
+        """Return those of `topics` that do not exist. Brokers learn of topics from the controller,
+        on a busy machine minutes later; the controller itself is asked, by a request for creation
+        that is only validated."""
         unknown: list[str] = []
         for batch in _batches(topics):
             async with self._asking("asking the controller for topics", CREATING):
@@ -172,22 +176,22 @@ class TopicAdmin:
         return unknown
 
     async def _wait_for_logs(self, topics: list[str]) -> None:
-        """A topic takes no records before its leaders have made its logs: some milliseconds, for a
-        thousand topics many seconds. The producer would try each batch again every 0.1 s, and ask
-        for the metadata of all its topics each time. A broker that takes still longer is left to
-        it."""
+        """Wait until new topics accept records. A topic does not before its leaders have created
+        its logs: this takes some milliseconds, for a thousand topics many seconds. The producer
+        would retry each batch every 0.1 s, and request the metadata of all its topics each time. If
+        a broker takes longer than LOGS_TIMEOUT_S, the producer's retries take over."""
         begun = asked = time.monotonic()
         while topics and asked - begun < LOGS_TIMEOUT_S:
             async with self._asking("waiting for new topics"):
                 topics = await self._without_logs(topics)
             answered = time.monotonic()
             if topics:
-                # Many topics: leave the broker half of its time.
+                # With many topics, leave the broker half of its time for other work.
                 await asyncio.sleep(max(LOGS_POLL_S, answered - asked))
             asked = time.monotonic()
 
     async def _without_logs(self, topics: list[str]) -> list[str]:
-        """Those of which a partition does not tell its end."""
+        """Return the topics that have a partition whose end is not known yet."""
         found = await self._admin.metadata(topics)
         waiting = {facts["topic"] for facts in found if facts["error_code"]}
         by_leader: dict[int, dict[str, list[int]]] = {}
@@ -203,14 +207,14 @@ class TopicAdmin:
         return sorted(waiting)
 
     async def replication_factor(self) -> int:
-        """The setting, or the broker's default: aiokafka's version of the request cannot leave it
-        to the broker."""
+        """Return the setting, or the broker's default: the version of the request that aiokafka
+        uses cannot leave it to the broker."""
         if self._replication_factor < 0:
             self._replication_factor = int((await self.broker_config())["default.replication.factor"])
         return self._replication_factor
 
     async def broker_config(self) -> dict[str, str]:
-        """Of one broker, for what topics inherit. Asked once."""
+        """Return the configuration of one broker, which topics inherit. It is read once."""
         if not self._broker_config:
             async with self._asking("reading the configuration of a broker"):
                 nodes = [str(broker["node_id"]) for broker in (await self._admin.describe_cluster())["brokers"]]
@@ -218,7 +222,8 @@ class TopicAdmin:
         return self._broker_config
 
     async def _config_of_one(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Of the first broker that can be reached: each answers for itself alone."""
+        """Return the configuration of the first broker that can be reached: each broker only
+        answers for itself."""
         for node in nodes[:-1]:
             try:
                 return (await self._configs(ConfigResourceType.BROKER, [node], None))[node]
@@ -227,7 +232,7 @@ class TopicAdmin:
         return (await self._configs(ConfigResourceType.BROKER, nodes[-1:], None))[nodes[-1]]
 
     async def topic_configs(self, topics: Sequence[str], names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """These configurations of topics, what they inherit too."""
+        """Return the named configurations of topics, including inherited values."""
         found: dict[str, dict[str, str]] = {}
         for some in _chunks(topics, ASKED_TOPICS):
             found |= await self._configs(ConfigResourceType.TOPIC, some, names)
@@ -242,13 +247,14 @@ class TopicAdmin:
             responses: list[Any] = await self._admin.describe_configs(asked)
             items = [item for response in responses for item in response.resources]
             for code, _, _, name, _ in items:
-                if code:  # a topic that was just made is not known to every broker yet
+                if code:  # not every broker knows a new topic yet
                     raise for_code(code)(name)
         return {name: {entry[0]: entry[1] for entry in entries} for _, _, _, name, entries in items}
 
 
 def _unknown(answers: Iterable[Sequence[Any]]) -> Iterator[str]:
-    """Raises what a controller answered that says nothing of whether the topic exists."""
+    """Yield the topics that do not exist. Raises the answer's error if it does not show whether the
+    topic exists."""
     for topic, code, *_ in answers:
         if code in _UNKNOWN_TO_CONTROLLER:
             yield topic

@@ -1,12 +1,12 @@
 """Topics: their names, their creation, and whether one was deleted.
 
-The name of a relation's topic is decided by Kafka alone, so that every start decides alike,
-whichever relation comes first:
+The name of a relation's topic depends on Kafka alone, so that every start decides alike, whichever
+relation comes first:
 
 1. the name that `kafka.topic_names` gives it; else
-2. of its possible names (schemas/topic_names.py) the first whose topic exists; else
-3. the first that Kafka lets us create. It refuses one that differs from another topic's in '.' and
-   '_' only.
+2. the first of its possible names (schemas/topic_names.py) whose topic exists; else
+3. the first that Kafka lets us create. It refuses a name that differs from another topic's only in
+   '.' and '_'.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ Name = tuple[str, str]
 """A relation's schema and name."""
 
 _MANY = 100
-"""So many new topics are counted in the log, not named."""
+"""From this number on, new topics are only counted in the log, not named."""
 
 _MIN_IN_SYNC, _UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
 
 _COMPACTED = {
     "cleanup.policy": "compact",
-    # Every Kafka transaction writes a position, and a start reads them all: let the compaction keep
+    # Every Kafka transaction writes a position, and a start reads them all: compaction must keep
     # up.
     "segment.ms": "600000",
     "segment.bytes": str(16 << 20),
@@ -111,11 +111,11 @@ def refused_topic(refusal: Refusal) -> WalgateError:
 
 
 class Topics:
-    """Makes sure of topics; knows the partition count of each one that it saw. Methods raise
-    WalgateError.
+    """The gateway's topics: creates those that are missing, and knows the partition count of each
+    topic that it has seen. Methods raise WalgateError.
 
-        `seen` outlives this object: a topic in it that is not there any more was deleted meanwhile and
-        is not created again. `warn` hears of topics that a lost disk could take away.
+    `seen` outlives this object: a topic in it that no longer exists was deleted meanwhile and is
+    not recreated. `warn` is called with the topics that the loss of a disk could destroy.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Topics:
         *,
         compacted: bool = False,
     ) -> None:
-        """`compacted`: new topics of tables are."""
+        """`compacted`: new topics of tables are compacted."""
         self._compacted = compacted
         self._settings = settings
         self._warn = warn
@@ -145,7 +145,7 @@ class Topics:
         await self._admin.close()
 
     async def ensure(self, topics: Iterable[str]) -> dict[str, int]:
-        """Make those that are missing; return the partition count of each."""
+        """Create those that are missing; return the partition count of each."""
         wanted = list(dict.fromkeys(topics))
         unknown = [topic for topic in wanted if topic not in self._partition_counts]
         if unknown:
@@ -157,7 +157,7 @@ class Topics:
         return {topic: self._partition_counts[topic] for topic in wanted}
 
     async def missing(self, topics: Iterable[str]) -> list[str]:
-        """Those that do not exist."""
+        """Return those of `topics` that do not exist."""
         unknown = [topic for topic in dict.fromkeys(topics) if topic not in self._partition_counts]
         for topic, found in (await self._admin.existing(unknown)).items():
             self._note(topic, found.partition_count)
@@ -165,7 +165,8 @@ class Topics:
         return [topic for topic in unknown if topic not in self._partition_counts]
 
     async def ensure_relations(self, relations: Iterable[Name]) -> None:
-        """Make the topics of those that have none. From then on `of_relation` knows them."""
+        """Create the topics of those relations that have none. From then on `of_relation` knows
+        them."""
         missing = await self.without_topic(relations)
         names_of_missing = (topic for relation in missing for topic in self.possible_names(relation))
         await self.refuse_deleted(topic for topic in names_of_missing if topic in self._seen)
@@ -176,7 +177,9 @@ class Topics:
                 del names[relation][0]
             taken.add(collision_name(names[relation][0]))
         while names:
-            first = list(dict.fromkeys(own[0] for own in names.values()))  # Debezium's names may be those of two tables
+            first = list(
+                dict.fromkeys(own[0] for own in names.values())
+            )  # under Debezium's naming two tables may share a topic
             refusals = {refusal.topic: refusal for refusal in await self._create(first)}
             for relation, own in list(names.items()):
                 refusal = refusals.get(own[0])
@@ -192,7 +195,7 @@ class Topics:
         await self._check_durability()
 
     async def without_topic(self, relations: Iterable[Name]) -> list[Name]:
-        """Those of which no topic exists."""
+        """Return the relations for which no topic exists."""
         unknown = [relation for relation in dict.fromkeys(relations) if relation not in self._topics]
         possible = {relation: self.possible_names(relation) for relation in unknown}
         for nth in range(max(map(len, possible.values()), default=0)):
@@ -205,7 +208,7 @@ class Topics:
         return list(possible)
 
     def possible_names(self, relation: Name) -> tuple[str, ...]:
-        """In the order in which they are tried."""
+        """Return the names of a relation's topic in the order in which they are tried."""
         given = self._settings.topic_names.get(format_relation(*relation))
         if given is not None:
             return (given,)
@@ -214,14 +217,14 @@ class Topics:
         return topic_names(self._settings.prefix, *relation)
 
     def is_given(self, relation: Name) -> bool:
-        """Its name is one of kafka.topic_names."""
+        """Return whether kafka.topic_names names the relation's topic."""
         return format_relation(*relation) in self._settings.topic_names
 
     def of_relation(self, relation: Name) -> str:
         return self._topics[relation]
 
     def shared_with(self, relation: Name) -> Name | None:
-        """Another relation that has the same topic, as Debezium's names allow it."""
+        """Return another relation that has the same topic, which Debezium's names allow."""
         topic = self._topics[relation]
         return next((other for other, name in self._topics.items() if name == topic and other != relation), None)
 
@@ -235,12 +238,13 @@ class Topics:
         self._seen.add(topic)
 
     def _is_debeziums(self, topic: str) -> bool:
-        """Made by a Debezium connector before, perhaps: nothing depends on its order."""
+        """Return whether a Debezium connector may have created the topic before: nothing depends on
+        its order."""
         return self._settings.dialect == "debezium" and topic != POSITION_TOPIC
 
     async def refuse_deleted(self, missing: Iterable[str]) -> None:
-        """`missing` were there before, and the broker does not know them. Raises DataGap where the
-        controller does not either, else Retry."""
+        """Raise an error about topics that existed before and that the broker does not know:
+        DataGap if the controller does not know them either, else Retry."""
         topics = list(missing)
         if not topics:
             return
@@ -270,7 +274,8 @@ class Topics:
         return refusals
 
     def _copies(self, topic: str, replication_factor: int) -> int:
-        """Markers and positions are few, and everything depends on them."""
+        """Return the replication factor of a topic: higher for markers and positions, which are few
+        and on which everything depends."""
         return (
             max(replication_factor, min(COPIES, self._admin.broker_count))
             if topic in self._single
@@ -278,7 +283,7 @@ class Topics:
         )
 
     async def _check_durability(self) -> None:
-        """Of the topics that were there already, each once."""
+        """Check topics that existed already, each once."""
         unchecked, self._unchecked = self._unchecked, {}
         if self._admin.broker_count < 2 or not unchecked:
             return
@@ -286,8 +291,8 @@ class Topics:
         self._judge({topic: _durability(copies, configs.get(topic, {})) for topic, copies in unchecked.items()})
 
     async def _check_new(self, topics: list[NewTopic]) -> None:
-        """They have what they were made with, and the rest from the broker: nobody needs to be
-        asked for each."""
+        """Check new topics without describing each: they have the configuration they were created
+        with, and the rest from the broker."""
         if self._admin.broker_count < 2 or not topics:
             return
         inherited = await self._if_allowed(self._admin.broker_config())
@@ -296,7 +301,8 @@ class Topics:
         )
 
     async def _if_allowed(self, asking: Awaitable[dict[str, T]]) -> dict[str, T]:
-        """Nothing where the right to ask is missing, for which nobody needs to wait."""
+        """Return the result, or nothing if the right to ask is missing: the check is not worth
+        waiting for it."""
         try:
             return await asking
         except RetrySlowly as error:
@@ -326,12 +332,14 @@ class Topics:
         return NewTopic(topic, partitions, replication_factor, topic_configs=config)
 
     def makes_compacted(self, topic: str) -> bool:
-        """By the settings. Such a topic refuses records without a key."""
+        """Return whether the settings make this topic compacted. Such a topic refuses records
+        without a key."""
         policy: str | None = self.new_topic(topic, 1).topic_configs.get("cleanup.policy")
         return policy == "compact"
 
     async def check_position_topic(self) -> None:
-        """A position that retention may delete is no durable position."""
+        """Raise an error unless the position topic is compacted: retention could delete a
+        position."""
         config = (await self._admin.topic_configs([POSITION_TOPIC], ["cleanup.policy"]))[POSITION_TOPIC]
         report_of(check_position_topic(POSITION_TOPIC, config)).raise_errors()
 

@@ -1,7 +1,8 @@
-"""pgoutput: bytes of logical replication -> one frozen dataclass per message. Pure.
+"""pgoutput: the bytes of one message of logical replication come in, one frozen dataclass goes out.
+Pure: no state, no I/O.
 
     decode.py           which message it is
-    letters.py          the bytes that say what follows
+    letters.py          the bytes that identify messages and their parts
     cursor.py           the protocol's field types, checked
     tuple_data.py       the columns of a row
     transaction.py      Begin, Commit, Origin
@@ -12,6 +13,7 @@
     two_phase.py        prepared transactions
     errors.py           PgOutputError
 
+This package knows neither the connection nor Avro; a value remains the bytes that the server sent.
 Sentences in double quotes are the manual's own (55.9 Logical Replication Message Formats).
 """
 

@@ -1,9 +1,9 @@
-"""Reads the protocol's field types from one message, each checked before it is believed.
+"""A reader for the protocol's field types in one message; each field is checked.
 
-A message is complete by definition (CopyData gave its length), so a short one is an error, and so
-is one byte too many: every reader ends with `finish`. What is refused beyond the length is what the
-manual fixes (55.9, Logical Replication Message Formats) and what PostgreSQL's own reader refuses
-(`proto.c`, `worker.c`), nothing else.
+A message is complete by definition (CopyData contains its length), so one that is too short is an
+error, and so is one byte too many: every reader ends with `finish`. Besides lengths, this checks
+exactly what the manual fixes (55.9, Logical Replication Message Formats) and what PostgreSQL's own
+reader rejects (`proto.c`, `worker.c`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from schemas.lsn import Lsn
 
 # Microseconds from the Unix epoch to 2000-01-01, where PostgreSQL's time begins.
 PG_EPOCH: Final = 946_684_800_000_000
-# PostgreSQL's calendar begins in 4714 BC; its last 30 years do not fit a signed 64-bit count from
-# the Unix epoch, as long as its end stays free: '-infinity' and 'infinity' are the ends of the
-# wire's range, and of ours.
+# PostgreSQL's calendar begins in 4714 BC, and its last 30 years do not fit into a signed 64-bit
+# number of microseconds since the Unix epoch. '-infinity' and 'infinity' are the ends of the range,
+# on the wire and here.
 FIRST_TIME: Final = -211_813_488_000_000_000
 LAST_TIME: Final = (1 << 63) - 2 - PG_EPOCH
 _INFINITIES: Final = (-(1 << 63), (1 << 63) - 1)
@@ -31,11 +31,11 @@ _UINT64: Final = struct.Struct("!Q")
 
 
 class Cursor:
-    """A position in one message. Every method raises PgOutputError and moves `position` to the byte
-    after what it read.
+    """A position in one message. The read methods raise PgOutputError, and move `position` past
+    what they read.
 
-        `origin`: where `payload` begins in the message, for a caller that has read its head. Offsets in
-        errors count from there.
+    `origin`: offset of `payload` in the message, for a caller that has read its head already.
+    Offsets in errors count from the beginning of the message.
     """
 
     __slots__ = ("message_name", "origin", "payload", "position")
@@ -67,7 +67,7 @@ class Cursor:
         return number
 
     def read_uint32(self, field: str) -> int:
-        """TransactionId or Oid: unsigned on the server, Int32 in the manual."""
+        """Read a TransactionId or Oid: unsigned on the server, Int32 in the manual."""
         position = self._claim(field, 4)
         number: int = _UINT32.unpack_from(self.payload, position)[0]
         return number
@@ -77,18 +77,18 @@ class Cursor:
         return int.__new__(Lsn, _UINT64.unpack_from(self.payload, position)[0])  # in range as it is 64 bits
 
     def read_set_lsn(self, field: str) -> Lsn:
-        """An LSN of which `proto.c` says `elog(ERROR, "... not set in ... message")` when it is
-        0/0."""
+        """Read an LSN for which `proto.c` reports `elog(ERROR, "... not set in ... message")` if it
+        is 0/0."""
         lsn = self.read_lsn(field)
         if not lsn:
             raise self.error(field, self.position - 8, "a nonzero LSN", "0/0")
         return lsn
 
     def read_time(self, field: str) -> int:
-        """Microseconds since the Unix epoch, UTC; on the wire since 2000-01-01.
+        """Return microseconds since the Unix epoch, UTC; on the wire they count from 2000-01-01.
 
-        Infinite times do occur: a transaction with a replication origin has the time that
-        `pg_replication_origin_xact_setup` was given.
+        Infinite times do occur: a transaction with a replication origin has the time that was
+        passed to `pg_replication_origin_xact_setup`.
         """
         position = self._claim(field, 8)
         time: int = _INT64.unpack_from(self.payload, position)[0]
@@ -99,28 +99,29 @@ class Cursor:
         raise self.error(field, position, f"from {FIRST_TIME} to {LAST_TIME} microseconds since 2000-01-01", str(time))
 
     def read_unused_flags(self) -> int:
-        """Int8(0): "Flags; currently unused." """
+        """Read Int8(0): "Flags; currently unused." """
         flags = self.read_byte("flags")
         if flags:
             raise self.error("flags", self.position - 1, "0, the flags are unused", str(flags))
         return flags
 
     def read_flag(self, field: str) -> bool:
-        """A byte that is 0 or 1."""
+        """Read a byte that is 0 or 1."""
         flag = self.read_byte(field)
         if flag > 1:
             raise self.error(field, self.position - 1, "0 or 1", str(flag))
         return flag == 1
 
     def read_stream_xid(self) -> int:
-        """Xid of a (sub)transaction in progress; `worker.c` refuses 0 as invalid."""
+        """Read the xid of a (sub)transaction in progress; `worker.c` rejects 0 as invalid."""
         xid = self.read_uint32("xid")
         if not xid:
             raise self.error("xid", self.position - 4, "a transaction id", "0")
         return xid
 
     def read_string(self, field: str) -> str:
-        """String: bytes up to a NUL, UTF-8 because the session's client_encoding is."""
+        """Read a String: bytes up to a NUL, in UTF-8 because that is the session's
+        client_encoding."""
         start = self.position
         end = self.payload.find(b"\0", start)
         if end < 0:
@@ -133,7 +134,7 @@ class Cursor:
         return text
 
     def read_bytes(self, field: str) -> bytes:
-        """Int32 length, then so many bytes."""
+        """Read an Int32 length, then that many bytes."""
         length = self.read_int32(f"length of {field}")
         if length < 0:
             raise self.error(f"length of {field}", self.position - 4, "0 or more", str(length))
@@ -141,8 +142,8 @@ class Cursor:
         return self.payload[position : position + length]
 
     def read_count(self, field: str) -> int:
-        """Int16 number of what follows. It may lie: never make room for so many before they are
-        read."""
+        """Read the Int16 number of the items that follow. It may be wrong: never allocate memory
+        for that many before they are read."""
         count = self.read_int16(field)
         if count < 0:
             raise self.error(field, self.position - 2, "0 or more", str(count))
@@ -153,7 +154,7 @@ class Cursor:
             raise self.error("end", self.position, "the end of the message", f"{self.remaining()} more bytes")
 
     def _claim(self, field: str, size: int) -> int:
-        """Moves behind the next `size` bytes and returns where they begin."""
+        """Move past the next `size` bytes and return where they begin."""
         position = self.position
         if size > len(self.payload) - position:
             raise self.error(field, position, f"{size} bytes", f"{self.remaining()} bytes up to the end")

@@ -1,4 +1,4 @@
-"""Bytes of one pgoutput message -> its dataclass. A function of its arguments: no state, no I/O."""
+"""Bytes of one pgoutput message -> its dataclass. A pure function: no state, no I/O."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ PgOutputMessage = (
     | StreamPrepare
 )
 
-# Type letter -> name in the manual, and the reader. The same bytes in and out of a stream segment.
+# Type letter -> name in the manual, and reader. Their bytes are the same in and out of a stream
+# segment.
 _FIXED: Final[dict[int, tuple[str, Callable[[Cursor], PgOutputMessage]]]] = {
     letters.BEGIN: ("Begin", read_begin),
     letters.COMMIT: ("Commit", read_commit),
@@ -84,31 +85,30 @@ _WITH_STREAM_XID: Final[dict[int, tuple[str, Callable[[Cursor, bool], PgOutputMe
 MESSAGE_NAMES: Final[dict[int, str]] = {
     letter: name for letter, (name, _) in (*_FIXED.items(), *_WITH_STREAM_XID.items())
 } | {letters.STREAM_ABORT: "Stream Abort"}
-"""The manual's names."""
+"""Names of the messages in the manual."""
 
-# The lowest proto_version whose stream can hold the message; 1 where it is not named.
+# The lowest proto_version whose stream can contain the message; 1 if it is not listed.
 _SINCE_VERSION: Final[dict[int, int]] = dict.fromkeys(
     (letters.STREAM_START, letters.STREAM_STOP, letters.STREAM_COMMIT, letters.STREAM_PREPARE), 2
 )
 
 
 def decode(payload: bytes, *, in_stream: bool, protocol_version: int) -> PgOutputMessage:
-    """Reads one whole message, as the payload of XLogData has it. Raises PgOutputError and nothing
-    else.
+    """Decode one whole message, the payload of an XLogData. Raises PgOutputError and nothing else.
 
-        `in_stream`: between Stream Start and Stream Stop, where seven messages have an xid field more.
-        `protocol_version`: the `proto_version` of START_REPLICATION, 1 to 4. Stream Start, Stop, Commit
-        and Prepare are refused below 2, LSN and time of Stream Abort below 4. Not everything that the
-        manual dates is, for servers do send
+    `in_stream`: the message is between Stream Start and Stream Stop, where seven messages have an
+    additional xid field. `protocol_version`: the `proto_version` of START_REPLICATION, 1 to 4.
+    Stream Start, Stop, Commit and Prepare are rejected below 2; LSN and time of Stream Abort below
+    4. Other versions that the manual states are not enforced, because servers do send
 
-        * two-phase messages in version 1, when the slot was made with two_phase, whatever the options
-          say (`pgoutput_startup`: "It remains enabled if the previous start-up has done so"; seen on 15
-          and 18);
-        * Stream Abort in version 1, without streaming: 18 sees that a transaction it holds was rolled
-          back and drops it, and marks its subtransactions as streamed on the way (seen on 18.6;
-          tests/golden, stream_abort_alone).
+    * two-phase messages in version 1, if the slot was created with two_phase, whatever the options
+      are (`pgoutput_startup`: "It remains enabled if the previous start-up has done so"; seen on 15
+      and 18);
+    * Stream Abort in version 1, without streaming: 18 notices that a transaction it holds was
+      rolled back and drops it, and in doing so marks its subtransactions as streamed (seen on 18.6;
+      tests/golden, stream_abort_alone).
 
-        Source: PostgreSQL manual, 55.9 Logical Replication Message Formats.
+    Source: PostgreSQL manual, 55.9 Logical Replication Message Formats.
     """
     if not payload:
         raise PgOutputError("message", "type", 0, "1 byte", "an empty message")

@@ -1,4 +1,4 @@
-"""The one error of this room."""
+"""PgOutputError, the only error that this package raises."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from gateway.errors import REPORT, StopForOperator
 
 
 class PgOutputError(StopForOperator):
-    """A message is not what the protocol allows. Nothing can be skipped safely, so a person must
-    look.
+    """A message does not comply with the protocol. Nothing can be skipped safely, so the operator
+    must act.
 
-        `offset` counts bytes from the message's first byte (its type letter). The text holds lengths,
-        counts and single bytes, never a row value, a name from the stream or the content of a logical
-        message.
+    `offset` counts bytes from the message's first byte (its type letter). The text contains
+    lengths, counts and single bytes, never a row value, a name from the stream or the content of a
+    logical message.
     """
 
     def __init__(self, message_name: str, field: str, offset: int, expected: str, actual: str) -> None:

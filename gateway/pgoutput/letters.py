@@ -1,7 +1,7 @@
-"""The bytes that say what follows: types of messages, parts of a row message, kinds of a column
+"""The bytes that identify types of messages, parts of a row message and kinds of a column
 (PostgreSQL manual, 55.9).
 
-Numbers and not `ord()`, so that the compiled row path has them as constants.
+They are numbers instead of `ord()` calls, so that they are constants for the compiled row path.
 """
 
 from __future__ import annotations

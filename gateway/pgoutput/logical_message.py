@@ -1,4 +1,4 @@
-"""Message: what `pg_logical_emit_message` wrote into the log."""
+"""Message: the logical decoding message that `pg_logical_emit_message` wrote to the WAL."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from schemas.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """'M': "Identifies the message as a logical decoding message." Sent when the `messages` option is on."""
+    """'M': "Identifies the message as a logical decoding message." It is sent if the `messages`
+    option is on."""
 
     xid: int | None
-    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol
+    version 2." """
     transactional: bool
     """ "Flags; Either 0 for no flags or 1 if the logical decoding message is transactional." """
     message_lsn: Lsn
@@ -21,12 +23,12 @@ class Message:
     prefix: str
     """ "The prefix of the logical decoding message." """
     content: bytes = field(repr=False)
-    """ "The content of the logical decoding message." Any bytes; users put text or binary there."""
+    """ "The content of the logical decoding message." May be any bytes, text or binary."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageHead:
-    """What comes before the content of a message; `prefix` may be cut."""
+    """The fields before the content of a message; `prefix` may be truncated."""
 
     xid: int | None
     transactional: bool
@@ -35,7 +37,8 @@ class MessageHead:
 
 
 def read_message_head(payload: bytes, in_stream: bool) -> MessageHead:
-    """Of the first bytes of a message. The prefix is any text, so that it may be longer than they are."""
+    """Read the first bytes of a message. They may contain only a part of the prefix, whose length
+    is not limited."""
     cursor = Cursor(payload, 1, "Message")
     return MessageHead(
         xid=cursor.read_stream_xid() if in_stream else None,

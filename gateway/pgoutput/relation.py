@@ -1,4 +1,4 @@
-"""Relation and Type: what the rows that follow are made of."""
+"""Relation and Type: the descriptions of the rows that follow."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gateway.pgoutput.cursor import Cursor
 
 
 class ReplicaIdentity(Enum):
-    """`relreplident` in pg_class: which columns an UPDATE or DELETE sends of the old row."""
+    """`relreplident` in pg_class: the columns of the old row that an UPDATE or DELETE sends."""
 
     DEFAULT = "d"
     NOTHING = "n"
@@ -22,14 +22,14 @@ class Column:
     """ "The following message part appears for each column included in the publication." """
 
     key: bool
-    """ "Flags for the column. Currently can be either 0 for no flags or 1 which marks the column as part of the key."
-    The key is the replica identity; under FULL every column is marked."""
+    """ "Flags for the column. Currently can be either 0 for no flags or 1 which marks the column as
+    part of the key." The key is the replica identity; under FULL every column is marked."""
     name: str
     """ "Name of the column." """
     type_oid: int
     """ "OID of the column's data type." """
     typmod: int
-    """ "Type modifier of the column (atttypmod)." -1 for none."""
+    """ "Type modifier of the column (atttypmod)." It is -1 if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +37,36 @@ class Relation:
     """'R': "Identifies the message as a relation message." """
 
     xid: int | None
-    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2."
-    The subtransaction's, where there is one."""
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol
+    version 2." It is the subtransaction's, if there is one."""
     relation_oid: int
     """ "OID of the relation." """
     namespace: str
-    """ "Namespace (empty string for pg_catalog)." Here `pg_catalog` in full."""
+    """ "Namespace (empty string for pg_catalog)." Here it is `pg_catalog` in full."""
     name: str
     """ "Relation name." """
     replica_identity: ReplicaIdentity
     """ "Replica identity setting for the relation (same as relreplident in pg_class)." """
     columns: tuple[Column, ...]
-    """ "Number of columns", then each."""
+    """ "Number of columns", then each column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Type:
-    """'Y': "Identifies the message as a type message." Sent before a Relation with a column of a user's type.
+    """'Y': "Identifies the message as a type message." It is sent before a Relation that has a
+    column of a user-defined type.
 
-    For a domain it has the domain's OID with namespace and name of its base type (`logicalrep_write_typ`).
+    For a domain it contains the domain's OID with namespace and name of its base type
+    (`logicalrep_write_typ`).
     """
 
     xid: int | None
-    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol version 2." """
+    """ "Xid of the transaction (only present for streamed transactions). [...] since protocol
+    version 2." """
     type_oid: int
     """ "OID of the data type." """
     namespace: str
-    """ "Namespace (empty string for pg_catalog)." Here `pg_catalog` in full."""
+    """ "Namespace (empty string for pg_catalog)." Here it is `pg_catalog` in full."""
     name: str
     """ "Name of the data type." """
 

@@ -1,4 +1,5 @@
-"""Stream Start, Stop, Commit, Abort: transactions in progress ("available since protocol version 2")."""
+"""Stream Start, Stop, Commit, Abort: transactions in progress ("available since protocol version
+2")."""
 
 from __future__ import annotations
 
@@ -10,12 +11,14 @@ from schemas.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class StreamStart:
-    """'S': "Identifies the message as a stream start message." Until Stream Stop, rows carry an xid."""
+    """'S': "Identifies the message as a stream start message." Until Stream Stop, rows contain an
+    xid."""
 
     xid: int
-    """ "Xid of the transaction." The top-level one."""
+    """ "Xid of the transaction." It is the top-level transaction's."""
     first_segment: bool
-    """ "A value of 1 indicates this is the first stream segment for this XID, 0 for any other stream segment." """
+    """ "A value of 1 indicates this is the first stream segment for this XID, 0 for any other
+    stream segment." """
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +33,13 @@ class StreamCommit:
     xid: int
     """ "Xid of the transaction." """
     flags: int
-    """ "Flags; currently unused." Always 0."""
+    """ "Flags; currently unused." They are always 0."""
     commit_lsn: Lsn
     """ "The LSN of the commit." """
     end_lsn: Lsn
-    """ "The end LSN of the transaction." The one to acknowledge."""
+    """ "The end LSN of the transaction." This is the LSN to acknowledge."""
     commit_time: int
-    """ "Commit timestamp of the transaction." Here in microseconds since the Unix epoch."""
+    """ "Commit timestamp of the transaction." Here it is in microseconds since the Unix epoch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,14 @@ class StreamAbort:
     xid: int
     """ "Xid of the transaction." """
     subxid: int
-    """ "Xid of the subtransaction (will be same as xid of the transaction for top-level transactions)." """
+    """ "Xid of the subtransaction (will be same as xid of the transaction for top-level
+    transactions)." """
     abort_lsn: Lsn | None
-    """ "The LSN of the abort. This field is available since protocol version 4." Sent with streaming=parallel only."""
+    """ "The LSN of the abort. This field is available since protocol version 4." It is only sent
+    with streaming=parallel."""
     abort_time: int | None
-    """ "Abort timestamp of the transaction. This field is available since protocol version 4." With `abort_lsn` or
-    not at all; here in microseconds since the Unix epoch."""
+    """ "Abort timestamp of the transaction. This field is available since protocol version 4." It
+    is present if `abort_lsn` is; here it is in microseconds since the Unix epoch."""
 
 
 def read_stream_start(cursor: Cursor) -> StreamStart:
@@ -73,7 +78,7 @@ def read_stream_commit(cursor: Cursor) -> StreamCommit:
 
 
 def read_stream_abort(cursor: Cursor, protocol_version: int) -> StreamAbort:
-    """Nothing in the message says whether LSN and time follow, so its length does."""
+    """Read a Stream Abort. Only the length of the message shows whether LSN and time follow."""
     xid = cursor.read_stream_xid()
     subxid = cursor.read_uint32("subxid")
     if protocol_version < 4 or not cursor.remaining():

@@ -1,8 +1,8 @@
 """TupleData: the columns of one row, as they are on the wire (PostgreSQL manual, 55.9).
 
-Nearly all rows of the gateway do not come through here: `gateway/values/column_readers.py` reads
-the same bytes and writes Avro at once. What it cannot take is parsed by `read_tuple_data`, and so
-is everything that wants rows as values.
+Most rows in the gateway are not parsed here: `gateway/values/column_readers.py` reads the same
+bytes and writes Avro directly. `read_tuple_data` parses the rows that it cannot take, and those for
+callers that need rows as values.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNC
 
 
 class Unchanged(Enum):
-    """The type of UNCHANGED, which is its one value."""
+    """The type of UNCHANGED, which is its only value."""
 
     UNCHANGED = "unchanged"
 
@@ -27,9 +27,9 @@ class Unchanged(Enum):
 UNCHANGED: Final = Unchanged.UNCHANGED
 
 
-@dataclass(slots=True, unsafe_hash=True)  # never changed; frozen costs 0.35 us a value more, twice as much
+@dataclass(slots=True, unsafe_hash=True)  # never changed; frozen=True costs 0.35 us a value more, twice as much
 class Text:
-    """'t': "Identifies the data as text formatted value." In the session's client_encoding,
+    """'t': "Identifies the data as text formatted value." It is in the session's client_encoding,
     UTF-8."""
 
     value: bytes = field(repr=False)
@@ -37,7 +37,8 @@ class Text:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Binary:
-    """'b': "Identifies the data as binary formatted value." What the type's send function gives."""
+    """'b': "Identifies the data as binary formatted value." It is the output of the type's send
+    function."""
 
     value: bytes = field(repr=False)
 
@@ -54,7 +55,8 @@ _LENGTH: Final = struct.Struct("!i").unpack_from
 
 
 def read_tuple_data(cursor: Cursor, tuple_name: str) -> TupleData:
-    """`tuple_name` is for errors: "new tuple", "key tuple", "old tuple"."""
+    """Read the columns of a tuple. `tuple_name` is for errors: "new tuple", "key tuple", "old
+    tuple"."""
     count = cursor.read_count(f"number of columns of the {tuple_name}")
     data, position, end = cursor.payload, cursor.position, len(cursor.payload)
     values: list[TupleValue] = []
@@ -79,7 +81,7 @@ def read_tuple_data(cursor: Cursor, tuple_name: str) -> TupleData:
 
 
 def _refused(cursor: Cursor, position: int, column: str) -> Exception:
-    """What is wrong with the column at `position`."""
+    """Return the error for the column at `position`."""
     cursor.position = position
     kind = cursor.read_byte(f"kind of {column}")
     if kind not in _WITH_VALUE:
@@ -91,16 +93,16 @@ def _refused(cursor: Cursor, position: int, column: str) -> Exception:
 
 
 def column_offset(values: TupleData, column: int) -> int:
-    """How many bytes after its column count's first one a tuple has the kind of a column."""
+    """Return the offset of a column's kind byte from the first byte of the tuple's column count."""
     return _COUNT_BYTES + sum(
         _VALUE_HEAD_BYTES + len(value.value) if isinstance(value, Text | Binary) else 1 for value in values[:column]
     )
 
 
 def walk_columns(data: bytes, position: int) -> Iterator[tuple[int, int, int]]:
-    """(kind, start, end) of the value of each column, of a tuple at `position` (its column count)
-    that was read already: nothing is checked, and whoever asks for more columns than there are gets
-    rubbish or IndexError."""
+    """Yield (kind, start, end) of the value of each column of the tuple at `position` (its column
+    count). The tuple must have been read before: nothing is checked, and if more columns are
+    requested than it has, the result is garbage or IndexError."""
     position += _COUNT_BYTES
     while True:
         kind = data[position]

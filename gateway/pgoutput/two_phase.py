@@ -18,13 +18,13 @@ class BeginPrepare:
     end_lsn: Lsn
     """ "The end LSN of the prepared transaction." """
     prepare_time: int
-    """ "Prepare timestamp of the transaction." Here, as all times below, in microseconds since the
- Unix epoch."""
+    """ "Prepare timestamp of the transaction." Here, as all times below, it is in microseconds
+    since the Unix epoch."""
     xid: int
     """ "Xid of the transaction." """
     gid: str
-    """ "The user defined GID of the prepared transaction." It may be used again after the
- transaction has ended."""
+    """ "The user defined GID of the prepared transaction." It may be reused after the transaction
+    has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Prepare:
     """'P': "Identifies the message as a prepared transaction message." """
 
     flags: int
-    """ "Flags; currently unused." Always 0."""
+    """ "Flags; currently unused." They are always 0."""
     prepare_lsn: Lsn
     """ "The LSN of the prepare." """
     end_lsn: Lsn
-    """ "The end LSN of the prepared transaction." The one to acknowledge."""
+    """ "The end LSN of the prepared transaction." This is the LSN to acknowledge."""
     prepare_time: int
     """ "Prepare timestamp of the transaction." """
     xid: int
@@ -50,11 +50,11 @@ class CommitPrepared:
     """'K': "Identifies the message as the commit of a prepared transaction message." """
 
     flags: int
-    """ "Flags; currently unused." Always 0."""
+    """ "Flags; currently unused." They are always 0."""
     commit_lsn: Lsn
     """ "The LSN of the commit of the prepared transaction." """
     end_lsn: Lsn
-    """ "The end LSN of the commit of the prepared transaction." The one to acknowledge."""
+    """ "The end LSN of the commit of the prepared transaction." This is the LSN to acknowledge."""
     commit_time: int
     """ "Commit timestamp of the transaction." """
     xid: int
@@ -68,11 +68,12 @@ class RollbackPrepared:
     """'r': "Identifies the message as the rollback of a prepared transaction message." """
 
     flags: int
-    """ "Flags; currently unused." Always 0."""
+    """ "Flags; currently unused." They are always 0."""
     prepare_end_lsn: Lsn
     """ "The end LSN of the prepared transaction." """
     rollback_end_lsn: Lsn
-    """ "The end LSN of the rollback of the prepared transaction." The one to acknowledge."""
+    """ "The end LSN of the rollback of the prepared transaction." This is the LSN to
+    acknowledge."""
     prepare_time: int
     """ "Prepare timestamp of the transaction." """
     rollback_time: int
@@ -88,11 +89,11 @@ class StreamPrepare:
     """'p': "Identifies the message as a stream prepared transaction message." """
 
     flags: int
-    """ "Flags; currently unused." Always 0."""
+    """ "Flags; currently unused." They are always 0."""
     prepare_lsn: Lsn
     """ "The LSN of the prepare." """
     end_lsn: Lsn
-    """ "The end LSN of the prepared transaction." The one to acknowledge."""
+    """ "The end LSN of the prepared transaction." This is the LSN to acknowledge."""
     prepare_time: int
     """ "Prepare timestamp of the transaction." """
     xid: int

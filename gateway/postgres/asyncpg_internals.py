@@ -1,18 +1,18 @@
-"""asyncpg (0.32) beyond its documented interface. Nothing else in the gateway touches a private
-attribute of it (ruff's SLF001 and TID251 hold that), and tests/postgres/test_login.py fails where a
-new version breaks one of these.
+"""The parts of asyncpg (0.32) beyond its documented interface. No other module of the gateway
+touches a private attribute of it (enforced by ruff's SLF001 and TID251), and
+tests/postgres/test_login.py fails if a new version breaks one of these.
 
-Why each is there, and what would make it unnecessary:
+The reason for each, and what would make it unnecessary:
 
-* `Protocol`, `was_asked`. asyncpg sends the password to whoever asks for it in cleartext, and does
-  SCRAM without channel binding (authentication.py). Unnecessary when it can refuse the one and does
-  the other.
+* `Protocol`, `was_asked`. asyncpg sends the password in cleartext to any server that asks for it,
+  and does SCRAM without channel binding (authentication.py). Unnecessary when it can refuse the
+  former and do the latter.
 * `parse_dsn`, `open_with_tls`, `is_wanted`. asyncpg gives all hosts of a DSN one time limit and one
   error (login.py). Unnecessary when each host has its own.
 * `transport_of`, `TransportHandover`. asyncpg does not know CopyBoth, and sets no keepalive
   (connection.py). Unnecessary with replication connections in asyncpg.
-* `address_of`. Which of the hosts was taken is documented nowhere. Unnecessary with a public
-  attribute.
+* `address_of`. No documented attribute says which of the hosts was chosen. Unnecessary with a
+  public attribute.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def parse_dsn(
     *,
     with_system_roots: bool = False,
 ) -> tuple[list[Address], Any, Any]:
-    """Addresses, connection parameters and configuration, in asyncpg's own records.
-    `with_system_roots`: the DSN says sslmode=require, but the server's certificate is verified in
+    """Return addresses, connection parameters and configuration, in asyncpg's own records.
+    `with_system_roots`: although the DSN has sslmode=require, verify the server's certificate in
     full, by the authorities that the operating system trusts."""
     variable = os.environ.pop(_ROOTS, None) if with_system_roots else None
     try:
@@ -76,14 +76,15 @@ def parse_dsn(
 
 
 async def is_wanted(connection: asyncpg.Connection, wanted: SessionAttribute) -> bool:
-    """Whether the server meets target_session_attrs."""
+    """Return whether the server meets target_session_attrs."""
     return bool(await connect_utils._can_use_connection(connection, wanted))
 
 
 async def open_with_tls(
     new_protocol: Callable[[], Protocol], address: tuple[str, int], parameters: Any, *, may_change: bool
 ) -> tuple[asyncio.Transport, Any]:
-    """Raises TryOtherTransport where `may_change`, and the server has no TLS."""
+    """Open a connection with TLS. Raises TryOtherTransport if the server has no TLS and
+    `may_change` is true."""
     opened: tuple[asyncio.Transport, Any] = await connect_utils._create_ssl_connection(
         new_protocol,
         *address,
@@ -96,7 +97,7 @@ async def open_with_tls(
 
 
 def was_asked(protocol: Protocol) -> bool:
-    """Whether the server has begun to authenticate."""
+    """Return whether the server has begun to authenticate."""
     return bool(protocol._auth_received)
 
 
@@ -110,7 +111,7 @@ def transport_of(connection: asyncpg.Connection) -> asyncio.Transport:
 
 
 def address_of(connection: asyncpg.Connection) -> Address:
-    """The host of the DSN that it was made to."""
+    """Return which host of the DSN the connection was made to."""
     address: Address = connection._addr
     return address
 
@@ -121,8 +122,8 @@ class TransportHandover(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's 
     def hand_over(self, successor: asyncio.BufferedProtocol) -> None:
         """Give the authenticated transport to `successor`; this object is closed from then on."""
         transport = transport_of(self)
-        # uvloop chooses between its two ways to read when reading starts, so it must stop for the
-        # change.
+        # uvloop chooses between its two ways to read when reading starts, so reading must stop for
+        # the change.
         transport.pause_reading()
         successor.connection_made(transport)
         transport.set_protocol(successor)

@@ -1,14 +1,14 @@
-"""What the server asks of us before it lets us in: asyncpg's protocol, with SCRAM of our own and no
-password in the clear.
+"""Authentication by asyncpg's protocol, with a SCRAM implementation of our own and no password in
+cleartext.
 
-asyncpg (0.32, coreproto.pyx) sends the password to whoever asks for it in cleartext, over TLS or
-not, and does SCRAM without channel binding. So the server's messages are read here first, up to
-AuthenticationOk; asyncpg gets those that remain, and takes a login that was done here for one that
-needed no password.
+asyncpg (0.32, coreproto.pyx) sends the password in cleartext to any server that asks for it, with
+or without TLS, and does SCRAM without channel binding. Therefore the server's messages are read
+here first, up to AuthenticationOk; the remaining ones are passed to asyncpg, which takes a login
+that was done here for one that needed no password.
 
-Where the server does not speak PostgreSQL's protocol, `service_at` finds out which one it is: a
-server that waits for the rest of a request, as HTTP servers do with an SSLRequest, would look like
-one that is only slow.
+If the server does not speak PostgreSQL's protocol, `service_at` finds out what it is: a server that
+waits for the rest of a request, as HTTP servers do after an SSLRequest, would otherwise look like a
+slow one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,13 @@ from gateway.postgres.asyncpg_internals import Protocol
 from gateway.postgres.scram import PLAIN, PLUS, Scram, ScramError, certificate_hash
 
 _LARGEST: Final = 1 << 16
-"""libpq takes 30,000 bytes of an error at most before it is let in."""
+"""Maximum length of a message before authentication. libpq accepts an error of at most 30,000
+bytes."""
 _HEADER: Final = struct.Struct("!ci")
 PATIENCE_S: Final = 2.0
-"""A server that has said nothing for so long is looked at."""
+"""A server that has not answered for this long is examined by `service_at`."""
 _LISTENING_S: Final = 0.4
-"""For a greeting."""
+"""Time to wait for a greeting."""
 _ANSWER_S: Final = 1.0
 _SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
 _GET: Final = b"GET / HTTP/1.0\r\n\r\n"
@@ -47,8 +48,9 @@ class ChannelBinding(enum.Enum):
 
 
 class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are partial
-    """`admitted` is asyncpg's future, `doing` names the connection in errors. `is_bound`: the login
-    proved that nobody with another certificate stands between."""
+    """asyncpg's protocol, with the authentication done here. `admitted` is asyncpg's future,
+    `doing` names the connection in errors. `is_bound`: the login proved that there is no man in the
+    middle with another certificate."""
 
     def __init__(
         self,
@@ -90,7 +92,8 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
             self._wire.abort()
 
     def _log_in(self) -> None:
-        """As far as what has arrived goes; what follows AuthenticationOk is asyncpg's."""
+        """Handle the messages that have arrived; those after AuthenticationOk are left to
+        asyncpg."""
         while message := self._next_message():
             if self._is_asyncpgs(message):
                 super().data_received(message)
@@ -101,7 +104,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
                 return
 
     def _next_message(self) -> bytes:
-        """Empty while none is whole."""
+        """Return the next whole message; empty if there is none."""
         if len(self._pending) < _HEADER.size:
             return b""
         _, length = _HEADER.unpack_from(self._pending)
@@ -116,7 +119,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
         return message
 
     def _is_asyncpgs(self, message: bytes) -> bool:
-        """Act on an authentication request; False: asyncpg need not hear of it."""
+        """Act on an authentication request. Return whether asyncpg must see the message."""
         if message[:1] != b"R" or len(message) < 9:
             return True
         (request,) = struct.unpack_from("!i", message, 5)
@@ -162,7 +165,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
     def _begin_scram(self, content: bytes) -> bool:
         offered = [name.decode("ascii", "replace") for name in content.split(b"\0") if name]
         if PLAIN not in offered and PLUS not in offered:
-            return True  # asyncpg names what the server wants
+            return True  # asyncpg's error names the mechanisms that the server wants
         if not self._login_password:
             raise RetrySlowly(
                 f"{self._doing}: the server requests a password, but none is configured",
@@ -209,7 +212,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
 
 
 def is_local(transport: Any) -> bool:
-    """The other end is on this computer."""
+    """Return whether the other end is on this host."""
     connected = transport.get_extra_info("socket")
     if connected is not None and connected.family == getattr(socket, "AF_UNIX", None):
         return True
@@ -229,8 +232,8 @@ def not_postgresql(doing: str, service: str) -> StopForOperator:
 
 
 async def service_at(host: str, port: int) -> str:
-    """What answers there, with its article; "" where it is PostgreSQL, a pooler, or unknown. Raises
-    nothing."""
+    """Return the kind of service at this address, with an article; "" if it is PostgreSQL, a
+    pooler, or unknown. Never raises."""
     greeting = await _answer(host, port, b"", _LISTENING_S)
     if greeting.startswith(b"SSH-"):
         return "an SSH server"
@@ -254,7 +257,7 @@ async def service_at(host: str, port: int) -> str:
 
 
 async def _answer(host: str, port: int, request: bytes, timeout_s: float, *, most: int = 512) -> bytes:
-    """The first bytes that come; empty where none do."""
+    """Return the first bytes that arrive; empty if none do."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,5 +1,5 @@
-"""Queries of the catalog that are made again and again, where each row costs the loop as much as a
-change of the stream does."""
+"""Catalog queries that are repeated often, and whose rows cost the event loop as much as changes in
+the stream."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _NEVER: Final = object()
 
 
 class CachedQuery:
-    """One query. Its rows come when they are not those of the last time: the server compares their
-    digest."""
+    """A query that is repeated. Its rows are only fetched if they have changed since the last time:
+    the server compares their digest."""
 
     def __init__(self) -> None:
         self._digest: object = _NEVER
 
     async def fetch(self, sql: asyncpg.Connection, query: str, *arguments: Sequence[object]) -> list[Any] | None:
-        """None: the same rows as the last time. Only in one snapshot of the database: they must be
-        those of the digest. Raises what the driver raises."""
+        """Return the rows, or None if they are the same as the last time. Call this within one
+        PostgreSQL snapshot, so that the rows are those of the digest. Raises the driver's
+        errors."""
         digest = await sql.fetchval(_DIGEST.format(query=query), *arguments)
         if digest == self._digest:
             return None

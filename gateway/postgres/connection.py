@@ -1,8 +1,8 @@
-"""Log in to PostgreSQL with asyncpg: for SQL, and for replication.
+"""Connections to PostgreSQL by asyncpg: for SQL, and for replication.
 
-The replication connection is asyncpg's up to ReadyForQuery, made by login.py. asyncpg does not know
-CopyBoth, so then its transport gets a protocol of ours (`ReplicationStream`) and asyncpg's
-connection is left empty.
+Up to ReadyForQuery the replication connection is asyncpg's, made by login.py. asyncpg does not know
+CopyBoth, so its transport is then handed to our own protocol (`ReplicationStream`), and asyncpg's
+connection object is left empty.
 """
 
 from __future__ import annotations
@@ -27,60 +27,60 @@ from gateway.postgres.standby_status import LEAVE_AFTER_S, LONGEST_SILENCE_S
 
 _COMMAND_TIMEOUT_S: Final = 60.0
 _CANCELLATION_S: Final = 1.0
-# The session's settings win over those of server, database and role. Whatever else a role may carry
-# is harmless: the test of all of pg_settings (tests/snapshot/test_every_setting.py) gives each the
-# least and the largest value.
+# The session's settings override those of server, database and role. All other settings that a role
+# may carry are harmless: the test of all of pg_settings (tests/snapshot/test_every_setting.py)
+# gives each its minimum and maximum.
 PINNED_SETTINGS: Final = {
-    # Values are read as text in these forms.
+    # Text formats of values that the gateway reads.
     "DateStyle": "ISO",
     "IntervalStyle": "iso_8601",
     "TimeZone": "UTC",
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "quote_all_identifiers": "off",
-    # Statements mean what they say: literals of keys, arrays with nulls in them, comparisons with
+    # Statements have their standard meaning: literals of keys, arrays with nulls, comparisons with
     # null.
     "standard_conforming_strings": "on",
     "array_nulls": "on",
     "transform_null_equals": "off",
-    # The role that logs in has the rights, and its transactions may write and see what was
+    # The rights are those of the role that logs in; its transactions may write, and see what was
     # committed before each statement.
     "role": "none",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
-    # A chunk of rows is a range of blocks, and a row is found by its key: without these, each would
-    # read the whole table.
+    # A chunk is read as a range of blocks, and a row by its key: without these, each would read the
+    # whole table.
     "enable_tidscan": "on",
     "enable_indexscan": "on",
     "enable_bitmapscan": "on",
-    # A statement is run once: to compile it takes longer than it saves.
+    # A statement is run once: compiling it takes longer than it saves.
     "jit": "off",
-    # A notice within the stream is taken as bad news (see classify_notice): let no debug message be
-    # one.
+    # A notice in the stream is taken as bad news (see classify_notice), so no debug message may
+    # appear.
     "client_min_messages": "warning",
     "exit_on_error": "off",
     "statement_timeout": "0",
     "lock_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # Where the gateway is a synchronous standby, its own COMMITs (heartbeats, commands) would wait
-    # for itself.
+    # If the gateway is a synchronous standby, its own COMMITs (heartbeats, commands) would wait for
+    # itself.
     "synchronous_commit": "local",
     "application_name": APPLICATION_NAME,
 }
 _PINNED_SINCE_17: Final = "SET transaction_timeout = 0"
-"""An older server would refuse the login: it does not know the setting."""
+"""An older server does not know the setting and would refuse the login."""
 
 
 async def connect_sql(
     login: Credentials | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
 ) -> asyncpg.Connection:
-    """An ordinary connection for catalog queries, which may take a minute each. Raises classified
-    errors.
+    """Return an ordinary connection for catalog queries, which may take a minute each. Raises
+    classified errors.
 
-        `login` may be the DSN alone. Hosts of `avoid` are tried last. With an empty search_path
-        nobody's function or operator can take the place of one of pg_catalog's.
+    `login` may be a DSN alone. Hosts in `avoid` are tried last. With an empty search_path no user's
+    function or operator can take the place of one of pg_catalog's.
     """
     settings = {**PINNED_SETTINGS, "search_path": search_path}
     connection = await log_in(
@@ -110,9 +110,9 @@ async def _pin_newer_settings(connection: asyncpg.Connection, doing: str) -> Non
 
 @asynccontextmanager
 async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[None]:
-    """As `sql.transaction(**options)`; but one that ends by neither an error of the server nor one
-    of ours (by a cancellation, above all) closes the session. Raises what the block and the driver
-    raise."""
+    """Run the block as `sql.transaction(**options)` does; but if it ends by anything else than an
+    error of the server or of the gateway (above all by a cancellation), close the session. Raises
+    what the block and the driver raise."""
     begun = sql.transaction(**options)
     try:
         await begun.start()
@@ -129,10 +129,10 @@ async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[
 
 
 async def end_session(sql: asyncpg.Connection) -> None:
-    """After a statement that was cancelled or got no answer. asyncpg sends a CancelRequest, so that
-    the server need not bring the statement to its end, but waits for an answer, 60 s if need be,
-    that may have come already: before ROLLBACK, or before COPY is over. So the session is closed,
-    and the answer waited for no longer than `_CANCELLATION_S`."""
+    """Close the session after a statement that was cancelled or got no answer. asyncpg sends a
+    CancelRequest, so that the server does not complete the statement; but before ROLLBACK, or
+    before the end of COPY, it then waits up to 60 s for an answer that may have arrived already.
+    Therefore the session is closed, and the answer is awaited for at most `_CANCELLATION_S`."""
     with suppress(*DRIVER_ERRORS):
         await sql.close(timeout=_CANCELLATION_S)
 
@@ -148,15 +148,15 @@ async def connect_replication(
     silence_limit_s: float = LONGEST_SILENCE_S,
 ) -> ReplicationStream:
     """Log in as a walsender of the DSN's database. `capacity` is the size of the receive buffer in
-    bytes; of rows above `largest_row` and logical messages above `largest_message` only the head is
-    kept (inbox.py).
+    bytes; of rows larger than `largest_row` and logical messages larger than `largest_message` only
+    the head is kept (receive_buffer.py).
 
-    TCP gives the connection up when something we sent is not acknowledged for `silence_limit_s`.
-    Raises classified errors.
+    TCP gives the connection up if data sent is not acknowledged for `silence_limit_s`. Raises
+    classified errors.
     """
     doing = "replication connection to PostgreSQL"
-    # What a regclass shows depends on search_path; so names have their schema, but for those in
-    # pg_catalog.
+    # The text of a regclass depends on search_path: with an empty one, names outside pg_catalog
+    # have their schema.
     settings = {**PINNED_SETTINGS, "search_path": "", "replication": "database"}
     connection: Any = await log_in(
         _login(login),
@@ -187,7 +187,7 @@ async def connect_replication(
 
 
 def address_text(connection: asyncpg.Connection) -> str:
-    """host:port, or the path of the socket."""
+    """Return host:port, or the path of the socket."""
     return shown(address_of(connection))
 
 
@@ -196,7 +196,7 @@ def _login(login: Credentials | str) -> Credentials:
 
 
 def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:
-    """TCP keepalive and TCP_USER_TIMEOUT: a peer that is gone without a word ends the
+    """Set TCP keepalive and TCP_USER_TIMEOUT: a peer that disappears without closing ends the
     connection."""
     if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
         return
@@ -213,11 +213,11 @@ def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:
 
 
 def leave_with(sql: asyncpg.Connection, stream: ReplicationStream) -> None:
-    """When the server ends the SQL connection, end the stream soon after.
+    """End the stream soon after the server has ended the SQL connection.
 
-    A stopping server ends its ordinary sessions at once and its walsenders last, when they are
-    confirmed. While reading is paused nothing else tells of it: the requests of the walsender lie
-    unread in the socket.
+    A server that shuts down ends its ordinary sessions at once, and its walsenders last, when the
+    standbys have confirmed everything. While reading is paused nothing else shows the shutdown: the
+    walsender's requests lie unread in the socket.
     """
     loop = asyncio.get_running_loop()
 

@@ -1,17 +1,20 @@
-"""CopyData frames of a replication stream: PostgreSQL manual, 54.4 Streaming Replication Protocol
-and 54.7 Message Formats.
+"""CopyData frames of a replication stream (PostgreSQL manual, 54.4 Streaming Replication Protocol
+and 54.7 Message Formats).
 
-    XLogData   'd' Int32 length  'w' Int64 start LSN  Int64 end of WAL  Int64 time  payload (one pgoutput message)
+    XLogData   'd' Int32 length  'w' Int64 start LSN  Int64 end of WAL  Int64 time
+               payload (one pgoutput message)
     Keepalive  'd' Int32 length  'k' Int64 end of WAL Int64 time        Byte1 reply requested
-    Status     'd' Int32 length  'r' Int64 written    Int64 flushed     Int64 applied  Int64 time  Byte1 reply requested
+    Status     'd' Int32 length  'r' Int64 written    Int64 flushed     Int64 applied
+               Int64 time        Byte1 reply requested
 
-All LSNs are unsigned, all times are microseconds since 2000-01-01, the length counts itself but not
-the 'd'.
+LSNs are unsigned, times are microseconds since 2000-01-01, the length counts itself but not the
+'d'.
 
-One more kind is the inbox's own. It stands in the place of an XLogData that was too large to be
+`ReceiveBuffer` adds a kind of its own. It takes the place of an XLogData that is too large to be
 held:
 
-    Drained    'd' Int32 length  'D' Int64 start LSN  Int64 end of WAL  Int64 size     first bytes of the payload
+    Drained    'd' Int32 length  'D' Int64 start LSN  Int64 end of WAL  Int64 size
+               first bytes of the payload
 
 `size` is that of the whole payload.
 """
@@ -29,22 +32,22 @@ KEEPALIVE: Final = ord("k")
 COPY_DATA: Final = ord("d")
 DRAINED: Final = ord("D")
 
-# Behind 'd' and the length: 'w' and three Int64; and at least the letter of a pgoutput message.
+# After 'd': the length, 'w', three Int64, and at least the letter of a pgoutput message.
 XLOG_DATA_LENGTH: Final = 4 + 25 + 1
 KEEPALIVE_LENGTH: Final = 4 + 18
 PAYLOAD_AT: Final = 1 + 4 + 25
 _SIZE: Final = struct.Struct("!q")
 
-# 'd', length, 'w' or 'k', and the LSN that both have there: one call reads all that a frame's loop
-# needs.
+# 'd', length, 'w' or 'k', and the LSN that follows in both: one call reads all that the loop over
+# frames needs.
 _FRAME: Final = struct.Struct("!BiBQ")
 _STATUS: Final = struct.Struct("!BiBQQQqB")
 _PG_EPOCH_S: Final = 946_684_800
 
 
 class FrameError(StopForOperator):
-    """The server sent what the protocol does not allow. `offset` counts from the first byte of the
-    message."""
+    """The server sent something that the protocol does not allow. `offset` counts from the first
+    byte of the message."""
 
     def __init__(self, what: str, offset: int, expected: str, actual: str) -> None:
         super().__init__(
@@ -56,16 +59,17 @@ class FrameError(StopForOperator):
 
 
 def split(data: bytes) -> Iterator[tuple[int, int, int, int]]:
-    """Yield what `ReplicationStream.read` returned, frame by frame: whole CopyData frames and
-    nothing else.
+    """Yield the frames in what `ReplicationStream.read` returned: whole CopyData frames and nothing
+    else.
 
-        (XLOG_DATA, start LSN, first byte of the payload, end of the payload): slice `data` with the
-        last two. (DRAINED, start LSN, first byte of what was kept of the payload, end of that):
-        `drained_size` has the whole size. (KEEPALIVE, end of WAL, 1 if the server asks for a reply, end
-        of the frame).
+    * (XLOG_DATA, start LSN, first byte of the payload, end of the payload): slice `data` with the
+      last two.
+    * (DRAINED, start LSN, first byte of what was kept of the payload, end of that): `drained_size`
+      returns the whole size.
+    * (KEEPALIVE, end of WAL, 1 if the server asks for a reply, end of the frame).
 
-        Raises FrameError on anything else, after it has yielded the frames before. Measured 0.14 us a
-        frame (CPython 3.11).
+    Raises FrameError on anything else, after the frames before it. Measured 0.14 us a frame
+    (CPython 3.11).
     """
     unpack = _FRAME.unpack_from
     size = len(data)
@@ -90,13 +94,14 @@ def split(data: bytes) -> Iterator[tuple[int, int, int, int]]:
 
 
 def drained_size(data: bytes, start: int) -> int:
-    """Bytes of the whole payload, of whose frame `split` has yielded (DRAINED, ..., start, ...)."""
+    """Return the bytes of the whole payload of a frame for which `split` has yielded (DRAINED, ...,
+    start, ...)."""
     size: int = _SIZE.unpack_from(data, start - _SIZE.size)[0]
     return size
 
 
 def _wrong(data: bytes, position: int) -> FrameError:
-    """Say what is wrong with the frame at `position`, away from the hot loop."""
+    """Return the error for the frame at `position`; kept out of the hot loop."""
     if data[position] != COPY_DATA:
         return FrameError("message", 0, "CopyData 'd'", f"byte 0x{data[position]:02x}")
     if len(data) < position + 6:
@@ -115,10 +120,10 @@ def _wrong(data: bytes, position: int) -> FrameError:
 
 
 def standby_status(written_lsn: int, flush_lsn: int, now_s: float, *, reply_requested: bool = False) -> bytes:
-    """Standby status update, framed. What is applied equals what is flushed: both mean durable in
-    Kafka.
+    """Return a framed standby status update. The applied LSN equals the flushed one: both mean
+    durable in Kafka.
 
-        `now_s` is Unix time; the server only shows it (pg_stat_replication.reply_time).
+    `now_s` is Unix time; the server only shows it (pg_stat_replication.reply_time).
     """
     time_us = int((now_s - _PG_EPOCH_S) * 1_000_000)
     return _STATUS.pack(COPY_DATA, 38, ord("r"), written_lsn, flush_lsn, flush_lsn, time_us, reply_requested)

@@ -1,5 +1,5 @@
-"""What is said of a DSN before it is read, and passwords that change: read from a file or asked of
-a command at each connect, as tokens of cloud logins need it."""
+"""Checks of a DSN before it is parsed, and passwords that change: read from a file or from a
+command's output at each connect, as needed for tokens of cloud logins."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ COMMAND_TIMEOUT_S: Final = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Whom to log in to, and as whom. `password_command` or `password_file` stand in place of a
-    password in the DSN."""
+    """The DSN to log in with. `password_command` or `password_file` replaces a password in the
+    DSN."""
 
     dsn: str = field(repr=False)
     password_command: str = field(default="", repr=False)
     password_file: Path | None = None
 
     async def password(self) -> str | None:
-        """As it is now; None: what the DSN, PGPASSWORD or a passfile says. Raises RetrySlowly: what
-        gives the password may come back, or be repaired."""
+        """Return the current password; None: that of the DSN, PGPASSWORD or a passfile applies.
+        Raises RetrySlowly: the source of the password may recover, or be repaired."""
         if self.password_file is not None:
             return _one_line(
                 await asyncio.to_thread(_read, self.password_file),
@@ -59,8 +59,8 @@ def _read(path: Path) -> bytes:
 
 
 async def _output(command: str) -> bytes:
-    """Of a program and its arguments, without a shell. What it says on standard error may hold
-    secrets, so nobody sees it."""
+    """Return the output of a program, given with its arguments and run without a shell. Its
+    standard error is discarded because it may hold secrets."""
     try:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(command),
@@ -94,7 +94,7 @@ async def _output(command: str) -> bytes:
 
 
 def _one_line(content: bytes, said: str, hint: str) -> str:
-    """`said`: where the content is from, and the verb."""
+    """Return the password. `said`: the source of the content and the verb, for errors."""
     try:
         password = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
@@ -117,8 +117,8 @@ _STANDBYS: Final = ("standby", "prefer-standby", "read-only")
 
 
 def check_form(dsn: str, doing: str) -> None:
-    """Raises StopForOperator for what is often taken for a DSN. Nothing of it is quoted that may be
-    a part of the password."""
+    """Raise StopForOperator for mistakes that are often made in a DSN. No part of it that may
+    belong to the password is quoted."""
     if dsn[:1] in ("'", '"'):
         raise StopForOperator(
             f"{doing}: source.dsn begins with a quotation mark",
@@ -135,7 +135,7 @@ def check_form(dsn: str, doing: str) -> None:
         parts = urlsplit(dsn)
         ports = [host.rpartition(":")[2] for host in parts.netloc.rpartition("@")[2].split(",")]
     except ValueError:
-        return  # login.py says what a DSN looks like
+        return  # login.py then reports the form of a DSN
     for port in ports:
         if port.isdecimal() and not 0 < int(port) < 1 << 16:
             raise StopForOperator(
@@ -151,7 +151,8 @@ def check_form(dsn: str, doing: str) -> None:
 
 
 def unnamed_database(dsn: str) -> str:
-    """What to add to the hint of an error about the database, where the DSN names none."""
+    """Return the beginning of a hint for an error about the database if the DSN names none; else
+    ""."""
     parts = urlsplit(dsn)
     is_named = parts.path.strip("/") or "dbname" in dict(parse_qsl(parts.query)) or os.environ.get("PGDATABASE")
     return "" if is_named else "source.dsn names no database, so the name of the user is taken: add /database to it. "

@@ -1,9 +1,8 @@
-"""Raise the error that says what happens next, after an error of PostgreSQL or of the connection to
-it.
+"""Classification of errors of PostgreSQL and of the connection to it, by what happens next.
 
 The table by SQLSTATE is in gateway/startup/sqlstates.py. Texts of the server are translated, so
-only two codes look at them, and only to say more exactly what has happened. docs/server-errors.md
-shows the outcome for every SQLSTATE of the manual.
+they are only looked at for two codes, and only to describe more exactly what has happened.
+docs/server-errors.md shows the outcome for every SQLSTATE of the manual.
 """
 
 from __future__ import annotations
@@ -23,30 +22,31 @@ from gateway.startup.sqlstates import UNKNOWN, is_of_place, next_step, next_step
 from gateway.startup.standstill import DecodingFailed
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""What asyncpg and the socket raise: for `except`, then `classify_exception`."""
+"""Errors that asyncpg and the socket raise: for `except`, then `classify_exception`."""
 
 _LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from logical|invalidated|maximum reserved size")
 _WEDGED = re.compile("could not map filenumber")
 _FINDS_PUBLICATION = "get_publication_oid"
 _OPENS_WAL = "WalSndSegmentOpen"
-_TOO_LARGE = re.compile("invalid memory alloc request size")  # of elog, which is not translated
+_TOO_LARGE = re.compile("invalid memory alloc request size")  # reported by elog, which is not translated
 _ASSEMBLES_TEXT = ("", "stringinfo.c")
-"""Where 54000 means that a row is too large to be sent: a row filter may exceed other limits."""
+"""Source files whose 54000 means that a row is too large to be sent: in others, a row filter may
+exceed other limits."""
 _PRINTS_VALUES = {
     "22008": ("interval_out",),
     "22021": ("report_invalid_encoding",),
     "22P05": ("report_untranslatable_char",),
 }
-"""The server's functions that report these codes where it sends a value; a row filter may raise
-them elsewhere."""
+"""Functions of the server that report these codes when it sends a value; elsewhere, a row filter
+may raise the codes."""
 
 
 def classify(said: ServerMessage, doing: str) -> WalgateError:
-    """The error to raise for an ErrorResponse that came while `doing` ("starting replication from
-    slot x")."""
+    """Return the error to raise for an ErrorResponse that came while `doing` ("starting replication
+    from slot x")."""
     text = f"{doing}: {said}"
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
-        return Retry(text)  # the catalog says it too, and the start judges it
+        return Retry(text)  # the catalog shows it too, and the next start judges it
     if said.sqlstate == "XX000" and _WEDGED.search(said.message):
         return StopForOperator(
             text,
@@ -73,14 +73,15 @@ def _is_too_large(said: ServerMessage) -> bool:
 
 
 def classify_at_login(said: ServerMessage, doing: str) -> WalgateError:
-    """The same before the session is ours, where a login event trigger may raise anything."""
+    """Do the same as `classify` for an ErrorResponse before the session is ready, when a login
+    event trigger may raise anything."""
     kind, hint = next_step_at_login(said.sqlstate, is_raised_by_function=bool(said.context))
     return kind(f"{doing}: {said}", hint=hint or said.hint)
 
 
 class LossReported(Retry):
-    """The server says that changes are missing from the stream, or WAL; the next start judges what
-    that means."""
+    """The server reported that changes are missing from the stream, or that WAL is; the next start
+    judges what that means."""
 
     def __init__(self, message: str, reported: Reported) -> None:
         super().__init__(message)
@@ -88,8 +89,8 @@ class LossReported(Retry):
 
 
 class CannotDecode(RetrySlowly):
-    """The server cannot send what it has read at one place in the WAL; the next start judges how
-    often it said so there."""
+    """The server cannot send a change that it has read at some place in the WAL; the next start
+    judges by how often it has failed there."""
 
     def __init__(self, message: str, hint: str, reported: DecodingFailed) -> None:
         super().__init__(message, hint=hint)
@@ -97,13 +98,13 @@ class CannotDecode(RetrySlowly):
 
 
 class StreamCut(Retry):
-    """The connection of the stream ended without a word of the server, which may have crashed."""
+    """The stream's connection ended without a message from the server, which may have crashed."""
 
 
 def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_streaming: bool = False) -> WalgateError:
-    """The same while replication starts or runs, where some codes mean more. `is_streaming`: the
-    server has agreed, and reads the WAL."""
-    if said.sqlstate == "42704" and said.routine == _FINDS_PUBLICATION:  # before 18
+    """Do the same as `classify` while replication starts or runs, where some codes mean more.
+    `is_streaming`: the server has accepted START_REPLICATION and reads the WAL."""
+    if said.sqlstate == "42704" and said.routine == _FINDS_PUBLICATION:  # before PostgreSQL 18
         return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
     if said.sqlstate == "58P01" and said.routine == _OPENS_WAL:
         return LossReported(f"{doing}: {said}", WalRemoved(said.message))
@@ -118,7 +119,7 @@ def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_stre
 
 
 def _is_of_value(said: ServerMessage) -> bool:
-    """`classify` knows a better way on than to give the place up."""
+    """Return whether `classify` knows a better remedy than giving up this place in the WAL."""
     if said.sqlstate in _PRINTS_VALUES:
         return said.routine in _PRINTS_VALUES[said.sqlstate]
     return _is_too_large(said) or (said.sqlstate == "XX000" and _WEDGED.search(said.message) is not None)
@@ -143,7 +144,7 @@ def _of_place(said: ServerMessage, doing: str) -> CannotDecode:
 
 
 def classify_notice(said: ServerMessage, doing: str) -> WalgateError | None:
-    """The error to raise for a NoticeResponse within the stream; None for one that is only
+    """Return the error to raise for a NoticeResponse within the stream; None if it is only
     logged."""
     kind = kind_of(said)
     if kind is NoticeKind.SHUTDOWN:
@@ -154,7 +155,8 @@ def classify_notice(said: ServerMessage, doing: str) -> WalgateError | None:
 
 
 def classify_exception(error: BaseException, doing: str, *, at_login: bool = False) -> WalgateError:
-    """The error to raise for what asyncpg or the socket raised. A WalgateError stays what it is."""
+    """Return the error to raise for an exception of asyncpg or the socket. A WalgateError is
+    returned unchanged."""
     if isinstance(error, WalgateError):
         return error
     if isinstance(error, asyncpg.PostgresError):
@@ -181,8 +183,8 @@ def _server_message(error: asyncpg.PostgresError) -> ServerMessage:
 
 @contextmanager
 def beside_stream() -> Iterator[None]:
-    """Surround what a session beside the stream does: whatever the server says there is waited for,
-    and ends no process."""
+    """Turn a StopForOperator that an error of the server causes in the block into RetrySlowly: an
+    error in a session other than the stream must not end the process."""
     try:
         yield
     except StopForOperator as error:
@@ -224,12 +226,11 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return RetrySlowly(text, hint=NOT_WANTED)
     if isinstance(error, asyncpg.InternalClientError):
-        # asyncpg on a connection that was cut off in the middle of an answer says in which of its
-        # own states it was.
+        # After a connection was cut in the middle of an answer, asyncpg only reports its own state.
         return Retry(f"{doing}: the connection ended in the middle of an answer", hint=_RESTARTED)
     if isinstance(error, asyncpg.InterfaceError):
-        # "connection is closed" and the like; wrong arguments are also a ValueError, which quotes
-        # them.
+        # "connection is closed" and the like. Errors about wrong arguments are also a ValueError,
+        # whose text quotes them.
         return (
             InternalError(f"{doing}: {type(error).__name__}", hint=UNKNOWN)
             if isinstance(error, ValueError)

@@ -1,9 +1,9 @@
 """Log in to one of the hosts of the DSN, by asyncpg.
 
-asyncpg reads the DSN, TLS files, passfile and service file, and speaks the protocol. Which host
-comes next, with and without TLS (sslmode), is decided here, as `asyncpg.connect_utils` does it
-(0.32), for three reasons: each error names its host, a host that does not answer does not take the
-time of the next one, and the login itself is `authentication.py`'s.
+asyncpg reads the DSN, TLS files, passfile and service file, and speaks the protocol. This module
+chooses the next host, and whether to use TLS (sslmode), as `asyncpg.connect_utils` (0.32) does, for
+three reasons: each error names its host, a host that does not answer does not use up the time of
+the next one, and the authentication is that of `authentication.py`.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _PARAMETERS: Final = (
     "channel_binding"
 )
 _OF_ANOTHER_SERVICE: Final = (ConnectionError, asyncpg.ConnectionDoesNotExistError, StopForOperator)
-"""A login to what is not PostgreSQL may fail by these."""
+"""Errors by which a login to a server other than PostgreSQL may fail."""
 _cautioned: set[Address] = set()
-"""Said once in the life of the process."""
+"""Addresses that were warned about: once in the life of the process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    """What the DSN says, in asyncpg's own records."""
+    """The content of the DSN, in asyncpg's own records."""
 
     addresses: Sequence[Address]
     parameters: Any
@@ -60,7 +60,8 @@ class _Target:
 
 
 class _OtherTransport(Exception):
-    """The same host may be tried with TLS, or without it. The cause says why."""
+    """The same host may be tried with TLS instead of without, or the reverse. The cause is the
+    failure of the first attempt."""
 
 
 async def log_in(
@@ -74,8 +75,9 @@ async def log_in(
     statement_cache_size: int = 100,
     avoid: Sequence[Address] = (),
 ) -> asyncpg.Connection:
-    """A connection to the first host that lets us in and is what target_session_attrs asks for;
-    those of `avoid` come last, in its order. Raises classified errors, which name the hosts."""
+    """Return a connection to the first host that accepts the login and satisfies
+    target_session_attrs; hosts in `avoid` are tried last, in its order. Raises classified errors,
+    which name the hosts."""
     options = {"command_timeout": command_timeout, "statement_cache_size": statement_cache_size}
     target = await _read_dsn(login, doing, settings, options, connection_class)
     failures: list[WalgateError] = []
@@ -98,7 +100,7 @@ async def log_in(
 
 
 def _prefix(error: BaseException, address: Address, dsn: str) -> str:
-    """What the hint of an error begins with, where the DSN shows what is probably meant."""
+    """Return the beginning of an error's hint if the DSN suggests what was meant; else ""."""
     if isinstance(error, ConnectionRefusedError) and not isinstance(address, str):
         return where_local_is(address[0])
     return unnamed_database(dsn) if isinstance(error, asyncpg.InvalidCatalogNameError) else ""
@@ -107,8 +109,8 @@ def _prefix(error: BaseException, address: Address, dsn: str) -> str:
 async def _unless_other_service(
     attempt: Coroutine[Any, Any, asyncpg.Connection], address: Address, place: str
 ) -> asyncpg.Connection:
-    """Raises what says which service it is where none of PostgreSQL answers, as soon as it is
-    known."""
+    """Return the result of `attempt`, or raise an error that names the service as soon as it is
+    known not to be PostgreSQL."""
     if isinstance(address, str):
         return await attempt
     logging_in = asyncio.create_task(attempt)
@@ -129,7 +131,8 @@ async def _unless_other_service(
 
 
 def _may_be_of_another_service(error: BaseException | None) -> bool:
-    """Where nothing listens, nothing else does."""
+    """Return whether another service may have caused the error. If nothing listens there, there is
+    none."""
     return isinstance(error, _OF_ANOTHER_SERVICE) and not isinstance(error, ConnectionRefusedError)
 
 
@@ -141,7 +144,8 @@ def shown(address: Address) -> str:
 
 
 def _joined(failures: list[WalgateError]) -> WalgateError:
-    """One error of several hosts. The one that passes soonest decides how long to wait."""
+    """Return one error for several hosts. The one that is retried soonest decides how long to
+    wait."""
     if len(failures) == 1 or isinstance(failures[-1], StopForOperator):
         return failures[-1]
     kind = Retry if any(isinstance(failure, Retry) for failure in failures) else RetrySlowly
@@ -191,7 +195,8 @@ async def _log_in_at(address: Address, target: _Target, place: str) -> asyncpg.C
 
 
 async def _connect(address: Address, target: _Target, place: str) -> asyncpg.Connection:
-    """With TLS, without it, or one after the other, as sslmode says (PostgreSQL manual, 32.1.2)."""
+    """Connect with TLS, without it, or one after the other, as sslmode demands (PostgreSQL manual,
+    32.1.2)."""
     with_tls, without_tls = target.parameters, target.parameters._replace(ssl=None)
     mode = None if isinstance(address, str) else target.parameters.sslmode
     ways = {SSLMode.allow: [without_tls, with_tls], SSLMode.prefer: [with_tls, without_tls]}.get(mode, [with_tls])
@@ -202,7 +207,8 @@ async def _connect(address: Address, target: _Target, place: str) -> asyncpg.Con
     try:
         return await _attempt(address, ways[1], target, place, may_change=False)
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.ConnectionDoesNotExistError) as error:
-        # That pg_hba.conf has no line for the other way must not hide that the password was wrong.
+        # The first error was about a wrong password: that pg_hba.conf has no entry for the other
+        # transport must not hide it.
         if isinstance(reason, asyncpg.InvalidPasswordError) and not isinstance(error, asyncpg.InvalidPasswordError):
             raise reason from None
         raise
@@ -211,7 +217,8 @@ async def _connect(address: Address, target: _Target, place: str) -> asyncpg.Con
 async def _attempt(
     address: Address, parameters: Any, target: _Target, place: str, *, may_change: bool
 ) -> asyncpg.Connection:
-    """Raises _OtherTransport where `may_change`, and the failure may be this transport's."""
+    """Connect in one way. Raises _OtherTransport if `may_change` and the failure may be due to this
+    transport."""
     loop = asyncio.get_running_loop()
     admitted: asyncio.Future[Any] = loop.create_future()
 
@@ -255,7 +262,8 @@ async def _open(address: Address, parameters: Any, new_protocol: Any, *, may_cha
 
 
 def _caution(address: Address, target: _Target, connection: asyncpg.Connection) -> None:
-    """Who listens on the way, or pretends to be the server, reads every row."""
+    """Warn if the server's identity is not verified: a man in the middle, or a server that pretends
+    to be the right one, could read every row."""
     protocol = asyncpg_internals.protocol_of(connection)
     verified = target.parameters.sslmode >= SSLMode.verify_full and protocol.is_ssl
     if verified or protocol.is_bound or is_local(asyncpg_internals.transport_of(connection)) or address in _cautioned:
@@ -286,7 +294,8 @@ def _classified(error: BaseException, dsn: str, place: str) -> WalgateError:
 
 
 def unusable_dsn(doing: str) -> WalgateError:
-    """What asyncpg or urllib says of it may quote the password."""
+    """Return the error for a DSN that cannot be parsed. The texts of asyncpg and urllib are not
+    used: they may quote the password."""
     return StopForOperator(
         f"{doing}: source.dsn cannot be used",
         hint="expected postgresql://user:password@host:port/database?sslmode=...: percent-encode / ? # @ : % "
@@ -296,8 +305,8 @@ def unusable_dsn(doing: str) -> WalgateError:
 
 
 def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
-    """Which certificate is missing the error does not say; and it looks like that of a socket whose
-    server is starting."""
+    """Return an error that names the TLS file that cannot be read, if any. asyncpg's error does not
+    name it, and looks like that of a socket whose server is starting."""
     named = dict(parse_qsl(urlsplit(dsn).query))
     for parameter in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
         variable = f"PG{parameter.upper()}"
@@ -311,19 +320,19 @@ def _unreadable_file(dsn: str, doing: str) -> WalgateError | None:
 
 
 SYSTEM: Final = "system"
-"""As `sslrootcert` it stands for the authorities that the operating system trusts (PostgreSQL
-manual, 32.1.2, since 16)."""
+"""Value of `sslrootcert` that stands for the authorities that the operating system trusts
+(PostgreSQL manual, 32.1.2, since 16)."""
 _VERIFYING: Final = ("verify-ca", "verify-full")
 _ENCODED: Final = {"@": "%40", "/": "%2F", "?": "%3F", "#": "%23"}
 
 
 def check_dsn(dsn: str, doing: str) -> None:
-    """Raises StopForOperator where a character of the password must be percent-encoded: it would
-    end the user's part, and what is left would be taken for a host that is not there."""
+    """Raise StopForOperator if a character of the password is not percent-encoded but must be: it
+    would end the user's part, and the rest would be taken for the host."""
     try:
         parts = urlsplit(dsn)
     except ValueError:
-        return  # login.py says what a DSN looks like
+        return  # `unusable_dsn` then reports the form of a DSN
     found = ""
     if parts.netloc.count("@") > 1 or ("@" in parts.netloc and "@" in parts.path):
         found = "@"
@@ -342,8 +351,8 @@ def check_dsn(dsn: str, doing: str) -> None:
 
 
 def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
-    """The DSN without libpq's parameter `channel_binding`, which asyncpg does not know, and its
-    value. Raises ValueError."""
+    """Return the DSN without libpq's parameter `channel_binding`, which asyncpg does not know, and
+    its value. Raises ValueError."""
     parts = urlsplit(dsn)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     found = [value for name, value in pairs if name == "channel_binding"]
@@ -356,9 +365,10 @@ def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
 
 def take_system_roots(dsn: str, doing: str) -> tuple[str, bool]:
     """Return the DSN without `sslrootcert=system`, which asyncpg takes for a file, and whether it
-    was there.
+    contained it.
 
-        As in libpq, sslmode is then verify-full. Raises StopForOperator for a weaker one."""
+    As in libpq, sslmode is then verify-full. Raises StopForOperator for a weaker one.
+    """
     if _parameter(dsn, "sslrootcert") != SYSTEM:
         return dsn, False
     mode = _parameter(dsn, "sslmode") or "verify-full"
@@ -376,8 +386,8 @@ def take_system_roots(dsn: str, doing: str) -> tuple[str, bool]:
 
 
 def without_authority(dsn: str, doing: str) -> StopForOperator | None:
-    """The error to raise where the certificate is to be verified, and nothing says by which
-    authority."""
+    """Return the error to raise if the certificate is to be verified, but no authority is given;
+    else None."""
     try:
         urlsplit(dsn)
     except ValueError:
@@ -393,6 +403,6 @@ def without_authority(dsn: str, doing: str) -> StopForOperator | None:
 
 
 def _parameter(dsn: str, name: str) -> str:
-    """Its last value in the DSN, or else that of libpq's variable."""
+    """Return a parameter's last value in the DSN, or else that of libpq's environment variable."""
     values = [value for key, value in parse_qsl(urlsplit(dsn).query) if key == name]
     return values[-1] if values else os.environ.get(f"PG{name.upper()}", "")

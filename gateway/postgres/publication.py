@@ -1,4 +1,4 @@
-"""Publications and what they hold."""
+"""Facts about publications, and about the tables, columns and row filters in them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRe
 from gateway.startup.filters import check_filters, filter_calls
 from gateway.startup.findings import OperatorWarning
 
-# Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and so wait
-# for whoever has locked one.
+# Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and therefore
+# wait if another session has locked it.
 PUBLICATION_QUERY: Final = """
 SELECT to_jsonb(p) || jsonb_build_object(
     'oid', p.oid::bigint, 'detaching', CASE WHEN p.puballtables AND p.pubviaroot THEN (
@@ -98,9 +98,9 @@ CROSS JOIN LATERAL (
                                                                       WHEN 'i' THEN i.indisreplident END) AS keys
 ORDER BY p.pubname, n.nspname, c.relname
 """
-# What came with 15: schemas, column lists, row filters. A schema that is published sets the lists
-# and filters of its tables aside. A filter is compared and never shown, so the parsed form is as
-# good; where it stood in its SQL does not matter.
+# Additions of PostgreSQL 15: schemas, column lists, row filters. The column lists and filters of a
+# table do not apply if its schema is published too. A filter is only compared and never shown, so
+# the parsed form suffices, without the locations in its SQL.
 _NAMED_BY_SCHEMA: Final = """UNION
     SELECT p.oid, c.oid FROM publication AS p
     JOIN pg_catalog.pg_publication_namespace AS s ON s.pnpubid = p.oid JOIN publishable AS c ON c.relnamespace = s.pnnspid
@@ -113,7 +113,7 @@ LEFT JOIN LATERAL (
         SELECT FROM pg_catalog.pg_publication_namespace AS s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
 ) AS chosen ON true
 """
-# Of given relations: what is published of one is decided by it and its ancestors.
+# For given relations: what is published of a table depends on the table and its ancestors.
 _OF_FAMILY: Final = """AND c.oid IN (
         SELECT pg_catalog.unnest($2::oid[]) UNION ALL SELECT ancestor FROM part_of WHERE relid = ANY ($2::oid[]))"""
 _OF_WANTED: Final = "AND c.oid = ANY ($2::oid[])"
@@ -121,7 +121,8 @@ _NOTHING_CHOSEN: Final = "CROSS JOIN (SELECT NULL::int2[] AS attnums, NULL::text
 
 
 def relation_query(major_version: int, *, of_some: bool = False) -> str:
-    """One row for each table of each publication named in $1; `of_some`: that is in $2."""
+    """Return a query with one row for each table of each publication named in $1. `of_some`: only
+    for tables whose oids are in $2."""
     has_lists = major_version >= 15
     return _RELATION_QUERY.format(
         named_by_schema=_NAMED_BY_SCHEMA if has_lists else "",
@@ -137,7 +138,7 @@ _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 async def published_tables(
     sql: asyncpg.Connection, names: Sequence[str], limit: int, *, excluded: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
-    """(schema, table), the first ones by name. Raises classified errors."""
+    """Return (schema, table) of the first `limit` tables by name. Raises classified errors."""
     query = "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY($1) ORDER BY 1, 2"
     try:
         rows = await sql.fetch(query, list(names))
@@ -146,9 +147,9 @@ async def published_tables(
     return [(row[0], row[1]) for row in rows if not is_table(f"{row[0]}.{row[1]}", excluded)][:limit]
 
 
-# `$1`: publications, `$2`: tables. Each that is listed there itself, by its schema, or by a table
-# that it is a partition of, with the transaction that did so first: under FOR ALL TABLES every row
-# is sent that a table ever held.
+# `$1`: publications, `$2`: tables. Returns each table that is listed in one of them, itself, by its
+# schema, or by a table that it is a partition of, with the transaction that listed it first. Under
+# FOR ALL TABLES there are none, as all rows that a table ever held were sent.
 _LISTED: Final = """
 SELECT t.relid::int8, (array_agg(l.xmin ORDER BY pg_catalog.age(l.xmin) DESC))[1]::text AS listed_in
 FROM unnest($2::oid[]) AS t (relid)
@@ -171,19 +172,20 @@ _HELD_ROWS: Final = """
 SELECT EXISTS (SELECT FROM {table} AS t WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid))
 """
 MOST_ASKED: Final = 100
-"""Tables, one after the other within the periodic check,"""
+"""Maximum number of tables to query, one after the other, within the periodic check."""
 MOST_ASKED_S: Final = 5.0
-"""and so long."""
+"""Maximum time for that."""
 
 
 async def tables_that_held_rows(
     sql: asyncpg.Connection, names: Sequence[str], relations: Sequence[PublishedRelation]
 ) -> list[str]:
-    """Those of `relations` with rows from before they were listed in a publication of `names`:
-    PostgreSQL does not send them.
+    """Return those of `relations` that have rows from before they were listed in a publication of
+    `names`: PostgreSQL does not send these rows.
 
-        A table of which nothing can be found out soon (rights, locks, size, too many others) is not
-        among them. Raises classified errors."""
+    A table about which this cannot be found out soon (rights, locks, size, too many others) is
+    omitted. Raises classified errors.
+    """
     until = time.monotonic() + MOST_ASKED_S
     by_schema = _LISTED_BY_SCHEMA if sql.get_server_version().major >= 15 else ""
     oids = [relation.relation_oid for relation in relations]
@@ -205,14 +207,14 @@ async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, liste
         async with transaction(sql, readonly=True):
             await sql.execute("SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '1s'")
             return bool(await sql.fetchval(_HELD_ROWS.format(table=table), listed_in))
-    except asyncpg.PostgresError:  # what is wrong with one table is no reason to end the session
+    except asyncpg.PostgresError:  # an error with one table is no reason to end the session
         return False
 
 
 def parse_publications(
     publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]], excluded: Sequence[str] = ()
 ) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing. `excluded`: patterns of
+    """Return the facts by name; names that do not exist are omitted. `excluded`: patterns of
     source.excluded_tables."""
     sent: dict[str, list[PublishedRelation]] = {}
     left_out: dict[str, list[PublishedRelation]] = {}
@@ -257,11 +259,11 @@ async def publication_facts(
     *,
     excluded: Sequence[str] = (),
 ) -> dict[str, PublicationFacts]:
-    """By name; names that do not exist are missing. `relation_oids`: without all other relations;
-    `excluded`: patterns of tables that are left out. Raises classified errors."""
+    """Return the facts by name; names that do not exist are omitted. `relation_oids`: omit all
+    other relations; `excluded`: patterns of excluded tables. Raises classified errors."""
     arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
     try:
-        # One snapshot, so that no table is seen without its publication.
+        # One PostgreSQL snapshot, so that no table is seen without its publication.
         async with transaction(sql, isolation="repeatable_read", readonly=True):
             publications = await sql.fetch(PUBLICATION_QUERY, list(names))
             query = relation_query(sql.get_server_version().major, of_some=relation_oids is not None)
@@ -274,8 +276,8 @@ async def publication_facts(
 
 
 class PublicationLoader:
-    """`publication_facts` again and again, of the same names: the loop is not held by what has not
-    changed."""
+    """A loader that repeats `publication_facts` for the same names. Facts that have not changed do
+    not load the event loop."""
 
     def __init__(self, names: Sequence[str], excluded: Sequence[str] = ()) -> None:
         self._names = list(names)
@@ -286,7 +288,8 @@ class PublicationLoader:
         self._facts: dict[str, PublicationFacts] = {}
 
     async def facts(self, sql: asyncpg.Connection) -> dict[str, PublicationFacts]:
-        """By name; names that do not exist are missing. Raises classified errors."""
+        """Return the facts by name; names that do not exist are omitted. Raises classified
+        errors."""
         async with self._turn:
             try:
                 async with transaction(sql, isolation="repeatable_read", readonly=True):
@@ -324,15 +327,15 @@ _NEVER_FAIL: Final = (
     *("isfinite", "jsonb_exists", "jsonb_contains", "jsonb_contained", "array_length", "cardinality"),
     *("arrayoverlap", "arraycontains", "arraycontained", "bool", "booland_statefunc", "text"),
 )
-"""Functions that are not marked leakproof, and fail for no value of a row. (A pattern of LIKE is a
-constant as a rule.)"""
+"""Functions that are not marked leakproof, but fail for no value of a row. (The pattern of a LIKE
+is usually a constant.)"""
 
 
 async def filters_that_can_fail(
     sql: asyncpg.Connection, publications: Mapping[str, PublicationFacts]
 ) -> list[OperatorWarning]:
-    """A warning for each such row filter. Asks nothing where there are no filters. Raises
-    classified errors."""
+    """Return a warning for each row filter that can fail. Sends no query if there are no filters.
+    Raises classified errors."""
     calls = filter_calls(publications)
     if not calls.functions and not calls.types:
         return []
@@ -356,8 +359,8 @@ SELECT relid::bigint FROM part
 
 
 async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> frozenset[int]:
-    """All partitions, at every level, of the partitioned ones among these oids. Raises classified
-    errors."""
+    """Return all partitions, at every level, of the partitioned tables among these oids. Raises
+    classified errors."""
     try:
         rows = await sql.fetch(_PARTITIONS, list(tables))
     except DRIVER_ERRORS as error:
@@ -366,7 +369,7 @@ async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> froze
 
 
 async def publication_names(sql: asyncpg.Connection) -> list[str]:
-    """Those of this database. Raises classified errors."""
+    """Return the names of the database's publications. Raises classified errors."""
     try:
         return [name for (name,) in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]
     except DRIVER_ERRORS as error:

@@ -1,15 +1,16 @@
-"""Bytes from the server, until whole messages of them can be taken. Pure: no socket, no loop.
+"""A buffer for bytes from the server, until whole messages can be taken. Pure: no socket, no event
+loop.
 
 The buffer holds, in this order: whole CopyData frames that wait to be taken, then the beginning of
-one message that is still arriving, then free space. Messages that are no CopyData are given to
-`on_control` as soon as they are whole, and never stay. A keepalive stays where it is, for its place
-in the stream has a meaning, but `on_keepalive` hears of it at once: the reader may be waiting for
-Kafka while the server waits for an answer.
+one message that is still arriving, then free space. Messages other than CopyData are passed to
+`on_control` as soon as they are whole, and do not remain. A keepalive remains, because its place in
+the stream has a meaning, but `on_keepalive` is called at once: the reader may be waiting for Kafka
+while the server waits for an answer.
 
-A row above `largest_row` or a logical message above `largest_message` is not held. Its header says
-its length, so when its first bytes are here it becomes a Drained frame of these (frames.py), and
-the rest is dropped as it comes. PostgreSQL sends up to 1 GB in one frame, and any user can make it
-do so (`pg_logical_emit_message`).
+A row larger than `largest_row` or a logical message larger than `largest_message` is not held. Its
+header contains its length, so when its first bytes have arrived it becomes a Drained frame of these
+(copy_frames.py), and the rest is dropped as it arrives. PostgreSQL sends up to 1 GB in one frame,
+and any user can make it do so (`pg_logical_emit_message`).
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from gateway.postgres.copy_frames import (
 )
 
 CAPACITY: Final = 1 << 18
-"""So much is taken at once, and worked on without a look at Kafka: with 1 MB the answers of the
-broker waited 60 ms for their turn, at each of the eight steps of a Kafka transaction."""
-# Reading stops before a receive would become so small that its system call costs more than its
-# bytes.
+"""Bytes that are taken at once and processed before Kafka is served again: with 1 MB the broker's
+answers waited 60 ms for their turn, at each of the eight steps of a Kafka transaction."""
+# Reading stops before a receive would become so small that the system call costs more than copying
+# its bytes.
 _LEAST_SPACE: Final = 16 << 10
 # PostgreSQL allocates at most 1 GB - 1 for one message (MaxAllocSize in memutils.h).
 _LARGEST: Final = 1 << 30
@@ -42,7 +43,7 @@ _LARGEST: Final = 1 << 30
 LARGEST_ROW: Final = 64 << 20
 LARGEST_MESSAGE: Final = 16 << 20
 HEAD_BYTES: Final = 4096
-"""What is kept of a payload that is drained: xid and relation oid of a row, flags and prefix of a
+"""Bytes that are kept of a drained payload: xid and relation oid of a row, flags and prefix of a
 logical message."""
 
 _HEADER: Final = struct.Struct("!BiB")
@@ -54,12 +55,13 @@ _DRAINED_LENGTH: Final = PAYLOAD_AT - 1 + HEAD_BYTES
 
 
 class ReceiveBuffer:
-    """`on_control(kind, body)` returns False to end the stream there: what follows is dropped.
+    """A buffer of whole frames and the message that is arriving. `on_control(kind, body)` returns
+    False to end the stream there: what follows is dropped.
 
-    Raises FrameError from `add`. A message larger than `capacity` makes the buffer grow by
-    doubling, as its bytes come, up to its length; it shrinks back when that message is taken. Rows
-    and logical messages whose frame is longer than `largest_row` and `largest_message` are drained;
-    no other message of pgoutput grows with the users' data.
+    `add` raises FrameError. A message larger than `capacity` makes the buffer grow by doubling as
+    its bytes arrive, up to its length; the buffer shrinks back when that message is taken. Rows and
+    logical messages whose frame is longer than `largest_row` and `largest_message` are drained; no
+    other message of pgoutput grows with the users' data.
     """
 
     def __init__(
@@ -73,31 +75,31 @@ class ReceiveBuffer:
         self._on_control = on_control
         self._on_keepalive = on_keepalive
         self._capacity = capacity
-        # What fits into the buffer is held anyway; and a frame that is drained is larger than what
-        # is kept of it.
+        # A frame that fits into the buffer is held anyway, and one that is drained must be larger
+        # than what is kept of it.
         least = max(capacity, 2 * _DRAINED_LENGTH)
         self._largest_row = max(largest_row, least)
         self._largest_message = max(largest_message, least)
-        self._draining = 0  # bytes still to come that are dropped
+        self._draining = 0  # bytes to drop that have yet to arrive
         self._view = memoryview(bytearray(capacity))
         self._complete = 0  # end of the whole frames
         self._filled = 0  # end of what has arrived
-        self._copying = False  # CopyBothResponse has come: from here on there are frames
+        self._copying = False  # CopyBothResponse has arrived: frames follow
         self._ended = False
 
     @property
     def complete_bytes(self) -> int:
-        """What `take` would return now."""
+        """Number of bytes that `take` would return now."""
         return self._complete
 
     @property
     def partial_bytes(self) -> int:
-        """What has arrived of a message that is not whole."""
+        """Number of bytes that have arrived of a message that is not whole."""
         return self._filled - self._complete
 
     @property
     def holds_data(self) -> bool:
-        """Among the whole frames that wait is one that is no keepalive."""
+        """The buffer holds a whole frame that is not a keepalive."""
         position = 0
         while position < self._complete:
             _, length, content = _HEADER.unpack_from(self._view, position)
@@ -108,11 +110,13 @@ class ReceiveBuffer:
 
     @property
     def is_full(self) -> bool:
-        """No more should be read before `take`: there is little room, and something to take."""
+        """Reading should pause until `take` is called: little space is left, and there is something
+        to take."""
         return self._complete > 0 and len(self._view) - self._filled < min(_LEAST_SPACE, self._capacity // 2)
 
     def space(self) -> memoryview:
-        """Where to write what arrives: never empty, and valid until the next call of any method."""
+        """Return the memory to receive into: never empty, and valid until the next call of any
+        method."""
         if self._filled == len(self._view):
             grown = memoryview(bytearray(max(len(self._view) + 1, min(2 * len(self._view), self._wanted()))))
             grown[: self._filled] = self._view[: self._filled]
@@ -120,25 +124,25 @@ class ReceiveBuffer:
         return self._view[self._filled :]
 
     def _wanted(self) -> int:
-        """The buffer that the message which is still arriving fits into, with what came before
-        it."""
+        """Return the size of a buffer that holds the whole of the message that is still arriving,
+        and what precedes it."""
         if self._filled - self._complete < _CONTROL.size:
             return 2 * len(self._view)
         _, length = _CONTROL.unpack_from(self._view, self._complete)
         return int(self._complete + 1 + length)
 
     def add(self, count: int) -> None:
-        """Say that `count` bytes were written to `space()`."""
+        """Process the `count` bytes that were written to `space()`."""
         self._filled += count
-        # The head of a drained frame comes first; what follows it is dropped.
+        # The head of a drained frame arrives first; what follows it is dropped.
         if self._draining and self._filled - count == self._complete:
             self._drop()
         while not self._ended and self._scan_frames() and self._take_control():
             pass
 
     def take(self) -> bytes:
-        """The whole frames, which leave the buffer. One copy, so that the reader can slice what
-        nobody changes."""
+        """Remove the whole frames from the buffer and return them. They are copied once, so that
+        the reader can slice memory that does not change."""
         view, complete = self._view, self._complete
         data = bytes(view[:complete])
         rest = self._filled - complete
@@ -149,10 +153,11 @@ class ReceiveBuffer:
         return data
 
     def _scan_frames(self) -> bool:
-        """Move `_complete` over the frames that are whole. True when another kind of message
+        """Move `_complete` past the frames that are whole. Return True if another kind of message
         follows them.
 
-                This looks at each frame once more than `split` does, and costs 0.1 us of a row's 5.
+        This looks at each frame once more than `split` does, which costs 0.1 of the 5 us that a row
+        takes.
         """
         unpack = _HEADER.unpack_from
         view, filled = self._view, self._filled
@@ -199,7 +204,8 @@ class ReceiveBuffer:
             raise FrameError("message", 1, f"a length from 4 to {_LARGEST}", str(length))
 
     def _drains(self, position: int, length: int) -> bool:
-        """True when the frame at `position`, which is not whole, has just become a Drained one."""
+        """Turn the frame at `position`, which is not whole, into a Drained one if it is too large.
+        Return whether it was."""
         self._check_length(position, length)
         view, payload_at = self._view, position + PAYLOAD_AT
         if self._filled <= payload_at:
@@ -217,7 +223,7 @@ class ReceiveBuffer:
         return True
 
     def _drop(self) -> None:
-        """Take what is here of a frame's rest, at `_complete`, out of the buffer."""
+        """Remove from the buffer what has arrived of a drained frame's rest, at `_complete`."""
         dropped = min(self._draining, self._filled - self._complete)
         rest = self._filled - self._complete - dropped
         view, start = self._view, self._complete
@@ -232,8 +238,8 @@ class ReceiveBuffer:
         self._on_keepalive(end_lsn, reply == 1)
 
     def _take_control(self) -> bool:
-        """Cut the message behind the whole frames out of the buffer, if it is whole. True when more
-        may follow."""
+        """Remove the message after the whole frames from the buffer, if it is whole. Return True if
+        more may follow."""
         view, position = self._view, self._complete
         if self._filled - position < 5:
             return False

@@ -1,14 +1,15 @@
-"""One replication connection after log-in: simple queries, then CopyBoth, then the end.
+"""A replication connection after log-in: simple queries, then CopyBoth, then its end.
 
-    READY    authenticated, nothing asked                         identify() may run, start() leads on
-    QUERY    a simple query is on its way                         back to READY, or FAILED
-    STARTING START_REPLICATION is sent, CopyBothResponse awaited  COPYING, or FAILED
-    COPYING  the server sends frames, we send standby status      FAILED
-    FAILED   `_failure` says why; the transport is aborted        for good
+    State     Meaning                                            Next
+    READY     authenticated; identify() and start() may run      QUERY or STARTING
+    QUERY     a simple query was sent                            READY, or FAILED
+    STARTING  START_REPLICATION was sent                         COPYING, or FAILED
+    COPYING   the server sends frames, we send standby status    FAILED
+    FAILED    `_failure` holds the reason, transport aborted     final
 
-There is no way back from FAILED: every failure means a new connection from the durable position.
-Frames that were whole before the failure are still given to the reader; nothing that came behind an
-error or a warning of the server is.
+FAILED is final: after any failure, a new connection starts from the durable position. Frames that
+were whole before the failure are still given to the reader; nothing that came after an error or a
+warning of the server is.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from gateway.postgres.start_replication import start_command, temporary_slot_com
 from gateway.startup.facts import SystemIdentity
 from schemas.lsn import Lsn
 
-# What the text form of values depends on, as far as the server reports it (PostgreSQL manual,
-# 54.2.7).
+# Parameters that the text form of values depends on, as far as the server reports them (PostgreSQL
+# manual, 54.2.7).
 PINNED_REPORTS: Final = {"client_encoding": "UTF8", "DateStyle": "ISO", "IntervalStyle": "iso_8601", "TimeZone": "UTC"}
 _TERMINATE: Final = b"X\x00\x00\x00\x04"
 _CLOSE_TIMEOUT_S: Final = 1.0
@@ -45,11 +46,11 @@ class State(enum.Enum):
 
 
 class ReplicationStream(asyncio.BufferedProtocol):
-    """Made by `connect_replication`. One reader and one sender of status; not for several tasks
-    that read.
+    """The protocol of a replication connection, made by `connect_replication`. One task reads and
+    one sends standby status.
 
-        `place` names the connection in errors. All errors are WalgateErrors, classified by what happens
-        next.
+    `place` names the connection in errors. All errors are WalgateErrors, classified by what happens
+    next.
     """
 
     def __init__(
@@ -72,18 +73,18 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._state = State.READY
         self._transport: asyncio.Transport | None = None
         self._failure: WalgateError | None = None
-        self._binary = False  # was asked for
-        self._agreed = False  # CopyBothResponse has come, whatever came after it
+        self._binary = False  # the binary format was requested
+        self._agreed = False  # CopyBothResponse has arrived, whatever came after it
         self._paused = False
         self._arrived_at = clock()
         self._waiter: asyncio.Future[None] | None = None
         self._closed = asyncio.get_running_loop().create_future()
         self._rows: list[tuple[bytes | None, ...]] = []
 
-    # What the service calls
+    # Called by the session
 
     async def identify(self, timeout_s: float = 30.0) -> SystemIdentity:
-        """IDENTIFY_SYSTEM, before `start`."""
+        """Run IDENTIFY_SYSTEM; only before `start`."""
         identifier, timeline, flush_lsn, database = await self._one_row("IDENTIFY_SYSTEM", 4, timeout_s)
         try:
             return SystemIdentity(identifier, int(timeline), Lsn.parse(flush_lsn), database or None)
@@ -91,14 +92,14 @@ class ReplicationStream(asyncio.BufferedProtocol):
             raise FrameError("IDENTIFY_SYSTEM", 0, "a timeline and an LSN", "something else") from error
 
     async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
-        """TIMELINE_HISTORY, before `start`; timeline 1 has none (58P01). For
-        `timeline.check_promotion`."""
+        """Run TIMELINE_HISTORY; only before `start`. Timeline 1 has none (58P01). The result is for
+        `check_promotion` in gateway/startup/timeline_checks.py."""
         return (await self._one_row(f"TIMELINE_HISTORY {int(timeline)}", 2, timeout_s))[1]
 
     async def create_temporary_slot(self, name: str, timeout_s: float = 3600.0) -> Lsn:
-        """CREATE_REPLICATION_SLOT ... TEMPORARY, before `start`: the slot is gone with this
-        connection. Returns its consistent point. The server waits for the end of every transaction
-        that is open and writes."""
+        """Run CREATE_REPLICATION_SLOT ... TEMPORARY; only before `start`. Return the slot's
+        consistent point. The slot is dropped with this connection. The server waits for the end of
+        every open transaction that has written."""
         return Lsn.parse((await self._one_row(temporary_slot_command(name), 4, timeout_s))[1])
 
     async def start(
@@ -111,13 +112,13 @@ class ReplicationStream(asyncio.BufferedProtocol):
         on_notice: Callable[[ServerMessage], None] | None = None,
         tolerates_left_out: Callable[[], bool] | None = None,
     ) -> None:
-        """START_REPLICATION; returns when the server has agreed, which it does before it reads any
-        WAL.
+        """Run START_REPLICATION; return when the server has agreed, which it does before it reads
+        any WAL.
 
-                `on_notice` gets the warnings of the server that mean nothing for what is sent.
-                `tolerates_left_out` is asked when a publication is missing: true, and the stream goes on
-                unless it has sent data already. Raises the classified ErrorResponse: slot missing or in use
-                Retry, option refused StopForOperator, ...
+        `on_notice` is called with warnings of the server that do not affect what is sent.
+        `tolerates_left_out` is called when a publication is missing: if it returns true, the stream
+        goes on unless data has arrived already. Raises the classified ErrorResponse: Retry if the
+        slot is missing or in use, StopForOperator if an option is refused, ...
         """
         self._on_notice = on_notice or _ignore_notice
         self._tolerates_left_out = tolerates_left_out or _never
@@ -127,9 +128,11 @@ class ReplicationStream(asyncio.BufferedProtocol):
         await self._until(lambda: self._agreed, timeout_s)
 
     async def read(self) -> bytes:
-        """Wait for at least one whole CopyData frame; return all that are here, for `frames.split`.
+        """Wait for at least one whole CopyData frame; return all that are here, for
+        `copy_frames.split`.
 
-        Raises what ended the stream, again at each call. May be cancelled: nothing is lost.
+        Raises the error that ended the stream, again at each call. May be cancelled: nothing is
+        lost.
         """
         while not self._inbox.complete_bytes:
             if self._failure is not None:
@@ -143,13 +146,14 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return data
 
     def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None:
-        """Never waits. Does nothing on a connection that has failed: `read` says so."""
+        """Send a standby status without waiting. Does nothing on a failed connection: `read` raises
+        the failure."""
         if self._state is State.COPYING and self._transport is not None:
             self._transport.write(standby_status(received_lsn, flush_lsn, time.time(), reply_requested=reply_requested))
 
     def silence_s(self) -> float:
-        """Seconds since anything arrived; 0 while reading is paused, for then the silence is
-        ours."""
+        """Return the seconds since anything arrived; 0 while reading is paused, as the silence is
+        then caused by this side."""
         return 0.0 if self._paused else self._clock() - self._arrived_at
 
     @property
@@ -162,8 +166,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return self._failure
 
     def fail(self, error: WalgateError) -> None:
-        """End the connection at once; the reader gets `error` behind the frames that are whole. The
-        first one stays."""
+        """End the connection at once. The reader gets the whole frames, then `error`. If called
+        repeatedly, the first error is kept."""
         if self._failure is None:
             self._failure = error
         self._state = State.FAILED
@@ -172,8 +176,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._wake()
 
     async def close(self) -> None:
-        """Say goodbye and wait, for a second at most, until the connection is gone. May be called
-        at any time."""
+        """Send Terminate and wait, for a second at most, until the connection is closed. May be
+        called at any time."""
         if self._failure is None:
             self._failure = Retry(f"{self._place}: closed by the gateway")
             self._state = State.FAILED
@@ -189,10 +193,12 @@ class ReplicationStream(asyncio.BufferedProtocol):
         except TimeoutError:
             self._transport.abort()
 
-    # What the transport calls
+    # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by class, only by its methods
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's transport is one by its methods, not by its class
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._inbox.space()
@@ -228,14 +234,14 @@ class ReplicationStream(asyncio.BufferedProtocol):
         kind = StreamCut if self._agreed else Retry
         self.fail(kind(f"{self._place}: {what}{inside}"))
 
-    # Messages that are no CopyData
+    # Messages other than CopyData
 
     def _keepalive(self, end_lsn: int, reply_requested: bool) -> None:
         if reply_requested:
             self.on_reply_request()
 
     def _control(self, kind: int, body: bytes) -> bool:
-        """One whole message. False ends the stream there, see `ReceiveBuffer`."""
+        """Act on one whole message. Return False to end the stream there, see `ReceiveBuffer`."""
         try:
             error = self._handle(chr(kind), body)
         except FrameError as wrong:
@@ -270,7 +276,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
             case "Z", State.QUERY:
                 self._state = State.READY
                 self._wake()
-            # CopyDone, or CommandComplete at once as walsenders do at the end of a shutdown
+            # CopyDone, or CommandComplete alone, as walsenders send it at the end of a shutdown
             # (WalSndDone).
             case (("c" | "C"), State.COPYING):
                 return Retry(f"{self._place}: the server ended the stream")
@@ -289,14 +295,14 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return error
 
     def _parameter(self, body: bytes) -> WalgateError | None:
-        """ParameterStatus: what values look like must not change under way."""
+        """Check a ParameterStatus: the text form of values must not change while streaming."""
         name, _, value = body.rstrip(b"\0").decode("utf-8", "replace").partition("\0")
         return check_report(name, value, self._place)
 
-    # Asking and waiting
+    # Queries and waiting
 
     async def _one_row(self, command: str, column_count: int, timeout_s: float) -> list[str]:
-        """The answer to a replication command; NULL is empty."""
+        """Return the row that answers a replication command; NULL becomes empty."""
         self._send_query(command, State.QUERY, command)
         await self._until(lambda: self._state is State.READY, timeout_s)
         if [len(row) for row in self._rows] != [column_count]:
@@ -326,7 +332,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
             raise self._failure from None
 
     async def _wait(self) -> None:
-        """Until something has changed."""
+        """Wait until something has changed."""
         assert self._waiter is None, "one reader at a time"
         self._waiter = asyncio.get_running_loop().create_future()
         try:
@@ -340,8 +346,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
 
 
 def check_report(name: str, value: str, place: str) -> WalgateError | None:
-    """Is a parameter as the session pinned it? DateStyle is "ISO, MDY": the second part is about
-    input only."""
+    """Return an error unless the parameter has the value that the session pinned. DateStyle is
+    "ISO, MDY": its second part only affects input."""
     pinned = PINNED_REPORTS.get(name)
     if pinned is None or value.split(",")[0] == pinned:
         return None
@@ -352,7 +358,7 @@ def check_report(name: str, value: str, place: str) -> WalgateError | None:
 
 
 def _data_row(body: bytes) -> tuple[bytes | None, ...]:
-    """DataRow: Int16 count, then per column Int32 length (-1: null) and the bytes."""
+    """Parse a DataRow: Int16 count, then for each column Int32 length (-1: null) and the bytes."""
     columns: list[bytes | None] = []
     try:
         (count,) = struct.unpack_from("!h", body)
@@ -370,11 +376,11 @@ def _data_row(body: bytes) -> tuple[bytes | None, ...]:
 
 
 def _ignore() -> None:
-    """Nobody answers yet: the server asks again."""
+    """Do nothing: the server repeats its request until somebody answers."""
 
 
 def _ignore_notice(_: ServerMessage) -> None:
-    """Nobody listens."""
+    """Do nothing."""
 
 
 def _never() -> bool:

@@ -1,4 +1,4 @@
-"""Facts of the login: what its role may do, and who answers."""
+"""Facts about the login: what its role may do, and which server answers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from gateway.names import is_table
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.role_checks import RoleFacts
 
-# rds_replication is a role that Amazon's servers have: membership stands for the attribute that
-# nobody can set there.
+# Amazon's servers have a role rds_replication: membership replaces the attribute REPLICATION, which
+# cannot be set there.
 _QUERY: Final = """
 SELECT jsonb_build_object(
     'name', r.rolname,
@@ -38,8 +38,8 @@ SELECT jsonb_build_object(
                  WHERE s.name LIKE ANY (ARRAY['rds.%', 'cloudsql.%', 'alloydb.%', 'azure.%'])))
 FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
-# Published columns, and those of row filters, which pg_depend knows. Before 15 every column is
-# published that is not generated.
+# Published columns, and those of row filters, which pg_depend lists. Before PostgreSQL 15 every
+# column that is not generated is published.
 _PARTLY_GRANTED: Final = """
 SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename) AS name, t.schemaname, t.tablename,
        c.oid AS relid,
@@ -61,8 +61,8 @@ WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_table_privilege(c.oid, 'SELECT
 _UNREADABLE: Final = f"""
 SELECT t.name, t.schemaname, t.tablename FROM ({_PARTLY_GRANTED}) AS t WHERE t.lacks_columns ORDER BY 1
 """
-# -1 is ctid. Asked for by name, a relation that has none, of those that are looked at on the way,
-# is an error.
+# -1 is ctid. With the name instead of the number, has_column_privilege would raise an error for a
+# relation without ctid, if the plan visits one.
 _READ_AT_ONCE: Final = f"""
 SELECT t.name, t.schemaname, t.tablename FROM ({_PARTLY_GRANTED}) AS t
 WHERE NOT t.lacks_columns
@@ -92,7 +92,8 @@ _PROVIDERS: Final = {"rds": "aws", "cloudsql": "google", "alloydb": "google", "a
 async def role_facts(
     sql: asyncpg.Connection, publications: Sequence[str], *, excluded: Sequence[str] = ()
 ) -> RoleFacts:
-    """`excluded`: patterns of tables that need not be read. Raises classified errors."""
+    """Return the facts of the current role. `excluded`: patterns of tables that need not be read.
+    Raises classified errors."""
     try:
         begun = time.time()
         row = json.loads(await sql.fetchval(_QUERY))
@@ -127,7 +128,6 @@ async def role_facts(
 
 
 def _named(rows: Sequence[asyncpg.Record], excluded: Sequence[str]) -> tuple[str, ...]:
-    """The first names of rows of (name to show, schema, table), without tables that are left
-    out."""
+    """Return the first names of rows of (name to show, schema, table), without excluded tables."""
     names = (row[0] for row in rows if not is_table(f"{row[1]}.{row[2]}", excluded))
     return tuple(dict.fromkeys(names))[:_NAMED]

@@ -1,9 +1,9 @@
-"""SCRAM-SHA-256 and SCRAM-SHA-256-PLUS, the client's side (RFC 5802, RFC 7677; PostgreSQL manual,
+"""The client's side of SCRAM-SHA-256 and SCRAM-SHA-256-PLUS (RFC 5802, RFC 7677; PostgreSQL manual,
 54.3 SASL Authentication).
 
-asyncpg knows only the first. PLUS binds the proof to the server's certificate (RFC 5929,
-tls-server-end-point), so that whoever stands between, with another certificate, cannot pass it on:
-also where nothing verifies that certificate. Pure: no socket.
+asyncpg knows only the former. PLUS binds the proof to the server's certificate (RFC 5929,
+tls-server-end-point), so that a man in the middle, who has another certificate, cannot pass it on,
+even if the client does not verify that certificate. Pure: no socket.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PLUS: Final = "SCRAM-SHA-256-PLUS"
 
 _NONCE_BYTES: Final = 18
 MOST_ITERATIONS: Final = 2_000_000
-"""About a second of computing. PostgreSQL's default is 4,096 (scram_iterations); a server could ask
-for hours of it."""
+"""About a second of computing. PostgreSQL's default is 4,096 (scram_iterations); without a limit, a
+server could demand hours of computing."""
 
 _HASHES: Final = {
     "2a864886f70d010104": "sha256",  # md5WithRSA; RFC 5929: MD5 and SHA-1 count as SHA-256
@@ -38,17 +38,18 @@ _HASHES: Final = {
     "2a8648ce3d040303": "sha384",
     "2a8648ce3d040304": "sha512",
 }
-"""Signature algorithm's oid (RFC 8017, RFC 5758) -> the hash of it. Those of RSASSA-PSS and EdDSA
-do not say theirs."""
+"""Object identifier of the signature algorithm (RFC 8017, RFC 5758) -> its hash. The identifiers of
+RSASSA-PSS and EdDSA do not determine the hash."""
 
 
 class ScramError(Exception):
-    """What the server said is no SCRAM, or it does not know the password itself."""
+    """The server's message is not valid SCRAM, or the server does not know the password itself."""
 
 
 class Scram:
-    """One exchange. `binding`: `certificate_hash` of the server's certificate; None: no TLS, or no
-    such hash. `user` may stay empty: PostgreSQL takes it from the startup message."""
+    """A SCRAM exchange. `binding`: `certificate_hash` of the server's certificate; None without
+    TLS, or if there is no such hash. `user` may stay empty: PostgreSQL takes it from the startup
+    message."""
 
     def __init__(
         self, password: str, offered: list[str], binding: bytes | None, *, user: str = "", nonce: str = ""
@@ -63,15 +64,15 @@ class Scram:
             assert binding is not None
             self._header, self._channel = "p=tls-server-end-point,,", binding
         else:
-            # y: we could, so that a server that offered it knows that somebody has taken its offer
-            # away.
+            # "y": the client supports binding, so a server that offered it detects that its offer
+            # was removed on the way.
             self._header, self._channel = "n,," if binding is None else "y,,", b""
 
     def first(self) -> bytes:
         return (self._header + self._bare).encode()
 
     def final(self, server_first: bytes) -> bytes:
-        """The proof. Raises ScramError."""
+        """Return the proof. Raises ScramError."""
         fields = _fields(server_first)
         nonce, salt, iterations = fields.get("r", ""), fields.get("s", ""), fields.get("i", "")
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
@@ -91,7 +92,7 @@ class Scram:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def verify(self, server_final: bytes) -> None:
-        """Raises ScramError unless the server knows the password as well."""
+        """Raise ScramError unless the server proved that it knows the password too."""
         fields = _fields(server_final)
         if "e" in fields:
             raise ScramError(f"the server reported the error {fields['e'][:80]}")
@@ -100,8 +101,8 @@ class Scram:
 
 
 def certificate_hash(certificate: bytes) -> bytes | None:
-    """What PLUS binds to, of a DER certificate: its hash, by the algorithm of its signature. None:
-    that algorithm has none that both sides would agree on."""
+    """Return the hash of a DER certificate that PLUS binds to, by the algorithm of its signature.
+    None if that algorithm determines no hash."""
     try:
         start, _ = _content(certificate, 0)
         _, end_of_signed = _content(certificate, start)
@@ -114,7 +115,8 @@ def certificate_hash(certificate: bytes) -> bytes | None:
 
 
 def saslprep(password: str) -> str:
-    """RFC 4013; what it does not allow stays as it is (`pg_saslprep` in saslprep.c)."""
+    """Prepare a password by RFC 4013; one that it does not allow is returned unchanged
+    (`pg_saslprep` in saslprep.c)."""
     if password.isascii():
         return password
     mapped = "".join(
@@ -165,7 +167,8 @@ def _hmac(key: bytes, message: bytes) -> bytes:
 
 
 def _content(der: bytes, position: int) -> tuple[int, int]:
-    """Where the content of the DER element at `position` begins and ends. Raises IndexError."""
+    """Return where the content of the DER element at `position` begins and ends. Raises
+    IndexError."""
     length = der[position + 1]
     start = position + 2
     if length & 0x80:

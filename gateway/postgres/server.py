@@ -1,4 +1,4 @@
-"""Facts of the server and the database: one query for all versions."""
+"""Facts about the server and the database, by one query for all versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from gateway.postgres.slot import slot_facts
 from gateway.startup.facts import Facts, ServerFacts
 from schemas.lsn import Lsn
 
-# current_setting knows no unit, pg_settings does; a name that this version lacks is just not there.
+# current_setting returns no unit, pg_settings does; names that this version lacks are just absent.
 _SETTINGS: Final = (
     "server_version_num",
     "wal_level",
@@ -29,10 +29,10 @@ _SETTINGS: Final = (
     "synchronized_standby_slots",
     "synchronous_standby_names",
 )
-# REPACK (CONCURRENTLY) of 19 has slots of its own (max_repack_replication_slots), in the same view.
-# A standby cannot name its current WAL file, and pg_control_checkpoint is behind by a checkpoint
-# after a promotion: what it says of the timeline is good for a first position, and for no
-# comparison.
+# REPACK (CONCURRENTLY) of PostgreSQL 19 has slots of its own (max_repack_replication_slots), in the
+# same view. A standby cannot name its current WAL file, and after a promotion pg_control_checkpoint
+# shows the old timeline until the next checkpoint: its timeline is good enough for a first
+# position, but not for a comparison.
 SERVER_QUERY: Final = """
 SELECT jsonb_build_object(
     'system_identifier', (pg_catalog.pg_control_system()).system_identifier::text,
@@ -65,7 +65,7 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
         return int(settings[name][0]) * _UNIT_S[settings[name][1] or "s"] if name in settings else 0.0
 
     return ServerFacts(
-        # Printed as IDENTIFY_SYSTEM does: SQL has no unsigned number for it.
+        # Printed as by IDENTIFY_SYSTEM: SQL has no unsigned type for it.
         system_identifier=str(int(row["system_identifier"]) % (1 << 64)),
         timeline=row["timeline"],
         database=row["database"],
@@ -90,7 +90,7 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
 
 
 async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
-    """Needs no right but to connect. Raises classified errors."""
+    """Return the facts of the server. Needs no right but to connect. Raises classified errors."""
     try:
         row = await sql.fetchval(SERVER_QUERY, list(_SETTINGS))
     except DRIVER_ERRORS as error:
@@ -106,9 +106,10 @@ async def load_facts(
     *,
     excluded: Sequence[str] = (),
 ) -> Facts:
-    """The server last: its end of the WAL must not be older than the slot's LSNs. A
-    `PublicationLoader` is for who comes again: its first look costs more, and it has patterns of
-    its own. `excluded`: patterns of tables that are left out."""
+    """Return the facts of publications, slot and server. The server is queried last: its end of the
+    WAL must not be older than the slot's LSNs. A `PublicationLoader` is for callers that repeat
+    this: its first query costs more, and it has its own patterns of excluded tables. `excluded`:
+    patterns of excluded tables."""
     if isinstance(publications, PublicationLoader):
         publications_now = await publications.facts(sql)
     else:
@@ -117,8 +118,8 @@ async def load_facts(
     return Facts(await server_facts(sql), slot_now, publications_now, moment)
 
 
-# On a primary, the end of the WAL that its last crash recovery replayed; null where it was shut
-# down before it started.
+# On a primary, the end of the WAL that its last crash recovery replayed; null if it was shut down
+# cleanly before it started.
 _RECOVERY_QUERY: Final = """
 SELECT pg_catalog.pg_postmaster_start_time()::text,
        CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() END::text
@@ -127,8 +128,8 @@ SELECT pg_catalog.pg_postmaster_start_time()::text,
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The last crash recovery of a server. After a crash of one of its processes the start time is
-    as before, and the LSN is another one."""
+    """The last crash recovery of a server. After the crash of one of its processes the start time
+    is the same as before, and the LSN differs."""
 
     started_at: str
     replayed_lsn: str
@@ -138,8 +139,8 @@ class Recovery:
 
 
 async def recovery_of(sql: asyncpg.Connection) -> Recovery:
-    """Needs no right but to connect; where a managed server does not have these functions, a crash
-    is not told from a connection that was lost. Raises classified errors."""
+    """Return the last crash recovery. Needs no right but to connect; if a managed server lacks
+    these functions, a crash cannot be told from a lost connection. Raises classified errors."""
     try:
         started_at, replayed_lsn = await sql.fetchrow(_RECOVERY_QUERY)
     except (asyncpg.FeatureNotSupportedError, asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):

@@ -12,16 +12,16 @@ import asyncpg
 from gateway.postgres.copy_frames import FrameError
 from schemas.lsn import Lsn
 
-# Data exceptions quote the value that was wrong, except 22023, which is about parameters.
+# Data exceptions quote the offending value, except 22023, which is about parameters.
 _QUOTES_VALUES = ("22", "23")
 _LSN: Final = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
 
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """What the server says. Never translated: `severity` (ERROR, FATAL, PANIC, WARNING, NOTICE,
-    ...), `sqlstate`, and `file` and `routine`, the place in the server's source that reported it.
-    `context` is not for logs: it may quote statements."""
+    """An error or notice of the server. These are never translated: `severity` (ERROR, FATAL,
+    PANIC, WARNING, NOTICE, ...), `sqlstate`, and `file` and `routine`, the place in the server's
+    source that reported it. `context` is not for logs: it may quote statements."""
 
     severity: str
     sqlstate: str
@@ -35,13 +35,13 @@ class ServerMessage:
     @property
     def change_lsn(self) -> Lsn:
         """LSN of the change that the server was decoding (output_plugin_error_callback in
-        logical.c); 0: not known."""
+        logical.c); 0 if unknown."""
         found = _LSN.search(self.context)
         return Lsn.parse(found[0]) if found else Lsn(0)
 
     def __str__(self) -> str:
-        """For logs and errors. Texts that may quote a row's values are left out: they are in the
-        server's log."""
+        """Return the text for logs and errors. Texts that may quote a row's values are omitted:
+        they are in the server's log."""
         if self.sqlstate.startswith(_QUOTES_VALUES) and self.sqlstate != "22023":
             condition = asyncpg.PostgresError.get_message_class_for_sqlstate(self.sqlstate).__name__
             place = f" in {self.routine}" if self.routine else ""
@@ -54,11 +54,11 @@ class ServerMessage:
 
 
 def parse_server_message(body: bytes) -> ServerMessage:
-    """`body` is what follows the length. Raises FrameError when it is not a list of fields with
-    SQLSTATE and message.
+    """Parse a message; `body` is what follows the length. Raises FrameError if it is not a list of
+    fields with SQLSTATE and message.
 
-        "Since more field types might be added in future, frontends should silently ignore fields of
-        unrecognized type."
+    "Since more field types might be added in future, frontends should silently ignore fields of
+    unrecognized type."
     """
     fields: dict[int, str] = {}
     position = 0

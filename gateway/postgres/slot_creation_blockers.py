@@ -1,5 +1,5 @@
-"""Who keeps PostgreSQL from creating the slot: it waits for the end of every transaction that was
-open and has written."""
+"""The sessions that delay the creation of the slot: PostgreSQL waits for the end of every
+transaction that was open and has written."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 log = structlog.get_logger()
 
 ASK_INTERVAL_S: Final = 2.0
-# A prepared transaction has no process: pg_blocking_pids gives 0 for each. Then the oldest ones are
-# as good as known. Without pg_read_all_stats only process and user of another role's session are
-# there.
+# A prepared transaction has no process: pg_blocking_pids returns 0 for each, so the oldest ones are
+# shown instead. Without pg_read_all_stats only process and user of another role's session are
+# visible.
 _QUERY: Final = """
 SELECT b.pid, a.usename::text, coalesce(a.application_name, ''), coalesce(a.state, ''),
        extract(epoch FROM statement_timestamp() - a.xact_start)::float8,
@@ -40,8 +40,8 @@ SELECT * FROM (
 
 @dataclass(frozen=True, slots=True)
 class SlotCreationBlocker:
-    """A transaction that another session waits for. None: not known, or not ours to see. `gid`: it
-    is prepared, and `pid` 0."""
+    """A transaction that another session waits for. None means unknown or not visible to our role.
+    If `gid` is set, the transaction is prepared and `pid` is 0."""
 
     pid: int
     user: str | None
@@ -67,8 +67,8 @@ def _ago(seconds: float | None) -> str:
 
 
 async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[SlotCreationBlocker, ...]:
-    """Of a session that waits; none when it does not wait for a transaction. Raises classified
-    errors."""
+    """Return the transactions that a session waits for; none if it does not wait for a transaction.
+    Raises classified errors."""
     try:
         return tuple(SlotCreationBlocker(*row) for row in await sql.fetch(_QUERY, waiting_pid))
     except DRIVER_ERRORS as error:
@@ -82,9 +82,9 @@ async def naming_blockers(
     wait_for: Callable[[str], None],
     blocked_by: Callable[[tuple[SlotCreationBlocker, ...]], None] = lambda _: None,
 ) -> AsyncIterator[None]:
-    """While the body waits within PostgreSQL as process `waiting_pid`, `wait_for` and `blocked_by`
-    hear for whom; the log does when that changes. By a connection of its own; what fails here
-    leaves the body alone."""
+    """Report to `wait_for` and `blocked_by` which transactions the body waits for within
+    PostgreSQL, as process `waiting_pid`; log a warning when they change. Uses a connection of its
+    own; its failures do not affect the body."""
     watching = asyncio.create_task(_watch(login, waiting_pid, wait_for, blocked_by))
     try:
         yield

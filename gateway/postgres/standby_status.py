@@ -1,23 +1,22 @@
-"""When and what PostgreSQL is told: the standby status.
+"""The standby status: when it is sent, and what it reports.
 
     written  what has been received: only shown by the server (pg_stat_replication.write_lsn)
     flushed  what is durable in Kafka: the server may forget everything before it
 
-The flush LSN is exactly the highest one given to `acknowledge`. It never falls and is never derived
-from what was received, so nothing that Kafka has not confirmed can be lost here, whatever else goes
-wrong.
+The flush LSN is exactly the highest one given to `acknowledge`. It never decreases and is never
+computed from anything else.
 
 A status is sent at least every third of wal_sender_timeout, from a task of its own that waits for
-nobody: the server ends a connection that is silent for wal_sender_timeout, also while one huge
-message is on its way. It is answered at once when it asks, but at most ten times a second: while it
-shuts down it asks again after each answer (`WalSndDone` in walsender.c; a reader that answered each
-got 690,000 keepalives in 32 s).
+nothing else: the server ends a connection that is silent for wal_sender_timeout, even while one
+huge message is being transferred. If the server requests a reply, it gets one at once, but at most
+ten times a second: while it shuts down it asks again after each answer (`WalSndDone` in
+walsender.c; a reader that answered each request got 690,000 keepalives in 32 s).
 
-Two things end the connection from here. Silence: nothing has arrived for half of `silence_limit_s`,
-the server is asked for a sign of life and does not give one within the other half. Shutdown: the
-server keeps asking although it is answered, that is, it waits for a flush LSN that we cannot give
-yet. If that does not move for `LEAVE_AFTER_S`, we leave, or `pg_ctl stop -m fast` would hang for as
-long as Kafka is down.
+Two conditions end the connection from this side. Silence: nothing has arrived for half of
+`silence_limit_s`, and the server does not answer a request for a reply within the other half.
+Shutdown: the server keeps requesting replies although it gets them, that is, it waits for a flush
+LSN that cannot be given yet. If the flush LSN does not advance for `LEAVE_AFTER_S`, the connection
+is ended, or `pg_ctl stop -m fast` would hang for as long as Kafka is down.
 """
 
 from __future__ import annotations
@@ -34,24 +33,24 @@ from schemas.lsn import Lsn
 LEAST_INTERVAL_S: Final = 0.1
 LEAVE_AFTER_S: Final = 3.0
 LONGEST_SILENCE_S: Final = 30.0
-# A short wal_sender_timeout says how patient the server is; a busy server may still be slow to
+# A short wal_sender_timeout shows how patient the server is; a busy server may still be slow to
 # answer.
 SHORTEST_SILENCE_S: Final = 5.0
-# Beyond this gap two requests are not of one shutdown: in service the server asks once in half of
-# wal_sender_timeout.
+# Two requests that are further apart do not belong to one shutdown: in normal operation the server
+# asks once in half of wal_sender_timeout.
 _STORM_GAP_S: Final = 0.5
 _NO_TIMEOUT_S: Final = 60.0
 
 
 class Link(Protocol):
-    """What the task needs of a ReplicationStream."""
+    """The part of a ReplicationStream that `StandbyStatus` needs."""
 
     on_reply_request: Callable[[], None]
 
     def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None: ...
     def silence_s(self) -> float:
-        """Seconds since something arrived; 0 while reading is paused, for then the silence is
-        ours."""
+        """Return the seconds since anything arrived; 0 while reading is paused, as the silence is
+        then caused by this side."""
         ...
 
     def fail(self, error: WalgateError) -> None: ...
@@ -60,8 +59,8 @@ class Link(Protocol):
 class StandbyStatus:
     """Received and flushed LSN of one connection, and the task (`run`) that reports them.
 
-    `wal_sender_timeout_s`: the server's setting, 0 when it is off. `silence_limit_s` follows from
-    it unless given.
+    `wal_sender_timeout_s`: the server's setting, 0 if it is off. `silence_limit_s` follows from it
+    unless given.
     """
 
     def __init__(
@@ -81,22 +80,23 @@ class StandbyStatus:
         self._link = link
         self._clock = clock
         self._wake = asyncio.Event()
-        self._due = True  # something to tell before the timer
+        self._due = True  # a status is due before the timer
         self._sent_at = -float("inf")
-        self._asked_at: float | None = None  # since when the server owes us a sign of life
+        self._asked_at: float | None = None  # since when a requested reply has been missing
         self._storm_since: float | None = None
         self._last_request_at = -float("inf")
         self._advanced_at = -float("inf")
         link.on_reply_request = self.reply_soon
 
     def receive(self, lsn: int) -> None:
-        """Everything before `lsn` has arrived here. Does not fall."""
+        """Note that everything before `lsn` has been received. A lower LSN than before is
+        ignored."""
         if lsn > self.received_lsn:
             self.received_lsn = Lsn(lsn)
 
     def acknowledge(self, lsn: int) -> None:
-        """Everything before `lsn` is durable in Kafka and in the position topic. A lower one than
-        before is ignored."""
+        """Note that everything before `lsn` is durable in Kafka and in the position topic. A lower
+        LSN than before is ignored."""
         if lsn > self.flush_lsn:
             self.flush_lsn = Lsn(lsn)
             self.receive(lsn)
@@ -104,12 +104,12 @@ class StandbyStatus:
             self._tell()
 
     def tell_now(self) -> None:
-        """The last word before we leave."""
+        """Send the last status before the connection is closed."""
         self._send(self._clock(), ask=False)
 
     def reply_soon(self) -> None:
-        """The server asks for a reply. It gets one at once, also before `run` has begun, unless the
-        last one is too new."""
+        """Answer the server's request for a reply: at once, even before `run` has begun, unless the
+        last status is too recent."""
         now = self._clock()
         if now - self._last_request_at > _STORM_GAP_S:
             self._storm_since = now
@@ -132,7 +132,7 @@ class StandbyStatus:
         self._wake.set()
 
     async def run(self) -> None:
-        """Until cancelled, or until the connection is ended from here."""
+        """Send statuses until cancelled, or until the connection is ended from this side."""
         while True:
             wait_s = self.step()
             if wait_s is None:
@@ -145,18 +145,18 @@ class StandbyStatus:
                 pass
 
     def step(self) -> float | None:
-        """Do what is due now. Returns the seconds to the next step unless woken, None when the
+        """Do what is due now. Return the seconds to the next step, unless woken before; None if the
         connection was ended."""
         now = self._clock()
         silence_s = self._link.silence_s()
         half_s = self.silence_limit_s / 2
         if self._asked_at is not None and now - silence_s > self._asked_at:
-            self._asked_at = None  # something came since; this step may be late, so the silence may be a new one
+            self._asked_at = None  # something has arrived since; this step may be late, so the silence may be a new one
         if silence_s < half_s:
             self._asked_at = None
         elif self._asked_at is not None and now - self._asked_at >= half_s:
-            # Counted from our question: a process that was stopped, or started this task late, was
-            # silent itself.
+            # Counted from our request: if this process was stopped, or started this task late, the
+            # silence was its own.
             self._link.fail(Retry(f"PostgreSQL has sent nothing for {silence_s:.0f} s, although a reply was requested"))
             return None
         if self._must_leave(now):

@@ -1,8 +1,8 @@
 """START_REPLICATION and the options of pgoutput, by server version, quoted.
 
-The walsender's grammar knows no parameters, so everything is quoted here and nowhere else
-(PostgreSQL manual, 54.4 and 54.5; repl_gram.y, and SplitIdentifierString for the list of
-publications). The settings have checked the names already: what cannot be quoted is a ValueError.
+The walsender's grammar has no parameters, so everything is quoted here and nowhere else (PostgreSQL
+manual, 54.4 and 54.5; repl_gram.y, and SplitIdentifierString for the list of publications). The
+settings have checked the names already: a name that cannot be quoted raises ValueError.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
 
 
 def protocol_version(version_num: int) -> int:
-    """The highest pgoutput protocol of the server: 2 streams, 3 adds two-phase, 4 adds LSN and time
-    to aborts."""
+    """Return the highest pgoutput protocol of the server: 2 has streaming, 3 adds two-phase, 4 adds
+    LSN and time to aborts."""
     return 2 if version_num < 150000 else 3 if version_num < 160000 else 4
 
 
@@ -34,8 +34,9 @@ def pgoutput_options(
     messages: bool = True,
     origin: Literal["any", "none"] = "any",
 ) -> dict[str, str]:
-    """Options for START_REPLICATION, unquoted values. Raises StopForOperator for an origin that the
-    server's version has not; two_phase is the preflight checks' business."""
+    """Return the options for START_REPLICATION, with unquoted values. Raises StopForOperator for an
+    origin that the server's version does not have; the startup checks are responsible for
+    two_phase."""
     if origin != "any" and version_num < 160000:
         raise StopForOperator("origin = none needs PostgreSQL 16 or newer", hint="set source.origin = any")
     options = {
@@ -43,7 +44,7 @@ def pgoutput_options(
         "publication_names": ",".join(map(quoted_identifier, publications)),
         "messages": _switch(messages),
         "binary": _switch(binary),
-        # 'parallel' makes the server put LSN and time on Stream Abort.
+        # 'parallel' makes the server add LSN and time to Stream Abort.
         "streaming": ("parallel" if version_num >= 160000 else "on") if streaming else "off",
     }
     if two_phase:
@@ -63,7 +64,7 @@ def start_command(slot: str, start_lsn: Lsn, options: Mapping[str, str]) -> str:
 
 
 def temporary_slot_command(slot: str) -> str:
-    """In the form of 14, which newer servers take as well."""
+    """Return the command in the form of PostgreSQL 14, which newer servers accept too."""
     return f'CREATE_REPLICATION_SLOT "{checked_slot(slot)}" TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT'
 
 
@@ -86,7 +87,7 @@ def quoted_identifier(name: str) -> str:
 
 
 def quote_literal(text: str) -> str:
-    """For the walsender's grammar, where a backslash has no meaning."""
+    """Quote a literal for the walsender's grammar, where a backslash has no special meaning."""
     if "\0" in text:
         raise ValueError("an option value contains a zero byte")
     return "'" + text.replace("'", "''") + "'"

@@ -1,4 +1,4 @@
-"""Who keeps WAL: the slot itself, open and prepared transactions, other slots. One look, for the
+"""Holders of WAL: the slot itself, open and prepared transactions, other slots. Queried for the
 status."""
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from gateway.startup.facts import SlotFacts
 from gateway.startup.synchronous_standby import names_the_gateway
 
 OLD_S: Final = 5.0
-"""A transaction is no news before."""
+"""A transaction younger than this is not reported."""
 _HELD_LEAST: Final = 64 << 20
-"""Another slot that holds less WAL is no news."""
+"""Another slot that retains less WAL than this is not reported."""
 
-# On a standby the end of the WAL is what was replayed.
+# On a standby the end of the WAL is what has been replayed.
 CLOCK_QUERY: Final = """
 SELECT extract(epoch FROM pg_catalog.clock_timestamp())::float8,
        pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                                        ELSE pg_catalog.pg_current_wal_flush_lsn() END, '0/0')::bigint
 """
-# A slot cannot forget WAL from before the start of the oldest transaction that has written, in any
-# database. One that only reads keeps old rows, not WAL. Without pg_read_all_stats another role's
-# session shows process and xid alone.
+# A slot needs the WAL from the start of the oldest transaction that has written, in any database. A
+# transaction that only reads keeps old rows, not WAL. Without pg_read_all_stats only process and
+# xid of another role's session are visible.
 _HOLDERS: Final = """
 SELECT * FROM (
     SELECT 'transaction', '', a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
@@ -59,7 +59,7 @@ SELECT * FROM (
 
 
 async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, int]:
-    """The server's time (Unix, s) and the end of its WAL. Raises classified errors."""
+    """Return the server's time (Unix, s) and the end of its WAL. Raises classified errors."""
     try:
         row = await sql.fetchrow(CLOCK_QUERY, timeout=timeout_s)
     except DRIVER_ERRORS as error:
@@ -68,7 +68,7 @@ async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, 
 
 
 async def holders(sql: asyncpg.Connection, slot: str) -> tuple[WalRetentionCause, ...]:
-    """Raises classified errors."""
+    """Return what keeps the slot's WAL. Raises classified errors."""
     try:
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
     except DRIVER_ERRORS as error:
@@ -99,7 +99,7 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
         return f"if it was forgotten, run COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted} in database {state}"
     if (
         kind == "slot" and state == "temporary"
-    ):  # of REPACK (CONCURRENTLY), of a base backup, of a subscription's first copy
+    ):  # used by REPACK (CONCURRENTLY), a base backup, or the initial copy of a subscription
         return f"it ends with its session: wait for it, or end the session: SELECT pg_terminate_backend({pid})"
     if kind == "slot":
         return (
@@ -110,7 +110,7 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
 
 
 async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
-    """None: there is no such slot. Raises classified errors."""
+    """Return the status of the slot; None if it does not exist. Raises classified errors."""
     slot = await slot_facts(sql, name)
     if slot is None:
         return None
@@ -127,8 +127,8 @@ async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
 
 
 async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
-    """For a role that may not see pg_stat_replication: what the setting says. Raises classified
-    errors."""
+    """Return a sync state derived from synchronous_standby_names, for a role that may not see
+    pg_stat_replication. Raises classified errors."""
     if slot.active_pid is None:
         return ""
     try:
@@ -139,7 +139,7 @@ async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
 
 
 def holder_of(blocker: SlotCreationBlocker, now: float) -> WalRetentionCause:
-    """Whom the creation of the slot waits for. `now`: Unix seconds."""
+    """Return the transaction that the creation of the slot waits for. `now`: Unix seconds."""
     return WalRetentionCause(
         kind="prepared" if blocker.gid is not None else "transaction",
         name=blocker.gid or "",

@@ -1,20 +1,21 @@
-"""Which attribute of its relation (pg_attribute.attnum) each column of a Relation message is.
+"""The attribute number (pg_attribute.attnum) of each column of a Relation message.
 
-The stream sends names, and a name may move to another attribute: RENAME, or DROP and ADD. The
-catalog knows the numbers, but as of now: it is read when the message is, which may be after later
-ALTER TABLEs.
+The stream sends names, and a name may move to another attribute: by RENAME, or by DROP and ADD. The
+catalog has the numbers, but only in its current state: it is read when the message arrives, which
+may be after later ALTER TABLEs.
 
-Mostly the columns of a message are those that there are now, or the first of them. Else it is
-older: numbers are given in order and never again, so its columns are the first ones of all that
-were not dropped before its transaction. Who dropped or changed an attribute last is in its row of
-the catalog (xmin), and later is who has the higher transaction id. So it is too where a name
-belongs to another column than in an earlier version of the relation: the message may be from before
-or after the DROP and ADD. That is not exact where a transaction had its id before the ALTER TABLE
-and wrote to the table after it, or the other way round.
+Usually the columns of a message are the current ones, or the first of them. Otherwise the message
+is older: numbers are assigned in ascending order and never reused, so its columns are the first
+ones of all attributes that were not dropped before its transaction. The catalog row of an attribute
+shows which transaction changed or dropped it last (xmin), and a higher transaction id counts as
+later. The same rule applies if a name belongs to another column than in an earlier version of the
+relation: the message may be from before or after the DROP and ADD. The rule is not exact if a
+transaction got its id before the ALTER TABLE and wrote to the table after it, or the reverse.
 
-What cannot be explained like this is of an ALTER TABLE whose transaction has not committed: names
-that are there have their numbers, new ones none. A relation of which a publication sends some
-columns has no numbers: a column may then be new in the stream and old in the table.
+Columns that this does not explain belong to an ALTER TABLE whose transaction has not committed:
+names that exist have their numbers, new ones have none. If a publication sends only some columns of
+a relation, the relation has no numbers: a column may then be new in the stream but old in the
+table.
 """
 
 from __future__ import annotations
@@ -46,21 +47,22 @@ join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.oid = any ($1::pg_catalog.oid[])
 order by c.oid, a.attnum
 """
-"""$1: relation oids. Of each column there ever was: relation, number, name (null: dropped), whether
-it is generated, the transaction of its row in pg_attribute, PostgreSQL's text of attmissingval, and
-whether a publication sends only some columns of the relation.
+"""$1: relation oids. Returns for each column that ever existed: relation, number, name (null if
+dropped), whether it is generated, the transaction of its row in pg_attribute, PostgreSQL's text of
+attmissingval, and whether a publication sends only some columns of the relation.
 
-attmissingval is an array of one element, which its text form quotes where need be. A partitioned
-table has none: its partitions do, all the same if the column was added to all of them at once."""
+attmissingval is an array of one element, which its text form quotes if needed. A partitioned table
+has none, but its partitions do: all have the same if the column was added to all of them at once.
+"""
 
 _LONGEST_LAG: Final = 1 << 27
-"""Transactions."""
+"""Number of transactions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One row of ATTRIBUTES_QUERY, without the relation. `name` None: dropped, by `xid`; else `xid`
-    has made it or changed it last."""
+    """A row of ATTRIBUTES_QUERY, without the relation. If `name` is None, `xid` has dropped the
+    attribute; otherwise `xid` has created it or changed it last."""
 
     number: int
     name: str | None
@@ -71,7 +73,7 @@ class Attribute:
 
 
 def read_attributes(rows: Iterable[Sequence[Any]]) -> dict[int, list[Attribute]]:
-    """Rows of ATTRIBUTES_QUERY, by relation oid."""
+    """Return the rows of ATTRIBUTES_QUERY by relation oid."""
     found: dict[int, list[Attribute]] = {}
     for relation_oid, *row in rows:
         found.setdefault(relation_oid, []).append(Attribute(*row))
@@ -79,7 +81,7 @@ def read_attributes(rows: Iterable[Sequence[Any]]) -> dict[int, list[Attribute]]
 
 
 def needs_earlier(names: Sequence[str], attributes: Sequence[Attribute], xid: int | None) -> bool:
-    """Whether `attribute_numbers` looks at the earlier version."""
+    """Return whether `attribute_numbers` uses the earlier version."""
     if not attributes:
         return True
     return bool(_dropped_later(attributes, xid)) and _by_place(names, attributes, frozenset()) is not None
@@ -88,11 +90,11 @@ def needs_earlier(names: Sequence[str], attributes: Sequence[Attribute], xid: in
 def attribute_numbers(
     names: Sequence[str], attributes: Sequence[Attribute], xid: int | None, earlier: Mapping[str, int]
 ) -> dict[str, int]:
-    """Numbers of the columns of a message, by name, as far as they are known. `xid`: its
-    transaction, None: it is as of now.
+    """Return the numbers of a message's columns by name, as far as they are known. `xid`: the
+    message's transaction; None if the message is current.
 
-        `earlier`: those of an earlier version of the relation. They are all that is known of a relation
-        that was dropped.
+    `earlier`: the numbers of an earlier version of the relation. For a dropped relation nothing
+    else is known.
     """
     if not attributes:
         return {name: earlier[name] for name in names if name in earlier}
@@ -102,7 +104,7 @@ def attribute_numbers(
     gone = _dropped_later(attributes, xid)
     if now is not None and not any(earlier.get(name) in gone for name in names):
         return now
-    for least in (1, 0):  # behind the transaction of the message; or in it, behind the message
+    for least in (1, 0):  # changed after the transaction of the message; or also in it, after the message
         changed = frozenset(each.number for each in attributes if _distance(each, xid) >= least)
         older = _by_place(names, attributes, changed)
         if older is not None:
@@ -113,8 +115,9 @@ def attribute_numbers(
 
 
 def _by_place(names: Sequence[str], attributes: Sequence[Attribute], changed: Set[int]) -> dict[str, int] | None:
-    """Where the message has the columns that there are, with or without the generated ones, and
-    perhaps without the last ones. Those in `changed` had another name, or were not dropped yet."""
+    """Return the numbers if the message has the existing columns, with or without the generated
+    ones, and perhaps without the last ones; else None. Those in `changed` may have had another
+    name, or were not dropped yet."""
     there = [each for each in attributes if each.name is not None or each.number in changed]
     for columns in ([each for each in there if not each.is_generated], there):
         pairs = list(zip(names, columns, strict=False))
@@ -128,7 +131,8 @@ def _dropped_later(attributes: Sequence[Attribute], xid: int | None) -> set[int]
 
 
 def _distance(attribute: Attribute, xid: int | None) -> int:
-    """How many transactions later than `xid` the attribute was changed last; -1: not later. Ids are
-    circular numbers, and rows of the catalog keep very old ones, which may look like later ones."""
+    """Return how many transactions after `xid` the attribute was changed last; -1 if it was not
+    changed later. Transaction ids are circular, and the catalog keeps very old ones, which may look
+    like later ones."""
     distance = -1 if xid is None else (attribute.xid - xid) % (1 << 32)
     return distance if distance < _LONGEST_LAG else -1

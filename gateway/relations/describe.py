@@ -18,12 +18,12 @@ def describe(
     *,
     is_key_whole: bool = True,
 ) -> RelationDescription:
-    """`facts` by type oid, from `read_types`; a type without facts is described by its Type message
-    (schema, name), if any.
+    """Return the description of a relation. `facts` are those of `read_types` by type oid; a type
+    without facts is described by its Type message (schema, name), if any.
 
-        `primary_key` is only looked at under REPLICA IDENTITY FULL, where the wire marks every column.
-        It is the catalog's of now, so it counts only if the stream sends all its columns. A part of a
-        key is no key: without `is_key_whole` there is none.
+    `primary_key` is only used under REPLICA IDENTITY FULL, where the message marks every column. It
+    is the current one of the catalog, so it counts only if the stream sends all its columns. A part
+    of a key is not a key: unless `is_key_whole`, there is none.
     """
     names = {column.name for column in relation.columns}
     is_full = relation.replica_identity is WireIdentity.FULL

@@ -1,17 +1,17 @@
-"""Which version of a relation the next change is encoded with.
+"""The version of a relation that the next change is encoded with.
 
 PostgreSQL sends a Relation message before the first change of a relation and again after each
 invalidation. Three facts of `pgoutput.c` shape this cache:
 
-* Within an in-progress stream the schema is tracked per top-level transaction: what was announced
-  inside it counts for it alone, and other transactions get an announcement of their own. So each
+* Within an in-progress stream the schema is tracked per top-level transaction: an announcement
+  inside it applies to it alone, and other transactions get an announcement of their own. So each
   open stream has an overlay over the base.
-* `pgoutput_stream_commit` marks the schema as sent for everybody: the overlay then becomes the
-  base, except where the base has meanwhile heard a newer announcement (a rolled back savepoint
-  gives its locks back, so another transaction may have altered the table between our announcement
-  and our commit). Announcements are numbered to tell.
-* After any stream abort the schema is announced again. What came from the rolled back
-  (sub)transaction is forgotten, so that the cache is as it was.
+* `pgoutput_stream_commit` marks the schema as sent for all transactions: the overlay then becomes
+  the base, except where the base has received a newer announcement meanwhile (a rolled back
+  savepoint releases its locks, so another transaction may have altered the table between the
+  announcement and the commit). The order is known because announcements are numbered.
+* After any stream abort the schema is announced again. Announcements of the rolled back
+  (sub)transaction are discarded, so that the cache is as it was before.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ class _Announcement(Generic[V]):
 
 @dataclass(slots=True)
 class RelationCache(Generic[V]):
-    """`V` is what a relation version is to the caller; this module only keeps it. Keys are relation
-    oids and xids."""
+    """Versions of relations. `V` is the caller's type of a version; this class only stores it. Keys
+    are relation oids and xids."""
 
     _base: dict[int, _Announcement[V]] = field(default_factory=dict)
     _overlays: dict[int, dict[int, list[_Announcement[V]]]] = field(default_factory=dict)
     _count: int = 0
 
     def announce(self, relation_oid: int, version: V) -> None:
-        """A Relation message outside any stream."""
+        """Store the version of a Relation message outside any stream."""
         self._count += 1
         self._base[relation_oid] = _Announcement(self._count, 0, version)
 
     def announce_in_stream(self, xid: int, subxid: int, relation_oid: int, version: V) -> None:
-        """A Relation message inside the stream of `xid`; `subxid` is the xid field of the message
-        itself."""
+        """Store the version of a Relation message inside the stream of `xid`; `subxid` is the xid
+        field of the message itself."""
         self._count += 1
         stack = self._overlays.setdefault(xid, {}).setdefault(relation_oid, [])
-        if stack and stack[-1].subxid == subxid:  # said again: after each abort everything is
+        if stack and stack[-1].subxid == subxid:  # announced again, as everything is after each abort
             stack.pop()
         stack.append(_Announcement(self._count, subxid, version))
 
     def find(self, relation_oid: int, stream_xid: int | None) -> V | None:
-        """The version that counts for the next change: of the stream first, else of the base; None
-        if never announced."""
+        """Return the version for the next change: that of the stream, or else of the base; None if
+        none was announced."""
         if stream_xid is not None and (overlay := self._overlays.get(stream_xid)):
             stack = overlay.get(relation_oid)
             if stack:
@@ -63,15 +63,16 @@ class RelationCache(Generic[V]):
         return None if entry is None else entry.version
 
     def finish_stream(self, xid: int) -> None:
-        """The stream of `xid` was committed or prepared: its announcements now count for
-        everybody."""
+        """Make the announcements of a stream that was committed or prepared apply to all
+        transactions."""
         for relation_oid, stack in self._overlays.pop(xid, {}).items():
             base = self._base.get(relation_oid)
             if stack and (base is None or base.number < stack[-1].number):
                 self._base[relation_oid] = stack[-1]
 
     def abort_stream(self, xid: int, subxid: int) -> None:
-        """`subxid` was rolled back; equal to `xid` it ends the whole stream."""
+        """Discard the announcements of `subxid`, which was rolled back; if it equals `xid`, discard
+        the whole stream."""
         if subxid == xid:
             self._overlays.pop(xid, None)
             return

@@ -1,5 +1,5 @@
-"""What the catalog says about types and identity, as of now: the queries, and the reading of their
-rows. No driver here."""
+"""Queries for the current catalog's facts about types and identity, and the functions that read
+their rows. No driver is used here."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _NAMED: Final = {
     4096: ("regrole", "pg_roles where rolname like 'pg\\_%' and"),
     4191: ("regcollation", "pg_collation where"),
 }
-"""Types whose values are oids and whose text is a name, with the rows of the catalog that have one
-which nobody changes: what the server made itself, below oid 16384. What users made may have had
-another name when the row was written."""
+"""Types whose values are oids and whose text is a name, with the catalog and condition for the
+objects whose name never changes: those that the server itself created, with oids below 16384.
+Objects of users may have had another name when the row was written."""
 
 _NAMES: Final = "\n".join(
     f"""\
@@ -92,8 +92,8 @@ left join pg_catalog.pg_type e on e.oid = t.typelem and e.typarray = t.oid -- so
 left join pg_catalog.pg_range r on r.rngtypid = t.oid
 left join pg_catalog.pg_range m on m.rngmultitypid = t.oid
 """
-"""$1: type oids. One row for each of these types and for every type that they are made of; none for
-a dropped type."""
+"""$1: type oids. Returns one row for each of these types and for every type that they consist of;
+none for a dropped type."""
 
 PRIMARY_KEY_QUERY: Final = """
 select a.attname::pg_catalog.text
@@ -102,11 +102,12 @@ join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.
 where i.indrelid = $1::pg_catalog.oid and i.indisprimary and i.indimmediate
 order by a.attnum
 """
-"""$1: relation oid. Names of the primary key's columns, without those that its index only holds
-(INCLUDE).
+"""$1: relation oid. Returns the names of the primary key's columns, without those that its index
+only includes (INCLUDE).
 
-A deferrable key is none, as for PostgreSQL itself: within a statement two rows may have the same
-one."""
+A deferrable key does not count, nor does it for PostgreSQL: within a statement two rows may have
+the same key.
+"""
 
 GENERATED_KEY_QUERY: Final = """
 select c.oid::pg_catalog.int8, a.attname::pg_catalog.text
@@ -116,17 +117,17 @@ join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = any (i.indke
 where c.oid = any ($1::pg_catalog.oid[]) and a.attgenerated <> ''
   and case c.relreplident when 'd' then i.indisprimary and i.indimmediate when 'i' then i.indisreplident end
 """
-"""$1: relation oids. Relation and name of each column of the replica identity that is generated:
-such a one may not be published."""
+"""$1: relation oids. Returns relation and name of each generated column of the replica identity:
+publications may omit such a column."""
 
 BUILT_IN_QUERY: Final = """
 select oid::pg_catalog.int8 from pg_catalog.pg_type
 where typname = any ($1::pg_catalog.text[]) and typnamespace = 'pg_catalog'::pg_catalog.regnamespace
 """
-"""$1: names of types of pg_catalog -> oids."""
+"""$1: names of types in pg_catalog. Returns their oids."""
 
 RELATION_QUERY: Final = "select 1 from pg_catalog.pg_class where oid = $1::pg_catalog.oid"
-"""$1: relation oid. No row for a dropped relation."""
+"""$1: relation oid. Returns no row for a dropped relation."""
 
 _KINDS: Final = {
     "b": Kind.BASE,
@@ -142,7 +143,7 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _TypeRow:
-    """One row of TYPES_QUERY, in its order. `part_oid`: base, element, subtype or range."""
+    """A row of TYPES_QUERY, in its order. `part_oid`: base, element, subtype or range."""
 
     oid: int
     namespace: str
@@ -161,7 +162,7 @@ class _TypeRow:
 
 
 def read_types(rows: Iterable[Sequence[Any]]) -> dict[int, TypeFacts]:
-    """Rows of TYPES_QUERY -> facts by oid, each with the facts of its parts."""
+    """Return the facts in rows of TYPES_QUERY by oid, each with the facts of its parts."""
     by_oid = {int(row[0]): _TypeRow(*row) for row in rows}
     known: dict[int, TypeFacts] = {}
     for oid in by_oid:
@@ -170,7 +171,8 @@ def read_types(rows: Iterable[Sequence[Any]]) -> dict[int, TypeFacts]:
 
 
 def unknown_type(oid: int, namespace: str = "", name: str = "") -> TypeFacts:
-    """A type that the catalog no longer has: its values travel as PostgreSQL text."""
+    """Return the facts of a type that the catalog no longer has: its values are sent as
+    PostgreSQL's text."""
     return TypeFacts(oid, namespace, name, Kind.UNKNOWN)
 
 
@@ -213,8 +215,8 @@ left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attn
 where a.attrelid = $1::pg_catalog.oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum
 """
-"""$1: relation oid. Name of each column, whether it may not be null, and the expression of its
-default."""
+"""$1: relation oid. Returns the name of each column, whether it is NOT NULL, and the expression of
+its default."""
 
 KEY_QUERY: Final = """
 select i.indexrelid::pg_catalog.int8, a.attname::pg_catalog.text
@@ -226,11 +228,12 @@ where i.indrelid = $1::pg_catalog.oid and i.indisunique and i.indimmediate and i
   and i.indpred is null and 0 <> all (i.indkey[0:i.indnkeyatts - 1])
 order by not i.indisprimary, c.relname, k.place
 """
-"""$1: relation oid. (index, column) of the primary key in its order, then of each unique index, by
-its name."""
+"""$1: relation oid. Returns (index, column) of the primary key in its order, then of each unique
+index, by its name."""
 
 
 def read_key(rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Rows of KEY_QUERY -> the primary key's columns, without one the first unique index's."""
+    """Return the columns of the primary key from rows of KEY_QUERY, or else of the first unique
+    index."""
     found = list(rows)
     return [name for index, name in found if index == found[0][0]]

@@ -1,7 +1,7 @@
-"""Arrays: one-dimensional ones with lower bound 1 are Avro arrays, the others special.
+"""Arrays: one-dimensional ones with lower bound 1 are Avro arrays, all others are special values.
 
-Text (`arrayfuncs.c`, array_out): `{1,NULL,"a b"}`, with `[2:3]=` in front where a lower bound is
-not 1. Binary (array_send): dimensions, has-nulls flag, element oid; size and lower bound of each
+Text (`arrayfuncs.c`, array_out): `{1,NULL,"a b"}`, preceded by `[2:3]=` if a lower bound is not 1.
+Binary (array_send): dimensions, has-nulls flag, element oid; size and lower bound of each
 dimension; elements with their lengths, -1 for NULL.
 """
 
@@ -26,8 +26,8 @@ _ESCAPE = re.compile(rb"\\(.)", re.DOTALL)
 
 
 def array_from_text(encode_element: Encode, delimiter: str) -> Encode:
-    """Elements are encoded behind branch 1 of their own union with null, which is what
-    `encode_element` gives."""
+    """Return the encoder of an array's text form. `encode_element` returns an element with branch 1
+    of its own union with null."""
     mark = re.escape(delimiter.encode())
     element = re.compile(rb'(?:"((?:[^"\\]|\\.)*)"|([^"{}\\' + mark + rb"]+))(" + mark + rb"|\}\Z)", re.DOTALL)
 
@@ -75,7 +75,7 @@ def array_from_binary(encode_element: Encode, element_oid: int) -> Encode:
 
 
 def _elements(value: bytes, place: int, count: int) -> Iterator[bytes | None]:
-    """The elements from `place` on; they must end where the value ends."""
+    """Yield the elements from `place` on; they must end where the value ends."""
     for _ in range(count):
         length: int = _LENGTH(value, place)[0]
         place += 4

@@ -16,7 +16,7 @@ _MONEY: Final = 790
 
 
 def built_in_types() -> list[TypeFacts]:
-    """Return the facts of each built-in type, as a PostgreSQL 18 server would give them."""
+    """Return the facts of each built-in type, as a PostgreSQL 18 server would report them."""
     lines = files("gateway.values").joinpath("built_in_types.tsv").read_text("utf-8").splitlines()[1:]
     rows = []
     for line in lines:

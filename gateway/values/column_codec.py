@@ -1,5 +1,5 @@
-"""Which encoder a column gets, chosen once for a version of a relation. The Avro type is
-`schemas.avro_types`'s decision."""
+"""The choice of a column's encoders and readers, made once for each version of a relation. The Avro
+type is chosen by `schemas.avro_types`."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from schemas.relation import TypeFacts
 
 @dataclass(frozen=True, slots=True)
 class Codec:
-    """A column's encoders. None for binary: the type's binary form is not known, its text must be
-    asked for.
+    """A column's encoders and readers. `from_binary` is None if the type's binary form is not
+    known, so that its text must be requested.
 
-        The readers do the same as the encoders, from the column's place in the tuple. `render` is for
-        `special`.
+    The readers do the same as the encoders, from the column's place in the tuple. `render` is for
+    `special`.
     """
 
     from_text: Encode
@@ -91,7 +91,7 @@ _CHAR_OID = 18
 
 
 def codec(column: ColumnType) -> Codec:
-    """The encoders of values in the form that `column` says: its own, or text in a key."""
+    """Return the encoders for values of the form of `column`: its own, or text in a key."""
     from_text = _from_text(column)
     render = renderer(column.facts)
     from_binary = _from_binary(column, render)
@@ -99,14 +99,14 @@ def codec(column: ColumnType) -> Codec:
 
 
 def has_binary_decoder(facts: TypeFacts) -> bool:
-    """Whether columns of the type can be asked for in binary. A type without a send function comes
-    as text anyway."""
+    """Return whether columns of the type can be requested in binary. A type without a send function
+    is sent as text anyway."""
     return not column_type(facts, -1).facts.sends_binary or is_copied_in_binary(facts)
 
 
 def is_copied_in_binary(facts: TypeFacts) -> bool:
-    """Whether COPY can be asked for columns of the type in binary: unlike the stream, it fails
-    where a type has no send function."""
+    """Return whether columns of the type can be requested in binary from COPY: unlike the stream,
+    it fails if a type has no send function."""
     return renderer(column_type(facts, -1).facts) is not None
 
 

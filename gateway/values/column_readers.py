@@ -1,17 +1,17 @@
-"""How a column is read: from its place in the tuple to its Avro bytes, in one call.
+"""Readers of columns: from a column's place in the tuple to its Avro bytes, in one call.
 
-A reader takes the data, the place of the column's kind byte and the list to append to; it gives the
-place of the next column. To the list it appends the same number of parts for every value and for
-NULL, one for most types: the row's join puts them together for 0.02 us a part, a concatenation here
-takes 0.05.
+A reader takes the data, the position of the column's kind byte and the list to append to; it
+returns the position of the next column. It appends the same number of parts for every value and for
+NULL, for most types one: joining the row's parts costs 0.02 us a part, a concatenation here 0.05.
 
 TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured
-over 7 everyday columns, binary: a reader per type takes 1.9 us; slicing the value first and calling
-an encoder with it 2.2 us. Numbers are read by librt (mypyc's library): 0.02 us each where struct
+over 7 everyday columns, binary: a reader per type takes 1.9 us; slicing the value first and passing
+it to an encoder 2.2 us. Numbers are read by librt (mypyc's library): 0.02 us each where struct
 takes 0.06, and a few instructions when this module is compiled.
 
-What is neither NULL nor of the reader's kind raises Unusual; the row is then encoded again, with
-care. Nothing is checked against the end of the data here: the row must land exactly on its end.
+A column that is neither NULL nor of the reader's kind raises SlowPathNeeded; the row is then
+encoded again on the slow path. Nothing is checked against the end of the data here: the caller
+checks that the last column ends exactly at the end of the row.
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ from schemas.varint import HALF, SOME_SMALL, encode_some_long
 Parts = list[bytes]
 Reader = Callable[[bytes, int, Parts], int]
 Encode = Callable[[bytes], bytes]
-"""A value, its length taken off -> Avro bytes behind union branch 1. Raises Special."""
+"""A value, without its length -> Avro bytes with union branch 1. Raises UnrepresentableValue."""
 Render = Callable[[bytes], bytes]
 """A binary value -> the text that the server would have sent."""
 
 AVRO_NULL: Final = b"\0"
 NOTHING: Final = b""
-"""Fills up to the number of parts that a reader appends."""
+"""An empty part that fills up to the number of parts that a reader appends."""
 UNSIGNED: Final = 0xFFFFFFFF
-"""Lengths are taken without a sign: a negative one then points beyond every row."""
+"""Lengths are taken as unsigned: a negative one then points beyond every row."""
 
 
 class SlowPathNeeded(Exception):
-    """A column kind that the reader does not expect: UNCHANGED, or text for binary."""
+    """A column has a kind that the reader does not expect: UNCHANGED, or text instead of binary."""
 
 
 def some_bytes(value: bytes) -> bytes:
-    """Branch 1, length, value: Avro bytes, and strings that are known to be UTF-8."""
+    """Return branch 1, length, value: for Avro bytes, and for strings known to be UTF-8."""
     length = len(value)
     return (SOME_SMALL[length] if length < HALF else encode_some_long(length)) + value
 
 
 def some_text(value: bytes) -> bytes:
-    """The same for text, which is to be UTF-8. Raises Special."""
+    """Return branch 1, length, value of a text. Raises UnrepresentableValue if it is not UTF-8."""
     if not value.isascii():
         check_text(value)
     length = len(value)
@@ -59,7 +59,7 @@ def some_text(value: bytes) -> bytes:
 
 
 def read_with(encode: Encode, kind: int) -> Reader:
-    """The reader of a type that has no faster one."""
+    """Return the reader of a type that has no faster one."""
 
     def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == kind:
@@ -78,11 +78,11 @@ def read_with(encode: Encode, kind: int) -> Reader:
 
 @cache
 def read_bytes(kind: int, is_text: bool) -> Reader:
-    """Values that are Avro already but for the length, two parts: text, if it is UTF-8, and binary
-    bytea.
+    """Return a reader for values that need only a length to be Avro: text, if it is UTF-8, and
+    binary bytea. It appends two parts.
 
-        To look for bytes above 127 takes 0.02 us, to decode a text that has some 0.1; a
-        UnicodeDecodeError is as good as Special.
+    Checking for bytes above 127 takes 0.02 us, decoding a text that has some 0.1; a
+    UnicodeDecodeError leads to the slow path just as UnrepresentableValue does.
     """
 
     def read(data: bytes, position: int, parts: Parts) -> int:
@@ -125,7 +125,7 @@ def read_bytes_side_by_side(kind: int, is_text: bool, count: int) -> Reader:
                     parts.append(data[start:position])
                     continue
             position = one(data, position, parts)
-        if is_text and not data[first:position].isascii():  # a length above 127 is one more reason
+        if is_text and not data[first:position].isascii():  # a byte of a length above 127 only causes a needless check
             for value in parts[first_part + 1 :: 2]:
                 if not value.isascii():
                     value.decode()
@@ -135,7 +135,7 @@ def read_bytes_side_by_side(kind: int, is_text: bool, count: int) -> Reader:
 
 
 def always_unusual(data: bytes, position: int, parts: Parts) -> int:
-    """A column without a decoder for the wire form in use."""
+    """Read a column without a decoder for its wire form: only NULL is read here."""
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1

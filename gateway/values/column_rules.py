@@ -1,9 +1,10 @@
-"""Columns whose values do not leave the process as they are: rules of the settings, compiled into
+"""Columns whose values must not leave the process unchanged: rules of the settings, compiled into
 the plan of a row.
 
-A rule replaces the column's encoders and readers, so that the value is gone before it is in a
-record, in text and in binary alike; columns without a rule are read as ever. Hash and truncate work
-on PostgreSQL's text: both forms give the same, and equal values of two columns the same hash.
+A rule replaces the column's encoders and readers, so that the value is removed before a record is
+made of it, both in text and in binary; columns without a rule are read as before. Hash and truncate
+work on PostgreSQL's text: both forms give the same result, and equal values in two columns the same
+hash.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ _NO_VALUE: Final = (KIND_NULL, KIND_UNCHANGED)
 
 
 def protected_codec(facts: TypeFacts, protection: Protection) -> Codec:
-    """The encoders of a column under a rule; `facts`: of its type, or of the base of a domain. They
-    raise what renderers raise, never Special: nothing may go into `special`, which holds whole
-    values."""
+    """Return the encoders of a column under a rule; `facts` are those of its type, or of the base
+    of a domain. They raise the exceptions of renderers, never UnrepresentableValue: nothing may be
+    put into `special`, which holds whole values."""
     if protection.is_hidden:
         read = _read_over if protection.action is Protect.DROP else _read_null
         return Codec(_encode_null, _encode_null, None, read, read)

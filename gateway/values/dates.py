@@ -1,8 +1,9 @@
-"""date, time, timestamp, timestamptz, timetz: microseconds or days of the Unix epoch, UTC.
+"""date, time, timestamp, timestamptz, timetz, interval: microseconds or days since the Unix epoch,
+UTC; intervals are text.
 
 Binary: int32 days, int64 microseconds since 2000-01-01 (`date.c`, `timestamp.c`); the extremes are
--infinity and infinity. Years 1 to 9999 are Avro values: what stock readers (Python's datetime among
-them) can hold. The rest is special.
+-infinity and infinity. Years 1 to 9999 are Avro values: common readers (Python's datetime among
+them) can hold these. All others are special values.
 """
 
 from __future__ import annotations
@@ -32,10 +33,9 @@ _FIRST_MICROS: Final = _FIRST_DAY * _DAY_MICROS
 _LAST_MICROS: Final = (_LAST_DAY + 1) * _DAY_MICROS - 1
 _FOUR_CHUNKS_LOW: Final = CHUNK
 _FOUR_CHUNKS_HIGH: Final = CHUNK * CHUNK
-"""What follows the lowest two chunks of a timestamp is between these from 1970-01-26 to the year
-3111."""
+"""A timestamp without its two lowest chunks is between these from 1970-01-26 to the year 3111."""
 _PG_EPOCH_REST: Final = _PG_EPOCH_MICROS >> HALF_BITS
-"""Behind its lowest HALF_BITS, which are 0."""
+"""_PG_EPOCH_MICROS without its lowest HALF_BITS bits, which are 0."""
 
 _DATE = re.compile(rb"(\d{4})-(\d\d)-(\d\d)")
 _CLOCK = re.compile(rb"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
@@ -44,7 +44,8 @@ _REMEMBERED_MINUTES: Final = 4096
 
 
 class _Minutes(dict[bytes, int]):
-    """`yyyy-mm-dd hh:mm:` -> microseconds; rows of one time share few minutes."""
+    """`yyyy-mm-dd hh:mm:` -> microseconds; rows written at about the same time share few
+    minutes."""
 
     def __missing__(self, text: bytes) -> int:
         micros = _days_of_text(text[:10]) * _DAY_MICROS + _MINUTES_OF_DAY[text[11:]]
@@ -60,8 +61,8 @@ _SECONDS: Final = {b"%02d" % second: second * 1_000_000 for second in range(60)}
 
 
 def _days_of_text(text: bytes) -> int:
-    """Days since 1970-01-01. Special: whatever is not yyyy-mm-dd (infinity, BC, five digits of
-    year)."""
+    """Return days since 1970-01-01. Raises UnrepresentableValue for anything but yyyy-mm-dd
+    (infinity, BC, five digits of year)."""
     match = _DATE.fullmatch(text)
     if match is None:
         raise UnrepresentableValue
@@ -102,20 +103,21 @@ def _micros_of_clock(text: bytes) -> int:
 
 
 def timestamp_from_text(value: bytes) -> bytes:
-    """`yyyy-mm-dd hh:mm:ss[.ffffff]`. Special: infinity, BC, years beyond 9999."""
+    """Encode `yyyy-mm-dd hh:mm:ss[.ffffff]`. Raises UnrepresentableValue for infinity, BC, years
+    after 9999."""
     try:
         micros = _minutes[value[:17]] + _SECONDS[value[17:19]]
     except KeyError:
         raise UnrepresentableValue from None
     if len(value) > 19:
-        if value[19] != 46 or not value[20:].isdigit():  # '.'; else a fifth digit of the year, or BC
+        if value[19] != 46 or not value[20:].isdigit():  # '.'; otherwise a fifth digit of the year, or BC
             raise UnrepresentableValue
         micros += int(value[20:].ljust(6, b"0"))
     return encode_some_long(micros)
 
 
 def timestamptz_from_text(value: bytes) -> bytes:
-    """The same with an offset, `+00` as the session's time zone is UTC."""
+    """Encode a timestamp with an offset, which is `+00` because the session's time zone is UTC."""
     if value[-3:] == b"+00":
         return timestamp_from_text(value[:-3])
     return _timestamptz_with_offset(value)
@@ -135,13 +137,13 @@ def _timestamptz_with_offset(value: bytes) -> bytes:
 
 
 def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
-    """timestamptz in UTC where it lies, three parts; whatever is not `yyyy-mm-dd
-    hh:mm:ss[.ffffff]+00` goes the general way."""
+    """Read a timestamptz in UTC without slicing it first; append three parts. Anything but
+    `yyyy-mm-dd hh:mm:ss[.ffffff]+00` is left to `timestamptz_from_text`."""
     if data[position] == KIND_TEXT:
         length: int = read_i32_be(data, position + 1)
         start = position + 5
         end = start + (length & UNSIGNED)
-        # Its length first: compiled, a slice whose end lies before its start is an error.
+        # Check the length first: compiled, a slice whose end lies before its start is an error.
         if length < 22 or data[end - 3 : end] != b"+00":
             parts += (timestamptz_from_text(data[start:end]), NOTHING, NOTHING)
             return end
@@ -179,7 +181,7 @@ def timestamp_from_binary(value: bytes) -> bytes:
 
 
 def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
-    """timestamp and timestamptz, three parts."""
+    """Read a timestamp or timestamptz; append three parts."""
     if data[position] == KIND_BINARY:
         since_2000: int = read_i64_be(data, position + 5)
         rest = (since_2000 >> HALF_BITS) + _PG_EPOCH_REST
@@ -201,7 +203,7 @@ def read_timestamp(data: bytes, position: int, parts: Parts) -> int:
     raise SlowPathNeeded
 
 
-# Binary -> the server's own text (DateStyle ISO, TimeZone UTC), for special values and for ranges.
+# Binary -> the server's own text (DateStyle ISO, TimeZone UTC), for special values and for ranges
 
 _INFINITE_DAYS: Final = {(1 << 31) - 1: b"infinity", -(1 << 31): b"-infinity"}
 _INFINITE_MICROS: Final = {(1 << 63) - 1: b"infinity", -(1 << 63): b"-infinity"}
@@ -220,7 +222,7 @@ def render_time(value: bytes) -> bytes:
 
 
 def render_timetz(value: bytes) -> bytes:
-    """The zone is in seconds *west* of Greenwich."""
+    """Render a timetz, whose zone is in seconds *west* of Greenwich."""
     micros, west = _TIMETZ.unpack(value)
     return _clock(micros) + _offset(-west)
 
@@ -248,7 +250,7 @@ def _clock(micros: int) -> bytes:
 
 
 def _offset(east: int) -> bytes:
-    """EncodeTimezone: minutes and seconds only where there are any."""
+    """Do what EncodeTimezone does: minutes and seconds are only written if they are not zero."""
     seconds = abs(east)
     text = b"%c%02d" % (b"+" if east >= 0 else b"-", seconds // 3600)
     if seconds % 3600:
@@ -257,10 +259,10 @@ def _offset(east: int) -> bytes:
 
 
 def _calendar(days: int) -> tuple[bytes, bool]:
-    """Days since 2000-01-01 -> ISO date in the proleptic Gregorian calendar, and whether it is BC
-    (`datetime.c`, j2date)."""
-    # Days since 0000-03-01 by eras of 400 years (H. Hinnant, "chrono-Compatible Low-Level Date
-    # Algorithms").
+    """Convert days since 2000-01-01 to an ISO date in the proleptic Gregorian calendar, and whether
+    it is BC (`datetime.c`, j2date)."""
+    # Count days since 0000-03-01 in eras of 400 years (H. Hinnant, "chrono-Compatible Low-Level
+    # Date Algorithms").
     era, day_of_era = divmod(days + 730_425, 146_097)
     year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
@@ -280,8 +282,8 @@ _INFINITE: Final = {
 
 
 def render_interval(value: bytes) -> bytes:
-    """EncodeInterval in `datetime.c`: each part has its own sign; seconds and their fraction share
-    one."""
+    """Do what EncodeInterval in `datetime.c` does: each part has its own sign; seconds and their
+    fraction share one."""
     micros, days, months = _INTERVAL.unpack(value)
     if (micros, days, months) in _INFINITE:
         return _INFINITE[micros, days, months]
@@ -307,6 +309,6 @@ def _interval_clock(micros: int) -> str:
 
 
 def _truncated(number: int, divisor: int) -> tuple[int, int]:
-    """C's division, towards zero."""
+    """Divide as C does, towards zero."""
     quotient, rest = divmod(abs(number), divisor)
     return (-quotient, -rest) if number < 0 else (quotient, rest)

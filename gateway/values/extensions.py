@@ -12,7 +12,8 @@ _HEADER = struct.Struct("!hh").unpack_from
 
 
 def render_hstore(value: bytes) -> bytes:
-    """hstore_send: count, then key and value, each with its length; -1 for NULL."""
+    """Render a value of hstore_send: count, then key and value, each with its length; -1 for
+    NULL."""
     place = 4
     pairs = []
     for _ in range(_INT4(value)[0]):
@@ -33,7 +34,7 @@ def _string(value: bytes, place: int) -> tuple[bytes, int]:
 
 
 def render_vector(value: bytes) -> bytes:
-    """pgvector: dimensions, an unused word, float4 values."""
+    """Render a value of pgvector: dimensions, an unused word, float4 values."""
     dimensions, unused = _HEADER(value)
     if unused or len(value) != 4 + dimensions * 4:
         raise NotRenderable("vector header")

@@ -1,4 +1,4 @@
-"""float4 and float8: Avro's float and double, little-endian; NaN and the infinities are legal
+"""float4 and float8: Avro's float and double, little-endian; NaN and the infinities are valid
 there."""
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ _NAN8: Final = b"\2" + struct.pack("<d", math.nan)
 
 
 def float8_from_text(value: bytes) -> bytes:
-    """Python parses 'NaN', 'Infinity' and '-Infinity' as the server writes them."""
+    """Encode a text. Python parses 'NaN', 'Infinity' and '-Infinity' as the server writes them."""
     return b"\2" + struct.pack("<d", float(value))
 
 
 def float8_from_binary(value: bytes) -> bytes:
-    """One NaN for all: the text form does not tell them apart."""
+    """Encode a binary value. All NaNs become the same one, as the text form does not distinguish
+    them."""
     number = _FLOAT8.unpack(value)[0]
     return b"\2" + value[::-1] if number == number else _NAN8
 
 
 def float4_from_text(value: bytes) -> bytes:
-    """The text is the shortest that gives this float4 again, so going through a double is exact but
-    in a tie, which is tried."""
+    """Encode a text. It is the shortest that gives this float4 again, so converting it via a double
+    is exact, except in a tie, which is checked."""
     number = float(value)
     packed = struct.pack("<f", number)
     if number == number and not math.isinf(number):
@@ -36,8 +37,8 @@ def float4_from_text(value: bytes) -> bytes:
 
 
 def _untie(value: bytes, number: float, packed: bytes) -> bytes:
-    """A double half-way between two float4 has lost on which side the text was; ask the text
-    itself."""
+    """Return the nearer float4 for a double half-way between two of them: the double does not show
+    on which side the text was, so the text itself is compared."""
     low = struct.unpack("<f", packed)[0]
     if low == number:
         return packed
@@ -57,8 +58,8 @@ def float4_from_binary(value: bytes) -> bytes:
 
 
 def render_float8(value: bytes) -> bytes:
-    """`float8out`: the shortest digits that read back as the same value; an exponent from 1e+15 on
-    and below 1e-4."""
+    """Do what `float8out` does: the shortest digits that read back as the same value; an exponent
+    from 1e+15 on and below 1e-4."""
     number: float = _FLOAT8.unpack(value)[0]
     unlike_numbers = _NOT_FINITE.get(repr(number))
     if unlike_numbers is not None:
@@ -66,19 +67,19 @@ def render_float8(value: bytes) -> bytes:
     shortest = repr(number)
     digits, exponent = _split(shortest)
     if (len(digits) > 15 or exponent > 15) and _is_half_way(shortest, number):
-        # The server's algorithm (Ryu in d2s.c) does not take a decimal on the very edge of the
-        # interval, as 1e23 is.
+        # The server's algorithm (Ryu in d2s.c) rejects a decimal on the very edge of the interval,
+        # such as 1e23.
         digits, exponent = _digits_inside(number, len(digits) + 1)
     return _layout(number, digits, exponent, 15)
 
 
 def render_float4(value: bytes) -> bytes:
-    """`float4out`: an exponent from 1e+06 on and below 1e-4."""
+    """Do what `float4out` does: an exponent from 1e+06 on and below 1e-4."""
     number: float = _FLOAT4.unpack(value)[0]
     unlike_numbers = _NOT_FINITE.get(repr(number))
     if unlike_numbers is not None:
         return unlike_numbers
-    texts = (f"{number:.{precision}e}" for precision in range(9))  # 9 digits tell any two float4 apart
+    texts = (f"{number:.{precision}e}" for precision in range(9))  # 9 digits distinguish any two float4
     digits, exponent = _split(next(text for text in texts if _is_this_float4(text, number)))
     return _layout(number, digits, exponent, 6)
 
@@ -87,7 +88,7 @@ _NOT_FINITE: Final = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
 
 
 def _is_this_float4(text: str, number: float) -> bool:
-    """`text` lies strictly nearer to `number` than to its neighbours among float4."""
+    """Return whether `text` is strictly nearer to `number` than to its neighbours among float4."""
     bits = struct.unpack("<I", struct.pack("<f", abs(number)))[0]
     exact, middle = abs(Fraction(text)), Fraction(abs(number))
     above = struct.unpack("<f", struct.pack("<I", bits + 1))[0]
@@ -108,12 +109,13 @@ def _is_half_way(text: str, number: float) -> bool:
 
 
 def _digits_inside(number: float, digit_count: int) -> tuple[str, int]:
-    texts = (f"{number:.{count - 1}e}" for count in range(digit_count, 18))  # 17 digits tell any two doubles apart
+    texts = (f"{number:.{count - 1}e}" for count in range(digit_count, 18))  # 17 digits distinguish any two doubles
     return _split(next(text for text in texts if float(text) == number and not _is_half_way(text, number)))
 
 
 def _split(text: str) -> tuple[str, int]:
-    """Significant digits without zeros at either end, and the decimal exponent of the first."""
+    """Return the significant digits without zeros at either end, and the decimal exponent of the
+    first."""
     mantissa, _, exponent = text.lstrip("-").partition("e")
     whole, _, fraction = mantissa.partition(".")
     digits = whole + fraction
@@ -124,7 +126,7 @@ def _split(text: str) -> tuple[str, int]:
 
 
 def _layout(number: float, digits: str, exponent: int, first_scientific: int) -> bytes:
-    """to_chars in d2s.c and f2s.c."""
+    """Do what to_chars does in d2s.c and f2s.c."""
     if exponent < -4 or exponent >= first_scientific:
         text = digits[0] + ("." + digits[1:] if len(digits) > 1 else "") + f"e{exponent:+03d}"
     elif exponent < 0:

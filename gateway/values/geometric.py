@@ -1,5 +1,5 @@
-"""Points and what is made of them: text from binary (`geo_ops.c`). Every number is a float8,
-written as `float8out` does."""
+"""Points and the types made of them: text from binary (`geo_ops.c`). Every number is a float8,
+written as by `float8out`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _numbers(value: bytes) -> list[bytes]:
 
 
 def _points(value: bytes) -> bytes:
-    """Points with commas between: `(1,2),(3,4)`."""
+    """Return the points separated by commas: `(1,2),(3,4)`."""
     numbers = _numbers(value)
     if len(numbers) % 2:
         raise ValueError("a point without its second number")
@@ -25,7 +25,7 @@ def _points(value: bytes) -> bytes:
 
 
 def render_points(value: bytes) -> bytes:
-    """point and box."""
+    """Render a point or a box."""
     return _points(value)
 
 
@@ -43,13 +43,13 @@ def render_circle(value: bytes) -> bytes:
 
 
 def render_path(value: bytes) -> bytes:
-    """A byte: closed; int32: number of points."""
+    """Render a path: a byte (closed), int32 number of points, the points."""
     _check_count(value, 1)
     return (b"(%b)" if value[0] else b"[%b]") % _points(value[5:])
 
 
 def render_polygon(value: bytes) -> bytes:
-    """int32: number of points."""
+    """Render a polygon: int32 number of points, the points."""
     _check_count(value, 0)
     return b"(%b)" % _points(value[4:])
 

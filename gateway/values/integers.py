@@ -87,7 +87,7 @@ def render_uint8(value: bytes) -> bytes:
 
 
 def uint8_from_text(value: bytes) -> bytes:
-    """xid8: counts in 64 bits without a sign, Avro's long has one."""
+    """Encode an xid8: it is an unsigned number of 64 bits, Avro's long is signed."""
     number = int(value)
     if number > _MAX_LONG:
         raise UnrepresentableValue
@@ -101,8 +101,8 @@ def uint8_from_binary(value: bytes) -> bytes:
     return encode_some_long(number)
 
 
-# Readers of the everyday types: `encode_some_long` is written out because a call costs as much as
-# the work.
+# Readers of the everyday types: `encode_some_long` is inlined because a call costs as much as the
+# work.
 
 
 def read_bool(data: bytes, position: int, parts: Parts) -> int:
@@ -187,7 +187,8 @@ def read_int_text(data: bytes, position: int, parts: Parts) -> int:
 
 
 def read_integers_side_by_side(one: Reader, code: str, count: int) -> Reader:
-    """By one struct (`code` is its letter) where no column is NULL, else by `one`."""
+    """Return a reader of `count` columns: by one struct (`code` is its letter) if no column is
+    NULL, else by `one`."""
     width = 5 + struct.calcsize(f"!{code}")
     unpack = struct.Struct("!" + f"5x{code}" * count).unpack_from
     kinds = bytes([KIND_BINARY]) * count
@@ -210,8 +211,7 @@ def read_integers_side_by_side(one: Reader, code: str, count: int) -> Reader:
     return read
 
 
-# -- without a union: columns that are NOT NULL, in Debezium's dialect
-# -----------------------------------------------------
+# Readers without a union, for columns that are NOT NULL in Debezium's format
 
 
 def read_required_int4(data: bytes, position: int, parts: Parts) -> int:

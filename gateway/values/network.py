@@ -15,7 +15,8 @@ _IPV6: Final = 3
 
 
 def render_inet(value: bytes) -> bytes:
-    """The prefix length is written where it is not the whole address, and always for cidr."""
+    """Render an inet or cidr. The prefix length is written if it is shorter than the address, and
+    always for cidr."""
     family, prefix_bits, is_cidr, length = value[:4]
     address = value[4:]
     if len(address) != length or (family, length) not in ((_IPV4, 4), (_IPV6, 16)):
@@ -25,8 +26,8 @@ def render_inet(value: bytes) -> bytes:
 
 
 def _ipv6(address: bytes) -> str:
-    """inet_net_ntop_ipv6: the longest run of two or more zero words is `::`; IPv4 within IPv6 keeps
-    its dots."""
+    """Do what inet_net_ntop_ipv6 does: the longest run of two or more zero words is `::`; IPv4
+    within IPv6 keeps its dots."""
     words = [int.from_bytes(address[at : at + 2]) for at in range(0, 16, 2)]
     start, length = _longest_zeros(words)
     dotted = start == 0 and (length == 6 or (length == 7 and words[7] != 1) or (length == 5 and words[5] == 0xFFFF))
@@ -43,7 +44,7 @@ def _ipv6(address: bytes) -> str:
 
 
 def _longest_zeros(words: list[int]) -> tuple[int, int]:
-    """(start, length) of the first longest run of zero words; length 0 where none has two."""
+    """Return (start, length) of the first longest run of zero words; length 0 if no run has two."""
     best, start = (-1, 0), 0
     for at, word in enumerate([*words, 1]):
         if word:
@@ -54,5 +55,5 @@ def _longest_zeros(words: list[int]) -> tuple[int, int]:
 
 
 def render_macaddr(value: bytes) -> bytes:
-    """Six or eight bytes."""
+    """Render six or eight bytes."""
     return value.hex(":").encode()

@@ -1,4 +1,4 @@
-"""numeric: as a decimal of the column's scale, and as text.
+"""numeric: as a decimal of the column's scale, and as text. money: as text.
 
 Binary form (`numeric.c`, numeric_send): digit count, weight, sign, dscale as int16, then digits in
 base 10,000.
@@ -24,21 +24,22 @@ _NOT_A_NUMBER: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity
 
 
 def _encode_unscaled(unscaled: int) -> bytes:
-    """Branch 1 and the shortest two's complement, big-endian (Avro specification, "Decimal")."""
+    """Return branch 1 and the shortest two's complement, big-endian (Avro specification,
+    "Decimal")."""
     length = ((unscaled if unscaled >= 0 else ~unscaled).bit_length() >> 3) + 1
     return SOME_SMALL[length] + unscaled.to_bytes(length, "big", signed=True)
 
 
 _SHORT: Final = 1 << 15
 _SOME_SHORT: Final = tuple(_encode_unscaled(unscaled) for unscaled in range(_SHORT))
-"""What two bytes hold."""
+"""The encodings of non-negative numbers that fit into two bytes."""
 _THREE_BYTES_END: Final = 1 << 23
 _PACK_THREE_BYTES: Final = struct.Struct("!BI").pack
 
 
 def decimal_from_text(precision: int, scale: int) -> Encode:
-    """Of numeric(precision, scale), whose text always has exactly `scale` digits after the point.
-    Special: NaN, infinity."""
+    """Return the encoder for the text of numeric(precision, scale), which always has exactly
+    `scale` digits after the point. Raises UnrepresentableValue for NaN and infinity."""
     limit = 10**precision
     point = -scale - 1
 
@@ -60,8 +61,8 @@ def decimal_from_text(precision: int, scale: int) -> Encode:
 
 
 def decimal_from_binary(precision: int, scale: int) -> Encode:
-    """The same from binary. Special also where a digit would be lost, which the type's own scale
-    rules out."""
+    """Return the encoder for the binary form of numeric(precision, scale). Raises
+    UnrepresentableValue also if a digit would be lost, which the type's own scale rules out."""
     limit = 10**precision
 
     def encode(value: bytes) -> bytes:
@@ -86,8 +87,8 @@ def decimal_from_binary(precision: int, scale: int) -> Encode:
 
 
 def read_decimal(precision: int, scale: int) -> Reader:
-    """Fast for values of up to three base-10,000 digits, 8 to 12 decimal ones: the header tells
-    what to do with them."""
+    """Return a reader that is fast for values of up to three base-10,000 digits, 8 to 12 decimal
+    ones: their header determines how they are converted."""
     encode = decimal_from_binary(precision, scale)
     limit = 10**precision
     layouts = _layouts(precision, scale)
@@ -131,8 +132,8 @@ def read_decimal(precision: int, scale: int) -> Reader:
 
 
 def _layouts(precision: int, scale: int) -> dict[int, tuple[int, bool, int, int]]:
-    """Header -> how many digits, whether negative, and what the digits' number is multiplied with
-    and divided by."""
+    """Map each such header to the number of digits, whether the value is negative, and the factor
+    and the divisor of the number that the digits form."""
     layouts = {scale: (0, False, 1, 1)}  # zero has no digits
     for sign in (0, _NEGATIVE):
         for count in (1, 2, 3):
@@ -144,7 +145,7 @@ def _layouts(precision: int, scale: int) -> dict[int, tuple[int, bool, int, int]
 
 
 def render_numeric(value: bytes) -> bytes:
-    """`numeric_out`: all integer digits, and exactly dscale digits after the point."""
+    """Do what `numeric_out` does: all integer digits, and exactly dscale digits after the point."""
     count, weight, sign, dscale = _HEADER(value)
     if sign in _NOT_A_NUMBER:
         return _NOT_A_NUMBER[sign]
@@ -167,7 +168,8 @@ _MOST_DIGITS: Final = 19
 
 
 def money_renderer(outputs: Sequence[str]) -> Render | None:
-    """None where the server writes something else than expected."""
+    """Return the renderer of money, derived from the server's own `outputs`; None if they are not
+    as expected."""
     if len(outputs) != 3:
         return None
     positive, negative, zero = (_DIGIT.split(output.encode()) for output in outputs)

@@ -1,7 +1,7 @@
 """Ranges and multiranges: text from binary (`rangetypes.c`, `multirangetypes.c`).
 
-A range is a byte of flags, then the bounds that it has, each with its length; a multirange a count,
-then ranges with theirs.
+A range is a byte of flags, then the bounds that it has, each with its length; a multirange is a
+count, then ranges with their lengths.
 """
 
 from __future__ import annotations

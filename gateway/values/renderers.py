@@ -1,8 +1,8 @@
 """Binary form -> the server's own text, for each type whose text can be written exactly from its
 binary form.
 
-A type that is not here has no binary decoder: what an extension brings that is not named below, and
-the server's own statistics (pg_mcv_list and its kind).
+A type that is not listed here has no binary decoder: types of extensions that are not named below,
+and the server's own statistics (pg_mcv_list and similar).
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _EXTENSION: Final[dict[tuple[str, str], Render]] = {
 
 
 def renderer(facts: TypeFacts) -> Render | None:
-    """None where the text cannot be written from the binary form."""
+    """Return the renderer of a type; None if its text cannot be written from the binary form."""
     if not facts.sends_binary:
         return None
     if facts.kind is Kind.BASE:

@@ -1,10 +1,10 @@
-"""The readers of a whole row: where the parts of a column are, and neighbours of one type read in
-one call.
+"""Readers of a whole row. They know where the parts of a column are, and read neighbouring columns
+of one type in one call.
 
-A run does what its type's reader does with the values that nearly all columns have, and leaves the
-others to that reader. Measured in runs of 8 and 12, plain Python: an integer takes 0.05 to 0.10 us
-instead of 0.10 to 0.15, a text 0.13 instead of 0.16. A NULL among 10 integers costs the run 0.15 us
-more than it had taken column by column.
+Such a run does what its type's reader does, for the values that nearly all columns have, and leaves
+the others to that reader. Measured in runs of 8 and 12, plain Python: an integer takes 0.05 to 0.10
+us instead of 0.10 to 0.15, a text 0.13 instead of 0.16. A NULL among 10 integers costs the run 0.15
+us more than reading column by column.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from gateway.values.column_readers import Parts, Reader, read_bytes, read_bytes_
 from gateway.values.integers import read_int2, read_int4, read_int8, read_integers_side_by_side
 
 _SHORTEST_RUN: Final = 4
-"""Three neighbours take as long either way."""
+"""Three neighbours take the same time either way."""
 
 
 class RowReaders:
-    """`columns`: a reader for each. `runs`: fewer, that append the same. `nulls`: what each
-    column's appends for NULL, as many parts as for any value."""
+    """The readers of a row's columns. `columns`: a reader for each column. `runs`: fewer readers
+    that append the same. `nulls`: the parts that each column appends for NULL, as many as for any
+    value."""
 
     def __init__(self, columns: Iterable[Reader], like: RowReaders | None = None) -> None:
-        """`like`: readers that append as many parts, where some of these take no NULL."""
+        """`like`: RowReaders that append as many parts, needed if some of `columns` accept no
+        NULL."""
         self.columns = tuple(columns)
         self.runs = tuple(_in_runs(self.columns))
         self.nulls: tuple[tuple[bytes, ...], ...] = (
@@ -37,7 +39,7 @@ class RowReaders:
         self._places = tuple(accumulate(map(len, self.nulls), initial=0))
 
     def parts_of(self, columns: Iterable[int]) -> tuple[int, ...]:
-        """Indexes of the parts of these columns, by their indexes."""
+        """Return the indexes of the parts of these columns, given by their indexes."""
         return tuple(part for column in columns for part in range(self._places[column], self._places[column + 1]))
 
 
@@ -61,7 +63,7 @@ _RUNS: dict[Reader, Callable[[int], Reader]] = {
 }
 if (
     not is_compiled()
-):  # pragma: no branch - compiled there is no coverage. Compiled, calls cost less than the struct's tuple
+):  # pragma: no branch - no coverage is measured when compiled; calls then cost less than the struct's tuple
     _RUNS |= {
         read_int2: partial(read_integers_side_by_side, read_int2, "h"),
         read_int4: partial(read_integers_side_by_side, read_int4, "i"),

@@ -1,18 +1,19 @@
-"""How an encoder says that a value needs more than its column's Avro type."""
+"""Exceptions by which an encoder reports that a value does not fit its column's Avro type, and the
+text that is sent instead."""
 
 from __future__ import annotations
 
 
 class UnrepresentableValue(Exception):
-    """The Avro type cannot hold the value: the row travels with null there and the text in
-    `special`. Rare, so an exception."""
+    """The Avro type cannot hold the value: the row has null there and PostgreSQL's text in
+    `special`. This is rare, hence an exception."""
 
 
 def check_text(value: bytes) -> None:
-    """Special where the text is not UTF-8. The server checks what clients send, but not what a
-    function written in C makes, nor what a binary-coercible cast from bytea lets through, nor
-    (before 16) a cast from "char"; and it does not look again when it sends, as client_encoding is
-    the database's."""
+    """Raise UnrepresentableValue if the text is not UTF-8. The server checks what clients send, but
+    not the results of functions written in C, of a binary-coercible cast from bytea, or (before 16)
+    of a cast from "char"; and it does not check again when it sends, as client_encoding is the
+    database's encoding."""
     try:
         value.decode()
     except UnicodeDecodeError:
@@ -20,9 +21,9 @@ def check_text(value: bytes) -> None:
 
 
 def special_text(text: bytes) -> bytes:
-    """PostgreSQL's text as an Avro string: itself, or where it is not UTF-8 its bytes in
-    hexadecimal behind `\\x` and a zero character. No text of PostgreSQL holds a zero character, so
-    that this is never taken for one, and two keys stay two."""
+    """Return PostgreSQL's text as an Avro string: unchanged, or if it is not UTF-8, a zero
+    character, `\\x` and its bytes in hexadecimal. No text of PostgreSQL contains a zero character,
+    so the result cannot be mistaken for one, and different keys remain different."""
     try:
         text.decode()
     except UnicodeDecodeError:
@@ -31,5 +32,5 @@ def special_text(text: bytes) -> bytes:
 
 
 class NotRenderable(Exception):
-    """Binary data of a type that has no renderer, or whose facts have changed since: only the
-    server can write its text."""
+    """The binary value is of a type that has no renderer, or whose facts have changed since: only
+    the server can write its text."""

@@ -1,4 +1,5 @@
-"""pg_lsn, tid, snapshots of transaction ids, int2vector and oidvector: text from binary."""
+"""pg_lsn, tid, snapshots of transaction ids, int2vector, oidvector and reg* types: text from
+binary."""
 
 from __future__ import annotations
 
@@ -20,12 +21,12 @@ def render_pg_lsn(value: bytes) -> bytes:
 
 
 def render_tid(value: bytes) -> bytes:
-    """(block, offset)."""
+    """Render (block, offset)."""
     return b"(%d,%d)" % _TID.unpack(value)
 
 
 def render_snapshot(value: bytes) -> bytes:
-    """pg_snapshot and txid_snapshot: xmin:xmax:running."""
+    """Render a pg_snapshot or txid_snapshot: xmin:xmax:running."""
     count, xmin, xmax = _SNAPSHOT(value)
     running = [xid for (xid,) in _XID8(value[20:])]
     if len(running) != count:
@@ -42,7 +43,7 @@ def render_oidvector(value: bytes) -> bytes:
 
 
 def _render_vector(value: bytes, layout: str) -> bytes:
-    """Sent as an array with lower bound 0, written as numbers with spaces between."""
+    """Render numbers separated by spaces; they are sent as an array with lower bound 0."""
     if _VECTOR_HEADER(value.ljust(20, b"\0"))[0] == 0:
         return b""
     return b" ".join(b"%d" % number for _, number in struct.iter_unpack(layout, value[20:]))
@@ -52,7 +53,7 @@ _OID = struct.Struct("!I").unpack
 
 
 def names_renderer(outputs: Sequence[str]) -> Render:
-    """`outputs`: oid, a space and the name."""
+    """Return the renderer of a reg* type. `outputs`: oid, a space and the name of each object."""
     names = {int(oid): name.encode() for oid, _, name in (output.partition(" ") for output in outputs)}
 
     def render(value: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Types whose values are text already, and bytea, uuid, "char", json and what is sent as a version
+"""Types whose values are text already, and bytea, bit, uuid, "char", and those sent as a version
 byte and text."""
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from gateway.values.column_readers import some_bytes, some_text
 from gateway.values.special_values import NotRenderable
 
 VERSION = 1
-"""jsonb, jsonpath, ltree and lquery put it before their text."""
+"""Version byte that jsonb, jsonpath, ltree and lquery send before their text."""
 
 
 def bytea_from_text(value: bytes) -> bytes:
-    """bytea_output is pinned to hex: `\\x` and two digits a byte."""
+    """Encode a bytea. bytea_output is pinned to hex: `\\x` and two digits a byte."""
     return some_bytes(bytes.fromhex(value[2:].decode("ascii")))
 
 
@@ -23,7 +23,7 @@ def render_bytea(value: bytes) -> bytes:
 
 
 def quoted(text: bytes, needs_quotes: re.Pattern[bytes]) -> bytes:
-    """A part of a composite or of a range."""
+    """Return a part of a composite or range, in quotes if needed."""
     if needs_quotes.search(text) is None:
         return text
     return b'"%b"' % text.replace(b"\\", b"\\\\").replace(b'"', b'""')
@@ -49,8 +49,8 @@ def uuid_from_binary(value: bytes) -> bytes:
 
 
 def render_char(value: bytes) -> bytes:
-    """The one-byte type "char" (`char.c`, charout): a zero byte is empty text, bytes above 127 are
-    octal since 16."""
+    """Render the one-byte type "char" (`char.c`, charout): a zero byte is empty text, bytes above
+    127 are octal since 16."""
     byte = value[0] if value else 0
     if byte > 127:
         return b"\\%03o" % byte
@@ -58,7 +58,8 @@ def render_char(value: bytes) -> bytes:
 
 
 def char_from_text(value: bytes) -> bytes:
-    """Before 16 the server sends a byte above 127 as it is, which is no UTF-8."""
+    """Encode a "char". Before 16 the server sends a byte above 127 unchanged, which is not
+    UTF-8."""
     return some_text(render_char(value) if len(value) == 1 else value)
 
 

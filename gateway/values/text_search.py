@@ -21,7 +21,7 @@ _WEIGHTS_OF_OPERAND: Final = ((8, b"A"), (4, b"B"), (2, b"C"), (1, b"D"))
 
 
 def render_tsvector(value: bytes) -> bytes:
-    """`'lexeme':1A,2`; quotes and backslashes are doubled."""
+    """Render `'lexeme':1A,2`; quotes and backslashes are doubled."""
     place = 4
     lexemes = []
     for _ in range(_COUNT(value)[0]):
@@ -39,8 +39,8 @@ def render_tsvector(value: bytes) -> bytes:
 
 
 def render_tsquery(value: bytes) -> bytes:
-    """`'a' & ( 'b':*A | !'c' )`, as `infix` of `tsquery.c` writes it. Nodes are put together from
-    the last to the first, so that no depth is too deep."""
+    """Render `'a' & ( 'b':*A | !'c' )`, as `infix` of `tsquery.c` does. Nodes are assembled from
+    the last to the first, without recursion, so the depth is not limited."""
     nodes, place = [], 4
     for _ in range(_COUNT(value)[0]):
         node, place = _node(value, place)
@@ -63,7 +63,7 @@ def render_tsquery(value: bytes) -> bytes:
 
 
 def _node(value: bytes, place: int) -> tuple[tuple[int, bytes], int]:
-    """(operator, or 0 for an operand; its text), and the place of the next node."""
+    """Return (operator, or 0 for an operand; its text), and the place of the next node."""
     if value[place] == _OPERAND:
         weight, is_prefix = value[place + 1], value[place + 2]
         end = value.index(0, place + 3)
@@ -82,8 +82,8 @@ def _node(value: bytes, place: int) -> tuple[tuple[int, bytes], int]:
 
 
 def _within(operand: tuple[int, bytes], parent: int, *, is_right_of_phrase: bool) -> bytes:
-    """In parentheses where it binds less than the operator above it; a phrase depends on its
-    order."""
+    """Return the operand, in parentheses if it binds less tightly than the operator above it. For a
+    phrase, the order of its operands matters."""
     operator, text = operand
     if operator and (_PRIORITY[operator] < _PRIORITY[parent] or (operator == _PHRASE and is_right_of_phrase)):
         return b"( %b )" % text
