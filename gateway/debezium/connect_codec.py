@@ -45,8 +45,8 @@ _SAME: Final = frozenset({Form.BOOLEAN, Form.INTEGER, Form.FLOAT, Form.DOUBLE, F
 def connect_codec(column: ConnectColumn, *, in_key_tuple: bool = False) -> Codec:
     """Return the encoders of a column's values for its kind of field.
 
-    In a key tuple (`in_key_tuple`), a NULL of a required column is a value that was not sent, and is
-    written as `fallback_value`; elsewhere its reader raises SlowPathNeeded.
+    In a key tuple (`in_key_tuple`), a NULL of a required column is a value that was not sent, and
+    is written as `fallback_value`; elsewhere its reader raises SlowPathNeeded.
     """
     rule = column.protection
     plain = _codec(column.type) if rule is None else protected_codec(column.type.facts, rule)
@@ -107,7 +107,7 @@ def skip_column(data: bytes, position: int, parts: Parts) -> int:
 
 
 def encode_text(type_: ConnectType) -> Encode:
-    """Return the encoder of PostgreSQL text: Avro bytes, preceded by the index of union branch 1."""
+    """Return the encoder of PostgreSQL text: to Avro, preceded by the index of union branch 1."""
     return _from_text(type_)
 
 

@@ -2,9 +2,9 @@
 it, for consumers without Avro.
 
 The Avro bytes are read by functions that are composed once per schema. That takes several times as
-long as writing the Avro bytes, but keeps every rule of the dialect in one place: the JSON is derived
-from the Avro alone. Bytes and decimals are base64; NaN and infinities are strings, as Jackson
-writes them.
+long as writing the Avro bytes, but keeps every rule of the dialect in one place: the JSON is
+derived from the Avro alone. Bytes and decimals are base64; NaN and infinities are strings, as
+Jackson writes them.
 """
 
 from __future__ import annotations

@@ -305,8 +305,8 @@ class DebeziumMachine(TransactionMachine):
     def _track(
         self, transaction: Transaction, relation_oid: int, data: bytes, row: int, end: int, change_lsn: int
     ) -> None:
-        """Encode a change of a table under snapshot in Walgate's own dialect too, for its key, which
-        identifies the changed row; the record is discarded."""
+        """Encode a change of a table under snapshot in Walgate's own dialect too, for its key,
+        which identifies the changed row; the record is discarded."""
         version = self._active.get(relation_oid) or self._activate(relation_oid)
         changes = version.changes
         if changes is None:

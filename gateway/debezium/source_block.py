@@ -38,8 +38,8 @@ class SourceContext:
     """The parts of `source` that the rows of one transaction share. `last_commit_end_lsn` is 0 if
     it is not known. Times are microseconds since the Unix epoch.
 
-    A record's source is `head_of` the number of change_lsn's digits, the digits, `times`, the table,
-    `transaction`, the LSN, and `end`; `written` follows the operation.
+    A record's source is `head_of` the number of change_lsn's digits, the digits, `times`, the
+    table, `transaction`, the LSN, and `end`; `written` follows the operation.
     """
 
     __slots__ = (
