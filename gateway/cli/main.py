@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gateway.early_signals  # noqa: F401  # before what takes long to import
+import gateway.early_signals  # noqa: F401  # before the slow imports
 
 # isort: split
 import asyncio

@@ -103,7 +103,7 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
 
 
 def _without_answer(slot: str, board: StatusBoard, in_kafka: _InKafka) -> str:
-    """Return the value of `waiting for` if no gateway answers."""
+    """Return what the status waits for if no gateway answers."""
     pid = board.slot.active_pid if board.slot else None
     if pid:
         return f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but http.port is not set or does not answer"

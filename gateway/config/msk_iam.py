@@ -34,9 +34,8 @@ class MskTokens:
         """Return a token that is valid for several more minutes. Raises RetrySlowly if no AWS
         credentials are found or can be fetched now."""
         if time.time() >= self._good_until_s:
-            asking = (
-                self._asking
-            )  # one thread for all callers; after a timeout, the next caller may still use its result
+            # One thread serves all callers; after a timeout, the next caller may use its result.
+            asking = self._asking
             if asking is None:
                 asking = asyncio.create_task(asyncio.to_thread(self._signer.generate_auth_token, self._region))
                 asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())

@@ -172,7 +172,7 @@ FROM_TEXT: Final[dict[Form, Callable[[ConnectType], Encode]]] = {
 }
 
 
-# -- where there is no value
+# -- values that were not sent
 # -------------------------------------------------------------------------------------------
 
 _EMPTY: Final = b"\0"

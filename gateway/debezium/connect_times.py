@@ -50,7 +50,7 @@ _INFINITIES: Final = {b"infinity": INFINITY, b"-infinity": -INFINITY}
 _REMEMBERED: Final = 4096
 
 
-# -- what the server sends -> days and microseconds
+# -- text and binary values -> days and microseconds
 # ------------------------------------------------------------------
 
 
@@ -173,7 +173,7 @@ def _civil(days: int) -> tuple[int, int, int]:
     return year, month, day_of_year - (153 * shifted + 2) // 5 + 1
 
 
-# -- days and microseconds -> Avro: each takes what the functions above give
+# -- days and microseconds -> Avro: each takes the result of a function above
 # --------------------------------------------
 
 
@@ -295,7 +295,7 @@ def _clock_text(micros: int) -> bytes:
     return text + (b".%06d" % fraction).rstrip(b"0") if fraction else text
 
 
-# -- the everyday timestamptz where it lies
+# -- fast path: the usual timestamptz, read in place
 # ----------------------------------------------------------------------------
 
 
@@ -338,7 +338,7 @@ _ZEROS: Final = b"000000Z"
 def encode_moment_text(value: bytes) -> bytes:
     """Encode timestamptz in text as ZonedTimestamp of six digits. Text other than `yyyy-mm-dd
     hh:mm:ss[.ffffff]+00` takes the general function."""
-    # The length comes first: compiled, a slice that ends before it begins is an error.
+    # The length is checked first: when compiled, a slice that ends before it begins is an error.
     if len(value) >= 22 and value[-3:] == b"+00" and value[17:19] in _SECOND_TEXTS and value[10:11] == b" ":
         fraction = value[19:-3]
         if not fraction:

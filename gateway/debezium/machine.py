@@ -479,7 +479,7 @@ class DebeziumMachine(TransactionMachine):
         left_out = ExcludedMessage(xid, message.message_lsn, message.prefix[:_NAMED_PREFIX], message_bytes)
         self._message_topic.leave_out(left_out)
 
-    # -- what does not come in this dialect
+    # -- messages that are not received in this dialect
     # ---------------------------------------------------------------------------
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:

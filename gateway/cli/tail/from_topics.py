@@ -107,11 +107,8 @@ async def _follow_new(
 async def _shown(place: TopicPartition, record: Any, records: RecordRenderer) -> Shown:
     at = {"topic": place.topic, "partition": place.partition, "offset": record.offset}
     if record.value is not None and record.value[:1] != b"\0":
-        return {
-            "message": "Foreign",
-            **at,
-            "bytes": len(record.value),
-        }  # without Confluent's framing: not written by a gateway
+        # Without Confluent's framing, it was not written by a gateway.
+        return {"message": "Foreign", **at, "bytes": len(record.value)}
     try:
         shown = await records.show(record.value, record.key)
     except UnreadableRecord as error:
