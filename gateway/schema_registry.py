@@ -28,8 +28,8 @@ log = structlog.get_logger()
 def classified_schema_errors() -> Iterator[None]:
     """Convert errors of `schemas`. Raises Retry if the registry cannot be reached; RetrySlowly for
     missing privileges, another service that answers at its address, and requests that it refuses
-    for a reason of its own; StopForOperator if it refuses the schema itself. An incompatible schema
-    is logged, so that it can be registered by hand."""
+    for a reason of its own; UnwritableRelation if it refuses the schema itself. An incompatible
+    schema is logged, so that it can be registered by hand."""
     try:
         yield
     except RegistryUnavailable as error:

@@ -256,5 +256,5 @@ def _array(items: list[bytes]) -> bytes:
 
 
 def _name_uuid(name: bytes) -> UUID:
-    """Java's UUID.nameUUIDFromBytes: version 3 without a namespace."""
+    """Return the UUID of Java's UUID.nameUUIDFromBytes: version 3 without a namespace."""
     return UUID(bytes=md5(name, usedforsecurity=False).digest(), version=3)
