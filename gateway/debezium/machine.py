@@ -361,8 +361,11 @@ class DebeziumMachine(TransactionMachine):
         return []
 
     def _was_written(self, data: bytes, position: int, end: int, change_lsn: int) -> bool:
-        """Return whether the replaced connector wrote the change. Rows of one COPY may share an
-        LSN; as it is unknown how many of them it wrote, all are written again."""
+        """Return whether the replaced connector wrote the change.
+
+        The first row at the last written LSN is held back as written. If another one follows at the
+        same LSN, as in a COPY, it is unknown how many of them were written: all are written again.
+        """
         if change_lsn < self._written_lsn:
             return True
         if self._held is None:
