@@ -1,9 +1,9 @@
-"""A wheel gets the hot modules compiled (tools/compile_hot.py), beside their sources, wherever that
-can be done.
+"""Build hooks of Hatchling. A wheel contains the compiled hot modules (tools/compile_hot.py) in
+addition to their sources, if they can be compiled.
 
-`WALGATE_COMPILE=1`: it must be done. `WALGATE_COMPILE=0`: never, and the wheel is plain Python and
-runs everywhere. `WALGATE_PROJECT_URL`: the repository's address, by whoever publishes the wheel;
-its links are made of it.
+With `WALGATE_COMPILE=1` they must be compiled; with `WALGATE_COMPILE=0` they are not, and the wheel
+is plain Python and runs everywhere. `WALGATE_PROJECT_URL` is the repository's address, set by the
+publisher of the wheel, from which its links are made.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _WISHES = {"": True, "0": False, "1": True}
 
 
 class LinksHook(MetadataHookInterface):
-    """The links that a package index shows: none without the address of the repository."""
+    """Adds the links that a package index shows, if the repository's address is set."""
 
     def update(self, metadata: dict[str, Any]) -> None:
         if url := os.environ.get("WALGATE_PROJECT_URL", "").rstrip("/"):

@@ -1,9 +1,9 @@
-"""The program `walgate`, and `python -m walgate`: looks that its packages are its own, then runs
-`gateway.cli.main`.
+"""The program `walgate`, and `python -m walgate`: check that the packages found are Walgate's own,
+then run `gateway.cli.main`.
 
-`gateway` and `schemas` are common names. Another distribution's package, or a folder in front of
-the path, would end in an ImportError of something deep inside. `gateway`, `spark_consumer` and its
-program look too, and name it by `refuse` or `end`.
+`gateway` and `schemas` are common names. With another distribution's package, or a folder of that
+name earlier on the path, some import deep inside would fail with an ImportError. `gateway`,
+`spark_consumer` and its program check this too, and name the other package by `refuse` or `end`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def main() -> None:
 
 
 def refuse(module: ModuleType) -> NoReturn:
-    """For an import. While `python -m gateway.cli.main` is found, the one who reads this has
-    started a program."""
+    """Raise ImportError that names the other package. While Python still locates the module of
+    `python -m gateway.cli.main`, end the process instead, because a program was started."""
     if sys.argv[:1] == ["-m"]:
         end(module)
     raise ImportError(f"{_in_the_way(module)}; {_HINT}", name=module.__name__)
 
 
 def end(module: ModuleType) -> NoReturn:
-    """For a program."""
+    """End the program with a message that names the other package."""
     print(f"walgate: {_in_the_way(module)}\nhint: {_HINT}", file=sys.stderr)
     raise SystemExit(_EXIT_CONFIGURATION)
 

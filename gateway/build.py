@@ -1,5 +1,5 @@
-"""Which build of the hot modules runs: compiled by mypyc (tools/compile_hot.py), or plain Python,
-which does the same."""
+"""Which build of the hot modules runs: compiled by mypyc (tools/compile_hot.py), or plain Python.
+Both behave the same."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ def is_compiled() -> bool:
 
 
 def build_name() -> str:
-    """`compiled` or `plain Python`."""
+    """Return "compiled" or "plain Python"."""
     return "compiled" if is_compiled() else "plain Python"

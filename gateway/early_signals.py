@@ -1,8 +1,8 @@
-"""A stop in the first second: `walgate run` exits with 0 also while most of the program is still
-being imported.
+"""Signals during imports: `walgate run` exits with 0 if it is stopped in its first second, while
+most of the program is still being imported.
 
-Imported before everything else, for its effect. Nothing is open that early, so nothing is left
-behind. As soon as the gateway runs, its event loop takes the signals
+This module is imported before everything else, for its side effect. Nothing is open that early, so
+nothing must be closed. Once the gateway runs, its event loop handles the signals
 (gateway/runtime/supervisor.py).
 """
 

@@ -1,16 +1,17 @@
-"""Every error that the gateway raises on purpose, classed by what happens next.
+"""Every error that the gateway raises on purpose, classified by what happens next.
 
     WalgateError
     +-- Retry             transient: start again from the durable position, with backoff
-        +-- NeedsText     and ask for text, not for binary
-    +-- RetrySlowly       needs a change elsewhere that may come by itself (slots full, password): back off up to a minute
-    +-- StopForOperator   needs a person: configuration, incompatible schema, anything that is not known
-        +-- UnwritableRelation    of one relation only, which may be put into quarantine
-        +-- DataGap       going on would silently lose rows
-        +-- Defect        what is not raised on purpose
+        +-- NeedsText     and request text, not binary
+    +-- RetrySlowly       needs a change elsewhere, which others may make (no free slot, password):
+                          start again with a backoff of up to a minute
+    +-- StopForOperator   needs the operator: configuration, incompatible schema, anything unknown
+        +-- UnwritableRelation    concerns one relation, which may be put into quarantine
+        +-- DataGap       continuing would silently lose rows
+        +-- InternalError an exception that was not raised on purpose
 
-An exception that is none of these is a defect of ours too. Messages name the place
-(message type, relation, column, LSN) and never a row value or a secret.
+Any other exception is a defect of the gateway. Messages name the place (message type, relation,
+column, LSN) and never a row value or a secret.
 """
 
 from __future__ import annotations
@@ -39,10 +40,12 @@ REPORT: Final = "report the error with the versions of PostgreSQL and of the gat
 
 
 class WalgateError(Exception):
-    """`hint` is what the operator can do: one sentence, an SQL statement or a setting."""
+    """Base class of all errors. `hint` is what the operator can do: one sentence, an SQL statement
+    or a setting."""
 
     relation_oid: int | None = None
-    """Of the row or Relation message that was being read, where there was one."""
+    """Oid of the relation whose row or Relation message was being read; None if it was another
+    message."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -58,20 +61,20 @@ class Retry(WalgateError):
 
 
 class NeedsText(Retry):
-    """A value has no binary form, or one that is not known."""
+    """A value has no binary form, or its binary form is not known."""
 
 
 class RetrySlowly(WalgateError):
-    """Not ours to repair, but may be repaired while we wait."""
+    """The gateway cannot repair the cause, but it may be repaired while the gateway waits."""
 
 
 class StopForOperator(WalgateError):
-    """An operator must decide; nothing is lost while the slot waits."""
+    """An operator must make a decision; nothing is lost while the slot waits."""
 
 
 class UnwritableRelation(StopForOperator):
-    """A row or a description of one relation cannot be written; every other relation could go
-    on."""
+    """A row or the description of one relation cannot be written; all other relations could
+    continue."""
 
 
 class DataGap(StopForOperator):
@@ -79,5 +82,5 @@ class DataGap(StopForOperator):
 
 
 class InternalError(StopForOperator):
-    """What the gateway does not raise on purpose. It is only chained, for its own text may quote a
-    row's value."""
+    """An exception that was not raised on purpose. It is only chained, not quoted, because its text
+    may contain a row's value."""

@@ -1,7 +1,6 @@
-"""Named points where a test can stop the gateway: all of them, each with the step that it stands
-at.
+"""Named points at which a test can stop the gateway, each with a description of its step.
 
-Off unless the environment says so before the process starts:
+They are off unless this variable is set before the process starts:
 
     WALGATE_FAILPOINTS="before_commit:kill, batch_sent:delay=2:*, socket_read:raise:5"
 
@@ -10,8 +9,8 @@ handler runs), `stop` (SIGSTOP), `raise` (FailpointReached, a Retry) and `delay=
 blocks the whole process. `nth` is the time on which it acts, the first by default; `*` means every
 time.
 
-When the variable is not set, a call costs one comparison (40 ns). They stand at reads, messages and
-transactions, never at rows.
+If the variable is not set, a call costs one comparison (40 ns). There are failpoints at reads,
+messages and transactions, never at rows.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ FAILPOINTS: dict[str, str] = {
     "position_sent": "Markers and position are acknowledged; the Kafka transaction is not committed.",
     "before_commit": "The Kafka transaction is about to be committed.",
     "after_commit": "The Kafka transaction is committed; PostgreSQL was not told.",
-    # telling PostgreSQL
+    # confirming to PostgreSQL
     "flush_lsn_moved": "A committed position became the flush LSN; no standby status carried it yet.",
     "before_standby_status": "A standby status is about to be written to the socket.",
     "after_standby_status": "A standby status was written to the socket.",
@@ -104,7 +103,7 @@ FAILPOINTS: dict[str, str] = {
 
 
 class FailpointReached(Retry):
-    """The action `raise` of a failpoint."""
+    """A failpoint with the action `raise` was reached."""
 
 
 @dataclass(slots=True)
@@ -112,19 +111,19 @@ class _Armed:
     action: str
     delay_s: float
     nth: int | None
-    """None: every time."""
+    """The time on which it acts; None for every time."""
     reached_count: int = 0
 
 
 def failpoint(name: str) -> None:
-    """Act if `name` is armed. Raises FailpointReached where that is the action."""
+    """Act if `name` is armed. Raises FailpointReached if that is the action."""
     if _armed is not None:
         _reach(name)
 
 
 def parse_failpoints(text: str) -> dict[str, _Armed] | None:
-    """The entries of the variable by name, None where there are none. Raises StopForOperator for
-    any other text."""
+    """Return the entries of the variable by name; None if there are none. Raises StopForOperator
+    if the text is invalid."""
     armed: dict[str, _Armed] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):
         name, _, rest = entry.partition(":")

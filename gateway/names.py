@@ -1,4 +1,5 @@
-"""Which names PostgreSQL allows (manual, 4.1.1 and `ReplicationSlotValidateName` in slot.c)."""
+"""Names: those that PostgreSQL allows (manual, 4.1.1 and `ReplicationSlotValidateName` in slot.c),
+and those that the gateway uses."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ IDENTIFIER_RULE: Final = "1 to 63 bytes long and contain no zero byte"
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _LONGEST_BYTES: Final = 63
 HEARTBEAT_PREFIX: Final = "walgate.heartbeat"
-"""Of the gateway's own logical messages, which measure the lag where nothing else commits."""
+"""Prefix of the gateway's own logical messages, which measure the lag when nothing else commits."""
 APPLICATION_NAME: Final = "walgate"
 """The application_name of every session of the gateway."""
 
@@ -27,13 +28,13 @@ def is_identifier(name: str) -> bool:
 
 
 def quote_identifier(name: str) -> str:
-    """For SQL that an operator is shown, and for names that were checked."""
+    """Quote a name, for SQL that is shown to the operator, and for names that were checked."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def is_table(relation: str, patterns: Sequence[str]) -> bool:
-    """What an operator chooses: `schema.table`, or `table` in any schema; `*` and `?` as in a
-    shell."""
+    """Return whether a pattern matches the relation. A pattern is `schema.table`, or `table` in any
+    schema, with `*` and `?` as in a shell."""
     return any(fnmatchcase(relation, pattern if "." in pattern else f"*.{pattern}") for pattern in patterns)
 
 
@@ -42,8 +43,8 @@ _OF_CONTAINERS: Final = ("/.dockerenv", "/run/.containerenv")
 
 
 def where_local_is(host: str) -> str:
-    """What to add to the hint where nothing listens at `host`: for a program in a container,
-    localhost is not the computer."""
+    """Return an addition to the hint if nothing listens at `host`, for a program in a container,
+    where localhost is the container itself; else ""."""
     is_container = "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.exists, _OF_CONTAINERS))
     return (
         f"{host} is this container itself: use the name of the server's host. "

@@ -1,5 +1,5 @@
-"""What an error of the schemas means for the gateway. `schemas` knows no gateway, so its errors are
-classed here, once."""
+"""Errors of the package `schemas`, classified for the gateway; `schemas` itself is independent of
+it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ log = structlog.get_logger()
 
 @contextmanager
 def classified_schema_errors() -> Iterator[None]:
-    """A registry that is away comes back: Retry. So may rights, the registry where something else
-    answers, and one that refuses requests for a reason of its own: RetrySlowly. What is refused
-    because of the schema itself needs the operator, and an incompatible schema is logged, so that
-    it can be registered by hand."""
+    """Convert errors of `schemas`. Raises Retry if the registry cannot be reached; RetrySlowly for
+    missing privileges, another service that answers at its address, and requests that it refuses
+    for a reason of its own; UnwritableRelation if it refuses the schema itself. An incompatible
+    schema is logged, so that it can be registered by hand."""
     try:
         yield
     except RegistryUnavailable as error:
@@ -54,7 +54,7 @@ def log_level_change(change: LevelChange) -> None:
 
 @asynccontextmanager
 async def open_registry(settings: RegistrySettings, timeout_s: float) -> AsyncIterator[RegistryClient]:
-    """A client for a few questions, whose errors are classed. Raises WalgateError."""
+    """Open a client for a few requests, whose errors are classified. Raises WalgateError."""
     with classified_schema_errors():
         client = RegistryClient(settings.url, **settings.client_options(), timeout_s=timeout_s)
         try:

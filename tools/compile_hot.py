@@ -1,10 +1,10 @@
-"""`python tools/compile_hot.py [--if-possible] FOLDER`: copies of gateway and schemas, with the hot
-modules compiled by mypyc.
+"""`python tools/compile_hot.py [--if-possible] FOLDER`: copy gateway and schemas to FOLDER and
+compile the hot modules with mypyc.
 
-The same source, so equal bytes (tests/compiled); Python takes a compiled module before the source
-beside it. Needs the packages of REQUIREMENTS, a C compiler and half a minute; with --if-possible
-nothing is made where that is not there, and the reason is said. Prints the compiled modules.
-`hatch_build.py` puts them into a wheel; to run them from the folder:
+The source is the same, and so are the bytes written (tests/compiled); Python prefers a compiled
+module to the source next to it. Compiling needs the packages of REQUIREMENTS, a C compiler and half
+a minute. If something is missing, --if-possible prints the reason and makes nothing. Prints the
+compiled modules. `hatch_build.py` puts them into a wheel; to run them from the folder:
 
     PYTHONPATH=FOLDER python -P -m gateway.cli.main run
 """
@@ -23,8 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ("mypy>=2.4,<2.5", "setuptools>=80")
-"""mypy's version decides which librt the compiled modules can be loaded with: that of
-pyproject.toml."""
+"""The version of mypy determines with which librt the compiled modules can be loaded: it must match
+the one in pyproject.toml."""
 HOT_MODULES = (
     "gateway/events/transaction_context.py",
     "gateway/debezium/row_encoder.py",
@@ -59,7 +59,7 @@ HOT_MODULES = (
     "gateway/values/text.py",
     "schemas/varint.py",
 )
-"""What a row passes through (bench/encode.py)."""
+"""Modules that process every row (bench/encode.py)."""
 
 _SETUP = """
 from mypyc.build import mypycify
@@ -76,8 +76,8 @@ setup(
 
 
 def compile_hot_modules(folder: Path) -> list[Path]:
-    """The compiled modules in `folder`. Raises CalledProcessError; the compiler has said why on
-    standard error."""
+    """Return the paths of the compiled modules in `folder`. Raises CalledProcessError after the
+    compiler has written the reason to standard error."""
     folder.mkdir(parents=True, exist_ok=True)
     for package in ("gateway", "schemas"):
         ignored = shutil.ignore_patterns("__pycache__", "*.so")
@@ -93,7 +93,7 @@ def compiled_modules(folder: Path) -> list[Path]:
 
 
 def missing() -> str:
-    """What this computer lacks for compiling; empty: nothing that one could know before."""
+    """Return what this machine lacks for compiling, as far as it can be checked; "" if nothing."""
     compiler = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler ({compiler})"
@@ -103,7 +103,8 @@ def missing() -> str:
 
 
 def compile_if_possible(folder: Path) -> list[Path]:
-    """The compiled modules; none where it cannot be done, which is said on standard error."""
+    """Return the paths of the compiled modules; none if compiling is impossible or fails, which is
+    reported on standard error."""
     reason = missing()
     if not reason:
         print("compiling the modules that every row passes through, which takes half a minute", file=sys.stderr)

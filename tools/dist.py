@@ -40,7 +40,7 @@ def run(*words: str | Path, **variables: str) -> None:
 
 
 def output(*words: str | Path, **variables: str) -> str:
-    """Standard output of a command, empty if it fails or does not exist."""
+    """Return the standard output of a command, empty if it fails or does not exist."""
     environment = os.environ | variables
     try:
         done = subprocess.run(words, cwd=ROOT, env=environment, check=True, capture_output=True, text=True)
@@ -50,13 +50,13 @@ def output(*words: str | Path, **variables: str) -> str:
 
 
 def uv() -> str:
-    """The locked uv of the project's environment, else the one on the path."""
+    """Return the locked uv of the project's environment, else the one on the path."""
     own = ROOT / ".venv/bin/uv"
     return str(own) if own.exists() else shutil.which("uv") or sys.exit("uv is not installed: run `make dist`")
 
 
 def pythons() -> dict[str, Path]:
-    """The newest interpreter of each supported CPython minor version on this machine, oldest
+    """Return the newest interpreter of each supported CPython minor version on this machine, oldest
     first."""
     # pyenv's shims answer for the version that is chosen in this folder, and hide the others.
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
     parser.add_argument("--python", nargs="+", metavar="VERSION", help="compile for these versions only, such as 3.13")
     chosen = parser.parse_args(arguments)
-    # The time of the last commit in all archives: the same commit gives the same bytes.
+    # Timestamps in all archives are those of the last commit: the same commit gives the same bytes.
     os.environ.setdefault("SOURCE_DATE_EPOCH", output("git", "log", "-1", "--format=%ct") or "315532800")
     if parts := {*chosen.only} - {"images"}:
         build_distributions(parts, chosen.folder.resolve(), chosen.python)

@@ -1,7 +1,7 @@
-"""The bill of materials in CycloneDX's JSON: the locked Python packages, and the Java artifacts of
-the local parts.
+"""Write the bill of materials in CycloneDX's JSON: the locked Python packages, and the Java
+artifacts of the local parts.
 
-python tools/sbom.py build/sbom.json
+    python tools/sbom.py build/sbom.json
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ def python_packages() -> dict[str, Any]:
 
 
 def java_artifacts() -> list[dict[str, Any]]:
-    """Each once, though several sets may need it. Purl: https://github.com/package-url/purl-spec,
-    type maven."""
+    """Return each artifact once, though several sets may need it. Its purl is of type maven
+    (https://github.com/package-url/purl-spec)."""
     sets = tomllib.loads((ROOT / "gateway/local/artifacts.lock").read_text())
     return [
         component(name, facts)

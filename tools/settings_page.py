@@ -1,4 +1,4 @@
-"""docs/settings.md, from the settings themselves: `python -m tools.settings_page >
+"""Generate docs/settings.md from the settings: `python -m tools.settings_page >
 docs/settings.md`."""
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ existing topics are not changed.
 
 
 def settings_page() -> str:
-    """The page as Markdown: one table for each section, one row for each setting."""
+    """Return the page as Markdown: one table for each section, one row for each setting."""
     parts = [_HEAD]
     for section, field in Settings.model_fields.items():
         model = field.annotation

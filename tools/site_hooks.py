@@ -1,5 +1,5 @@
-"""Publish the documentation for programs that read Markdown: llms.txt, and the source of each page
-beside it.
+"""Publish the documentation for programs that read Markdown: llms.txt, and the Markdown source of
+each page next to the page.
 
 MkDocs calls these functions while it builds the site (mkdocs.yml). The format is that of
 llmstxt.org: a title, a summary, and the pages of each section with a sentence about them.
@@ -26,7 +26,7 @@ def pages(section: Any) -> list[Any]:
 
 
 def summary(markdown: str) -> str:
-    """The first sentence of the page's first paragraph, without the addresses of links."""
+    """Return the first sentence of the page's first paragraph, without the addresses of links."""
     paragraphs = re.split(r"\n\s*\n", markdown)
     prose = [paragraph for paragraph in paragraphs if re.match(r"(?!Generated|\d+\.)[\w`*\[\"]", paragraph.strip())]
     text = " ".join(re.sub(r"\]\([^)]*\)", "]", prose[0] if prose else "").replace("[", "").replace("]", "").split())

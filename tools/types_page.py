@@ -1,4 +1,5 @@
-"""docs/types.md, from the code that decides: `python -m tools.types_page > docs/types.md`."""
+"""Generate docs/types.md from the code that maps types: `python -m tools.types_page >
+docs/types.md`."""
 
 from __future__ import annotations
 
@@ -63,7 +64,7 @@ rules for user-defined types.
 
 
 def render_table() -> str:
-    """The whole page."""
+    """Return the whole page."""
     types = built_in_types()
     sections = [
         _HEAD,
@@ -123,7 +124,8 @@ def _names(types: list[TypeFacts], kind: Kind) -> str:
 
 
 def _example(facts: TypeFacts) -> ColumnType:
-    """numeric is shown with a precision: without one it is text."""
+    """Return the column type that is shown: numeric with a precision, because without one it is
+    text."""
     return column_type(facts, (12 << 16 | 2) + 4 if facts.name in ("numeric", "_numeric") else -1)
 
 

@@ -1,6 +1,6 @@
-"""The commands of `walgate`. `main` declares them; each module here is what one command, or a group
-of them, does.
+"""The commands of `walgate`. `main` declares them; each other module implements one command or a
+group of them.
 
-They ask PostgreSQL, Kafka, the registry or the running gateway, print the answer, and end with an
+They query PostgreSQL, Kafka, the registry or the running gateway, print the answer, and end with an
 exit code (exit_codes).
 """

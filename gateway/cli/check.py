@@ -1,10 +1,10 @@
-"""`walgate check`: every condition of PostgreSQL, Kafka, the registry, rights and settings, without
-changing anything.
+"""`walgate check`: check every requirement on PostgreSQL, Kafka, the registry, privileges and
+settings, without changing anything.
 
-The checks are the judgements of the start (gateway/startup); here are only the order in which the
-facts are taken, and what is said of them. One server that does not answer leaves the others to be
-looked at. What is not shown by looking is said so: whether the registry would take a schema, and
-whether the WAL that the slot needs can still be read.
+The checks are those of the gateway's start (gateway/startup); this module only collects the facts
+in the right order and reports the results. If a server does not answer, the others are checked all
+the same. The report states what cannot be checked without changes: whether the registry would
+accept a schema, and whether the WAL that the slot needs can still be read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Check:
         return self._checked
 
     def _add(self, area: Area, findings: Iterable[Finding], provider: str = "") -> bool:
-        """False where something would keep a start from running."""
+        """Add findings to the report; return False if one of them would prevent a start."""
         is_fine = True
         for finding in findings:
             told = for_provider(finding, provider)
@@ -101,8 +101,8 @@ class _Check:
         return self._moment
 
     async def _http(self) -> None:
-        """The port is free, or a gateway of this slot has it, which ends before another one
-        starts."""
+        """Check that the port is free, or used by a gateway of this slot, which must end before
+        another one starts."""
         http, slot = self._settings.http, self._settings.source.slot
         if not http.port:
             return
@@ -138,7 +138,7 @@ class _Check:
                 role = await role_facts(
                     sql, self._settings.source.publications, excluded=self._settings.source.excluded_tables
                 )
-                # What is wrong with the role explains why the rest fails.
+                # First, because problems of the role explain why later checks fail.
                 self._add("postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider)
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
@@ -159,8 +159,8 @@ class _Check:
             self._add("postgresql", [error])
 
     async def _suggest_publications(self, sql: asyncpg.Connection, errors: Iterable[WalgateError]) -> None:
-        """For a publication that is missing: a name that is nearly the same, or another database,
-        may be meant."""
+        """Suggest for each missing publication a similar name, or another database that may be
+        meant."""
         assert self._facts is not None
         missing = [name for name in self._settings.source.publications if name not in self._facts.publications]
         if not missing:
@@ -193,7 +193,8 @@ class _Check:
             )
 
     async def _holders(self, sql: asyncpg.Connection) -> None:
-        """The creation of the slot waits for every transaction that has written."""
+        """Report the transactions that the creation of the slot would wait for: all that have
+        written."""
         found = [holder for holder in await holders(sql, self._expected.slot) if holder.kind != "slot"]
         for holder in found:
             who = (
@@ -208,7 +209,7 @@ class _Check:
             )
 
     async def _replication(self, facts: Facts) -> None:
-        """pg_hba.conf has lines of its own for replication."""
+        """Check a replication connection, for which pg_hba.conf has lines of its own."""
         stream = await connect_replication(login_of(self._settings.source), timeout_s=_TIMEOUT_S)
         try:
             identity = await stream.identify()
@@ -277,8 +278,8 @@ class _Check:
         return facts
 
     async def _advertised(self, addresses: list[str], expected: KafkaExpected) -> bool:
-        """All further requests go to the addresses that the brokers advertise. False where none of
-        them can be used."""
+        """Check the addresses that the brokers advertise, to which all further requests go. Return
+        False if none of them can be used."""
         advertised = await advertised_addresses(self._settings.kafka)
         usable = [address in addresses for address in advertised]
         for address in (address for address in advertised if address not in addresses):
@@ -307,9 +308,9 @@ class _Check:
             self._ok("registry", f"{self._settings.registry.url} answers as a schema registry")
 
     async def _position(self, kafka: KafkaFacts) -> None:
-        """The slot before the position, the end of the WAL after it: facts in another order prove
-        nothing. A position that could not be read is not one that is not there: of it, nothing more
-        is said."""
+        """Check the stored position. The slot is read before it and the end of the WAL after it:
+        facts in another order prove nothing. A position that could not be read is not treated as
+        missing; it is not checked further."""
         facts = self._facts
         assert facts is not None
         fresh = self._fresh(facts)
@@ -325,7 +326,7 @@ class _Check:
         self._add("resume_lsn", self._judge(facts, stored, after, fresh))
 
     async def _stored(self, kafka: KafkaFacts, fresh: Position) -> Stored | None:
-        """None: it could not be read; a finding says why."""
+        """Read the stored position; return None if that failed, which a finding reports."""
         marker = transaction_topic(self._settings.kafka.prefix)
         if not kafka.unseen.isdisjoint((POSITION_TOPIC, marker)):
             return None
@@ -376,7 +377,7 @@ class _Check:
             f"changes of slot {known.slot} have been delivered up to {known.resume_lsn}, epoch {known.epoch}",
         )
         if after.slot is not None and after.slot.active_pid is not None:
-            return  # a gateway reads it: the position moves on while we look
+            return  # a gateway reads the slot: its position advances during the check
         expected = replace(self._expected, timeline=known.timeline)
         left_behind = list(check_left_behind(after, expected))
         yield from left_behind or check_progress(before, stored, after, known)

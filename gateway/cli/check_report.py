@@ -1,4 +1,4 @@
-"""What `walgate check` has found, as lines for people or as JSON, and the exit code."""
+"""The result of `walgate check`, as text or as JSON, and its exit code."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ EXIT_STOPS: Final = 78
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the report. warning: the gateway runs; waits: a start would wait for the repair;
-    stops: it would end (78)."""
+    """One line of the report. Outcomes other than ok are `warning`: the gateway would start
+    nevertheless; `waits`: it would wait for a repair; `stops`: it would exit (78)."""
 
     area: Area
     outcome: Outcome
@@ -34,8 +34,8 @@ def outcome_of(finding: Finding) -> Outcome:
 
 
 def exit_code(checked: Iterable[CheckResult]) -> int:
-    """0: a start would run; 1: it would wait for a repair; 78: an operator must decide, or a
-    setting must change."""
+    """Return 0 if the gateway would start; 1 if it would wait for a repair; 78 if an operator must
+    make a decision or change a setting."""
     outcomes = {each.outcome for each in checked}
     return EXIT_STOPS if "stops" in outcomes else EXIT_WAITS if "waits" in outcomes else 0
 
@@ -49,7 +49,7 @@ _MARKS: Final[dict[Outcome, str]] = {"ok": "ok", "warning": "WARNING", "waits": 
 
 
 def render(checked: list[CheckResult]) -> str:
-    """For people: what is well in a line, what is not with its remedy below."""
+    """Return the report as text: a line for each result, followed by its remedy."""
     lines = []
     for area in AREAS:
         for each in (one for one in checked if one.area == area):

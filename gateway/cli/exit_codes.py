@@ -1,4 +1,4 @@
-"""How a command ends, and the option that all of them have."""
+"""Exit codes of the commands, and the option that all of them have."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gateway.errors import StopForOperator, WalgateError
 from gateway.observe.logs import set_up_logs
 
 EXIT_FAILURE = 1
-EXIT_USAGE = 2  # as of an option that does not exist
-EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: an operator must decide, starting again does not help
+EXIT_USAGE = 2  # the code that an unknown option gives
+EXIT_CONFIGURATION = 78  # EX_CONFIG of sysexits.h: an operator must make a decision, a restart does not help
 
 ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="TOML file; see docs/settings.md.")]
 
@@ -27,7 +27,7 @@ def exit_code(error: WalgateError) -> int:
 
 @contextmanager
 def command() -> Iterator[None]:
-    """What a command does. An error ends it with its exit code."""
+    """Run the body of a command. A WalgateError ends the process with its exit code."""
     set_up_logs("console")
     try:
         yield
@@ -36,14 +36,14 @@ def command() -> Iterator[None]:
 
 
 def set_up_silence() -> None:
-    """What is found is printed; what the clients log of a server that is away would only be in
-    between."""
+    """Silence the logs of client libraries, which would appear among the command's output when a
+    server cannot be reached."""
     set_up_logs("console", "error")
     logging.disable()
 
 
 def usage_error(text: str) -> NoReturn:
-    """Of options that do not fit together."""
+    """End the process because of options that cannot be combined."""
     print(f"walgate: {text}", file=sys.stderr)
     raise SystemExit(EXIT_USAGE)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import gateway.early_signals  # noqa: F401  # before what takes long to import
+import gateway.early_signals  # noqa: F401  # before the slow imports
 
 # isort: split
 import asyncio
@@ -37,14 +37,14 @@ log = structlog.get_logger()
 RUN, INSPECT, REPAIR = "Run", "Inspect", "Repair: after a stop, a gap or a quarantine"
 CONSUME, TRY = "Consume: Spark and Delta", "Try"
 PANELS = (RUN, INSPECT, REPAIR, CONSUME, TRY)
-"""Groups of commands in the help, in their order."""
+"""Groups of commands, in the order of the help."""
 
 _SPARK_MODULES = ("pyspark", "delta", "pyarrow", "confluent_kafka")
 SPARK_JOBS = {
     **dict.fromkeys(("mirror", "merge", "consume"), _SPARK_MODULES),
     **dict.fromkeys(("dump", "versions"), ("pyarrow",)),
 }
-"""The modules that each needs."""
+"""By Spark job, the modules that it needs."""
 
 
 @app.callback()
@@ -324,26 +324,26 @@ def _print_version(wanted: bool) -> None:
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
-    """The reader is a program of its own, so that the gateway never needs Spark. It takes the place
-    of this one, so that a signal reaches it. Once its options are right, it asks
-    gateway.local.spark for Java and the jars of Delta."""
+    """Replace this process with the Spark job, so that it receives the signals. It is a program of
+    its own, so that the gateway never needs Spark. After it has parsed its options, it runs
+    gateway.local.spark to find Java and Delta's jars."""
     _require(name, "spark", *SPARK_JOBS[name])
     program = [sys.executable, "-P", "-m"]
     environment = dict(os.environ)
-    if find_spec("jgo"):  # without the extra `local`, Java and jars are where Spark itself looks for them
+    if find_spec("jgo"):  # without the extra `local`, Spark finds Java and the jars alone
         environment["WALGATE_SPARK_SETUP"] = shlex.join([*program, "gateway.local.spark"])
     os.execve(sys.executable, [*program, "spark_consumer", name, *arguments], environment)
 
 
 def _require(command: str, extra: str, *modules: str) -> None:
-    """Exit 78 with the extra to install, where one of its modules is missing."""
+    """Exit with 78 and name the extra to install if one of the modules is missing."""
     if not all(map(find_spec, modules)):
         fail(StopForOperator(f"walgate {command} needs more packages: pip install 'walgate[{extra}]'"))
 
 
 def _complete_spark_job() -> None:
-    """Where the shell asks for the options of a Spark job: let its program answer, which has
-    them."""
+    """Replace this process with the Spark program if the shell asks to complete the options of a
+    Spark job, which only that program knows."""
     if "_WALGATE_COMPLETE" in os.environ:
         words = os.environ.get("COMP_WORDS", os.environ.get("_TYPER_COMPLETE_ARGS", "")).split()
         if len(words) > 1 and words[1] in SPARK_JOBS and all(map(find_spec, SPARK_JOBS[words[1]])):
@@ -354,7 +354,7 @@ def main() -> None:
     _complete_spark_job()
     try:
         app()
-    except WalgateError as error:  # of an import
+    except WalgateError as error:  # raised by an import
         fail(error)
 
 

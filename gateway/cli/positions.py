@@ -1,5 +1,5 @@
-"""`walgate skip`, `readmit`, `accept-gap` and `adopt`: what an operator decides about a slot's
-position."""
+"""`walgate skip`, `readmit`, `accept-gap` and `adopt`: an operator's decisions, which change the
+stored position of a slot."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`walgate snapshot ...` and `walgate verify`: what is said to the running gateway, through its
+"""`walgate snapshot ...` and `walgate verify`: commands to the running gateway, sent through its
 replication stream."""
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def verify(
 
 
 def _check_commands(settings: Settings, purpose: str) -> None:
-    """Raises StopForOperator."""
+    """Check that the gateway accepts snapshot commands of this purpose. Raises StopForOperator."""
     if not settings.takes_snapshots:
         raise StopForOperator(
             "snapshot.mode = never: the gateway does not accept snapshot commands",

@@ -1,8 +1,8 @@
-"""`walgate status`: the gateway's own snapshot where it answers, else the same asked of PostgreSQL
-and Kafka directly.
+"""`walgate status`: the gateway's own status if it answers, else the same facts from PostgreSQL and
+Kafka directly.
 
-Without a gateway there is no stream to tell which of the WAL is ours: the lag then counts from the
-commit that was delivered last, and is an upper bound.
+Without a gateway there is no replication stream that shows which part of the WAL belongs to the
+publications: the lag is then counted from the last delivered commit, and is an upper bound.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ WATCH_S: Final = 2.0
 
 
 async def load_status(settings: Settings, *, with_obstacles: bool = False) -> dict[str, Any]:
-    """The fields of `Snapshot`, and `asked`: "gateway", or "services" where no gateway answers.
+    """Return the fields of `Snapshot`, and `asked`: "gateway", or "services" if no gateway answers.
 
-    `obstacles`: where no gateway runs and `with_obstacles`, what would keep one from starting, as
-    `walgate check` finds it; None: not looked for.
+    `obstacles` are the findings of `walgate check` that would prevent a start; None if a gateway
+    runs or `with_obstacles` is false.
     """
     port = settings.http.port
     if port:
@@ -67,12 +67,13 @@ async def load_status(settings: Settings, *, with_obstacles: bool = False) -> di
 
 
 async def _obstacles(settings: Settings) -> list[dict[str, Any]]:
-    """What ended the gateway, as far as it lasts; a row that cannot be sent is only in its log."""
+    """Return the problems that would prevent a start. Why the gateway ended may not be among them:
+    a row that cannot be sent is only in its log."""
     return [asdict(found) for found in await run_check(settings) if found.outcome in ("waits", "stops")]
 
 
 def show_status(settings: Settings, *, watch: bool, as_json: bool) -> int:
-    """Print it, with `watch` again and again; the exit code."""
+    """Print the status, repeatedly with `watch`, and return the exit code."""
     while True:
         now = asyncio.run(load_status(settings, with_obstacles=not watch))
         if as_json:
@@ -102,7 +103,7 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
 
 
 def _without_answer(slot: str, board: StatusBoard, in_kafka: _InKafka) -> str:
-    """What is waited for where no gateway answers."""
+    """Return what the status waits for if no gateway answers."""
     pid = board.slot.active_pid if board.slot else None
     if pid:
         return f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but http.port is not set or does not answer"
@@ -112,7 +113,7 @@ def _without_answer(slot: str, board: StatusBoard, in_kafka: _InKafka) -> str:
 
 
 async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[str, str]]:
-    """(schema, table) of some published tables."""
+    """Fill in what PostgreSQL knows; return (schema, table) of some published tables."""
     try:
         sql = await connect_sql(login_of(settings.source), timeout_s=_TIMEOUT_S)
         try:
@@ -136,16 +137,16 @@ async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[
 
 @dataclass(frozen=True, slots=True)
 class _InKafka:
-    """`positions`: the newest record of each key; None: they could not be read. `has_markers`: the
-    marker topic exists."""
+    """Facts from Kafka. `positions` is the newest record of each key in the position topic, None if
+    it could not be read. `has_markers` is true if the marker topic exists."""
 
     positions: Mapping[bytes, bytes] | None = None
     has_markers: bool = False
 
 
 async def _ask_kafka(settings: Settings, board: StatusBoard) -> _InKafka:
-    """Of topics that do not exist, a client would wait for metadata; and a transaction that is
-    still open is no broker that is down."""
+    """Read the position topic. Only existing topics are read, because a client would wait for the
+    metadata of others; and an open Kafka transaction does not count as a broker that is down."""
     marker = transaction_topic(settings.kafka.prefix)
     try:
         there = await _existing(settings.kafka, [POSITION_TOPIC, marker])
@@ -174,15 +175,15 @@ async def _existing(settings: KafkaSettings, topics: list[str]) -> set[str]:
 
 
 def _of_slot(values: Mapping[bytes, bytes], slot: str) -> list[tuple[bytes, bytes]]:
-    """The key ends with the slot's name; the server's identity, with which it begins, is not known
-    while PostgreSQL is down."""
+    """Return the records of the slot. Only the end of a key, the slot's name, is compared: the
+    server's identity, with which it begins, is not known while PostgreSQL is down."""
     return [(key, value) for key, value in values.items() if key.endswith(f"/{slot}".encode())]
 
 
 async def _ask_registry(
     settings: Settings, board: StatusBoard, values: Mapping[bytes, bytes], tables: list[tuple[str, str]]
 ) -> Position | None:
-    """Shows the schemas of the tables, and returns the position of our slot."""
+    """Fill in the schemas of the tables, and return the position of the configured slot."""
     registry = settings.registry
     try:
         async with open_registry(registry, _TIMEOUT_S) as client:
@@ -201,7 +202,7 @@ async def _ask_registry(
 async def _show_schemas(
     settings: Settings, board: StatusBoard, client: RegistryClient, tables: list[tuple[str, str]]
 ) -> None:
-    """When the tables came with them is not known here."""
+    """Fill in the schemas of the tables; since when each is in use is not known here."""
     for namespace, name in tables:
         found = await client.newest(value_subject(topic_name(settings.kafka.prefix, namespace, name)))
         if found is not None:
@@ -210,13 +211,15 @@ async def _show_schemas(
 
 
 def _column_count(schema: Mapping[str, Any]) -> int:
-    """Of a change event, in either dialect: `before` has the row's record, or null."""
+    """Return the number of columns from a change event's schema, in either dialect: the type of
+    `before` is a union of null and the row's record."""
     (before,) = (field for field in schema["fields"] if field["name"] == "before")
     return len(before["type"][1]["fields"])
 
 
 async def _ask_of_slot(settings: Settings, board: StatusBoard, position: Position, *, has_markers: bool) -> None:
-    """What Kafka holds beside the position."""
+    """Fill in what Kafka has in addition to the position: the last commit and the snapshot's
+    state."""
     commit = None
     try:
         if has_markers:

@@ -1,5 +1,5 @@
-"""A status for people: what `walgate status` prints. Pure; `now` is `Snapshot` as JSON, and `asked`
-(status_report.py)."""
+"""The text that `walgate status` prints. Everything here is a pure function; `now` is what
+`gateway.cli.status.load_status` returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOG: Final = (
     "if it ended by itself, the last lines of its log say why (after exit code 78, an operator must make a decision)"
 )
 _TOLD_S: Final = 3600.0
-"""So long an error that is over is shown."""
+"""Seconds for which an error that is over is shown."""
 
 
 def render(now: Mapping[str, Any]) -> str:
@@ -72,7 +72,7 @@ def _state(now: Mapping[str, Any]) -> str:
 
 
 def _obstacles(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Why it does not run, where that was looked for."""
+    """Yield the problems that would prevent a start, if they were looked for."""
     obstacles = now.get("obstacles")
     if obstacles is None:
         return
@@ -84,7 +84,8 @@ def _obstacles(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _last_error(error: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
-    """One that is over for long is only in the log and on the page."""
+    """Yield the last error. One that has been over for long is only in the log and on the web
+    page."""
     over_since = error["over_since"]
     if over_since is None:
         yield "last error", f"{error['kind']} at {_clock(error['time'])}: {error['message']}"

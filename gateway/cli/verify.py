@@ -1,9 +1,9 @@
-"""`walgate verify`: has the running gateway read tables with the purpose VERIFY, and waits for what
-a mirror says of them.
+"""`walgate verify`: make the running gateway read tables with the purpose VERIFY, and wait for a
+mirror's verdicts on them.
 
-The command goes through the replication stream, like every command, and everything that it begins
-has an LSN behind its own. So a verdict of the mirror that began behind that LSN is the answer to
-it: no ids are exchanged.
+Like every command, it goes through the replication stream, and everything that it begins has an LSN
+after its own. A verdict of the mirror that began after that LSN is therefore the answer to the
+command: no ids are exchanged.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ POLL_S: Final = 1.0
 PROGRESS_S: Final = 5.0
 _POLL_A_TABLE_S: Final = 0.005
 _SHOWN_KEYS: Final = 20
-"""Of each table, as text; as JSON all that the mirror names."""
+"""Differing keys that are printed of each table; JSON has all that the mirror reports."""
 EQUAL, DIFFERENT, UNDECIDED = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """`first`: the verdicts of the comparison; `repaired`: those of the tables that were replaced
-    after it. `absent`: tables that the mirror does not have. `quarantined`: tables that were not
-    compared."""
+    """Verdicts of a verification. `first` are those of the comparison, `repaired` those of the
+    tables that were replaced after it. `absent` are tables that the mirror does not have,
+    `quarantined` tables that were not compared."""
 
     first: tuple[TableVerification, ...]
     repaired: tuple[TableVerification, ...] = ()
@@ -71,7 +71,8 @@ async def verify(
     patience_s: float,
     tell: Callable[[str], None],
 ) -> VerificationResult:
-    """`patience_s`: how long neither the gateway nor the mirror may move. Raises WalgateError."""
+    """Verify tables. `patience_s` is how long gateway and mirror may both be without progress.
+    Raises WalgateError."""
     folder = MirrorFolder(mirror)
     source = settings.source
     sql = await connect_sql(login_of(source))
@@ -82,7 +83,7 @@ async def verify(
     tables = choose_tables(facts.publications, patterns)
     key = position_key(facts.server.system_identifier, facts.server.database, source.slot)
     states = await snapshot_states(settings, key)
-    # Without states no gateway has begun anything.
+    # Without states, no gateway has begun a snapshot.
     in_quarantine = await quarantined_tables(settings, key) if states.tables else ()
     quarantined = [tables.pop(each.relation_oid) for each in in_quarantine if each.relation_oid in tables]
     check_read(states, tables)
@@ -99,7 +100,7 @@ async def verify(
 
 
 def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequence[str]) -> dict[int, str]:
-    """schema.table by oid. Raises StopForOperator."""
+    """Return the chosen published tables: schema.table by oid. Raises StopForOperator."""
     published = {relation.relation_oid: relation for facts in publications.values() for relation in facts.relations}
     chosen = {
         oid: format_relation(relation.namespace, relation.name)
@@ -118,8 +119,8 @@ def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequen
 
 
 def check_read(states: StoredStates, tables: Mapping[int, str]) -> None:
-    """Raises Retry where the gateway still has to deliver rows of a table: it would not verify
-    it."""
+    """Raise Retry if the gateway still has to deliver rows of a table, which it would not
+    verify."""
     unread = [name for oid, name in tables.items() if not _is_read(states, oid)]
     if unread:
         raise Retry(
@@ -142,7 +143,8 @@ class _Verification:
     tell: Callable[[str], None]
 
     async def run(self, purpose: str, tables: Sequence[str]) -> list[TableVerification]:
-        """The verdicts of those tables that the mirror has. Raises Retry where nothing moves."""
+        """Return the verdicts of those tables that the mirror has. Raises Retry if there is no
+        progress."""
         text = encode_command("start", tables, purpose, self.settings.source.slot)
         lsn = await emit_command(login_of(self.settings.source), text)
         waiting = _Waiting(purpose, lsn, set(tables), [], time.monotonic())
@@ -169,8 +171,8 @@ class _Verification:
                 self.tell(f"{table}: replaced, {verdict.row_count:,} rows")
 
     async def _look(self, waiting: _Waiting) -> None:
-        """How far the gateway and the mirror are. Raises Retry where neither has moved for
-        `patience_s`."""
+        """Report the progress of gateway and mirror. Raises Retry if neither has made any for
+        `patience_s` seconds."""
         now = time.monotonic()
         if now - waiting.looked_at < PROGRESS_S:
             return
@@ -208,7 +210,7 @@ class _Verification:
 
 @dataclass(slots=True)
 class _Waiting:
-    """`tables`: without a verdict yet. `lsn`: of the command."""
+    """State of waiting for verdicts. `tables` have no verdict yet; `lsn` is that of the command."""
 
     purpose: str
     lsn: Lsn

@@ -1,5 +1,5 @@
-"""The verdicts of a mirror, read where the mirror writes them: a local path, or a URL that
-PyArrow's file systems know."""
+"""The verdicts of a mirror, read from the folder to which the mirror writes them: a local path, or
+a URL of a file system that PyArrow knows."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from schemas.verification import TableVerification, decode_lsn, decode_verdict, 
 
 
 class MirrorFolder:
-    """`path`: as the mirror was given it. Raises StopForOperator where nothing can be read
-    there."""
+    """Folder of a mirror. `path` is the one that the mirror was started with. Raises
+    StopForOperator if it cannot be read."""
 
     def __init__(self, path: str) -> None:
         self._root = path.rstrip("/") or path
@@ -26,16 +26,18 @@ class MirrorFolder:
             )
 
     def verdict(self, table: str) -> TableVerification | None:
-        """Of the last snapshot of the table that ended. Raises Retry."""
+        """Return the verdict of the table's last snapshot that ended. Raises Retry."""
         content = self._read(verdict_path(self._root, table))
         return None if content is None else _decoded(decode_verdict, content)
 
     def ended_lsn(self) -> int:
-        """-1: no snapshot has ended as a whole. Raises Retry."""
+        """Return the LSN at which the last snapshot ended as a whole; -1 if none has. Raises
+        Retry."""
         return self._lsn(ended_path(self._root))
 
     def reached_lsn(self) -> int:
-        """Up to where rows of a VERIFY were compared; -1: none. Raises Retry."""
+        """Return the LSN up to which rows of a VERIFY were compared; -1 if none were. Raises
+        Retry."""
         return self._lsn(reached_path(self._root))
 
     def _lsn(self, path: str) -> int:
@@ -59,7 +61,7 @@ class MirrorFolder:
 
 
 def _decoded(decode: Any, content: bytes) -> Any:
-    """None: it is being written."""
+    """Return the decoded content; None if it is still being written."""
     try:
         return decode(content)
     except ValueError:

@@ -1,6 +1,5 @@
-"""Settings: from a TOML file and the environment to checked values, and errors that name the
-setting.
+"""Settings: a TOML file and the environment -> checked values, or errors that name the setting.
 
-`settings` puts the sections together. What a setting means for PostgreSQL or Kafka is decided by
-the packages that use it.
+`settings` combines the sections. The packages that use a setting decide what it means for
+PostgreSQL or Kafka.
 """

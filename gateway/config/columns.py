@@ -1,5 +1,5 @@
-"""The section `columns` of the settings: columns whose values do not leave the process as they
-are."""
+"""The section `columns` of the settings: columns whose values are removed or masked before they
+leave the process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _LEAST_KEY_BYTES: Final = 16
 
 
 class ColumnRule(Section):
-    """For the columns that a pattern matches (regular expression, the whole name
-    `schema.table.column`)."""
+    """Rule for the columns whose whole name, `schema.table.column`, a regular expression
+    matches."""
 
     pattern: str
     action: Literal["drop", "null", "hash", "truncate"]
@@ -77,11 +77,11 @@ class ColumnSettings(Section):
         return self
 
     def rule_of(self, namespace: str, table: str, column: str) -> ColumnRule | None:
-        """Where two match, the later one."""
+        """Return the last rule that matches the column."""
         matching = [rule for rule in self.rules if rule.matches(namespace, table, column)]
         return matching[-1] if matching else None
 
     def unused(self, columns: Iterable[tuple[str, str, str]]) -> list[str]:
-        """Patterns that match none of these (schema, table, column)."""
+        """Return the patterns that match none of these (schema, table, column)."""
         known = list(columns)
         return [rule.pattern for rule in self.rules if not any(rule.matches(*column) for column in known)]

@@ -1,5 +1,5 @@
-"""The section `debezium` of the settings: what Debezium's settings of these names say, with
-Debezium's defaults."""
+"""The section `debezium` of the settings, which have the names, meanings and defaults of Debezium's
+settings."""
 
 from __future__ import annotations
 

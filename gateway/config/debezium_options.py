@@ -1,7 +1,6 @@
-"""How values and records are written in Debezium's format, as its settings say.
+"""Options of Debezium's format: how values and records are written.
 
-The names of the options are Debezium's settings with underscores, and their defaults are
-Debezium's.
+They are named like Debezium's settings, with underscores, and have Debezium's defaults.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ BinaryMode = Literal["bytes", "base64", "base64-url-safe", "hex"]
 
 @dataclass(frozen=True, slots=True)
 class DebeziumOptions:
-    """How values and records are written, as Debezium's settings say it."""
+    """Options for writing values and records."""
 
     decimal_handling_mode: DecimalMode = "precise"
     time_precision_mode: TimeMode = "adaptive"
@@ -31,9 +30,9 @@ class DebeziumOptions:
     provide_transaction_metadata: bool = False
     format: Literal["avro", "json"] = "avro"
     format_schemas_enable: bool = True
-    """In JSON: each record has its schema with it."""
+    """Whether each JSON record contains its schema."""
 
     @property
     def adjusts_names(self) -> bool:
-        """Names of fields and schemas become names that Avro allows."""
+        """Whether names of fields and schemas are changed to names that Avro allows."""
         return self.format == "avro"

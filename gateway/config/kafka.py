@@ -1,4 +1,4 @@
-"""The section `kafka` of the settings: topics, the producer, and how brokers are reached."""
+"""The section `kafka` of the settings: topics, the producer, and connections to brokers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from schemas.topic_names import collision_name, format_relation, parse_relation,
 
 
 class TopicOverride(Section):
-    """Other settings for the topics that a pattern matches (regular expression, the whole name)."""
+    """Different settings for the topics whose whole name a regular expression matches."""
 
     pattern: Pattern
     partitions: int | None = Field(default=None, ge=1)
@@ -131,7 +131,7 @@ class KafkaSettings(TokenSettings):
     @field_validator("topics", "topic_names", mode="before")
     @classmethod
     def _json(cls, value: Any) -> Any:
-        """In the environment: a JSON array of objects, a JSON object."""
+        """Parse JSON from an environment variable: an array of objects, or an object."""
         return read_json(value)
 
     @field_validator("topic_names")
@@ -145,8 +145,8 @@ class KafkaSettings(TokenSettings):
 
     @model_validator(mode="after")
     def _topic_names_are_free(self) -> Self:
-        """No given name may ever be the one that another table gets: its rows would be taken for
-        that table's."""
+        """Refuse a name that the gateway could give to another table's topic: rows would be taken
+        for that table's."""
         for table, topic in self.topic_names.items():
             own = topic_names(self.prefix, *(parse_relation(table) or ("", "")))
             if topic not in own and not topic_is_free(self.prefix, topic):
@@ -162,8 +162,8 @@ class KafkaSettings(TokenSettings):
 
     @model_validator(mode="after")
     def _as_secure_as_it_looks(self) -> Self:
-        """Certificates and logins that are set must be used: else the gateway would connect without
-        them."""
+        """Refuse certificates and logins that would not be used, because the gateway would connect
+        without them."""
         protocol = self.security_protocol
         if not protocol.endswith("SSL"):
             refuse_unused(self, ("ssl_ca_file", "ssl_cert_file", "ssl_key_file"), f"security_protocol = {protocol}")
@@ -175,7 +175,7 @@ class KafkaSettings(TokenSettings):
         return self
 
     def _check_login(self) -> None:
-        """What the mechanism needs is there, and nothing that it would not use."""
+        """Check that what the mechanism needs is set, and nothing that it does not use."""
         protocol, mechanism = self.security_protocol, self.sasl_mechanism
         logins: dict[str, tuple[str, ...]] = {
             "password": ("sasl_username", "sasl_password"),
@@ -196,8 +196,8 @@ class KafkaSettings(TokenSettings):
             raise ValueError("sasl_mechanism = AWS_MSK_IAM needs aws_region, and security_protocol = SASL_SSL")
 
     def client_options(self) -> dict[str, Any]:
-        """Arguments that aiokafka's producer, consumer and admin client share. Reads the
-        certificates, which may be new ones. Raises StopForOperator."""
+        """Return the arguments that aiokafka's producer, consumer and admin client share. Reads the
+        certificates each time, because they may have changed. Raises StopForOperator."""
         options: dict[str, Any] = {
             "bootstrap_servers": self.bootstrap_servers,
             "security_protocol": self.security_protocol,
@@ -232,7 +232,8 @@ class KafkaSettings(TokenSettings):
 
 
 def _is_host_and_port(text: str) -> bool:
-    """As aiokafka reads it; without a port it takes 9092."""
+    """Return whether aiokafka can parse the address. The port may be missing; aiokafka then uses
+    9092."""
     try:
         address = urlsplit(f"//{text}")
         return bool(address.hostname) and address.port != 0 and address.netloc == text and text[-1] not in "@:"

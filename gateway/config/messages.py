@@ -1,5 +1,5 @@
-"""What is wrong with a configuration, in sentences: which setting, what it should be, what was
-probably meant. Never a value."""
+"""Messages about an invalid configuration: which setting is wrong, what is expected, and what was
+probably meant. They never contain a value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gateway.config.section import PREFIX
 
 
 def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any], file: str) -> Iterator[str]:
-    """One sentence for each mistake, with the file where the setting is one of its `values`."""
+    """Yield one sentence for each mistake. It names the file if the setting is among `values`, the
+    file's content."""
     for item in error.errors():
         location = [str(part) for part in item["loc"]]
         where = f" (in {file})" if _is_of_file(location, values) else ""
@@ -30,7 +31,7 @@ def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str,
 
 
 def _is_of_file(location: list[str], values: Mapping[str, Any]) -> bool:
-    """A variable comes before it."""
+    """Return whether the setting's value is the file's; a variable would take precedence."""
     section, *rest = location or [""]
     if section not in values or (rest and variable(section, rest[0]) in os.environ):
         return False
@@ -48,13 +49,13 @@ def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 
 def _missing(location: list[str], model: type[BaseModel]) -> Iterator[str]:
-    """A section that is missing is missing for its required settings."""
+    """Report what is missing; of a missing section, its required settings."""
     section, *rest = location
     fields = sections_of(model)[section].model_fields
     names = rest[:1] or [name for name, field in fields.items() if field.is_required()]
     for name in names:
         about = fields[name].description if name in fields else ""
-        if len(rest) > 1:  # within a table of a list
+        if len(rest) > 1:  # in a table of a TOML array
             yield f"{'.'.join(location)} is not set"
         else:
             yield (
@@ -70,7 +71,7 @@ def _unknown(location: list[str], model: type[BaseModel]) -> str:
 
 
 def _meant(given: object, expected: str) -> str:
-    """`expected`: in pydantic's words, 'a', 'b' or 'c'."""
+    """Return a suggestion, or "". `expected` is pydantic's text: 'a', 'b' or 'c'."""
     near = get_close_matches(str(given).lower(), re.findall(r"'([^']+)'", expected), 1)
     return f"; did you mean {near[0]}?" if near else ""
 

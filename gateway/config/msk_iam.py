@@ -1,5 +1,5 @@
-"""Log-in to Amazon MSK as the AWS identity of this process, by the vendor's signer library (the
-extra `msk`)."""
+"""Authentication to Amazon MSK as the AWS identity of this process, with the vendor's signer
+library (the extra `msk`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from gateway.errors import RetrySlowly, StopForOperator
 
 
 class MskTokens:
-    """A token is a signed request, made on this computer; it lives for 15 minutes."""
+    """Source of tokens. A token is a signed request, which is made locally and is valid for 15
+    minutes."""
 
     def __init__(self, region: str) -> None:
-        """Raises StopForOperator: the library is not installed."""
+        """Load the signer library. Raises StopForOperator if it is not installed."""
         self._region = region
         self._token = ""
         self._good_until_s = 0.0
@@ -30,10 +31,11 @@ class MskTokens:
             ) from error
 
     async def token(self) -> str:
-        """One that is good for minutes yet. Raises RetrySlowly: no AWS credentials are found, or
-        they cannot be had now."""
+        """Return a token that is valid for several more minutes. Raises RetrySlowly if no AWS
+        credentials are found or can be fetched now."""
         if time.time() >= self._good_until_s:
-            asking = self._asking  # one thread, however many wait for it; one that was slow is of use to who comes next
+            # One thread serves all callers; after a timeout, the next caller may use its result.
+            asking = self._asking
             if asking is None:
                 asking = asyncio.create_task(asyncio.to_thread(self._signer.generate_auth_token, self._region))
                 asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
@@ -41,7 +43,7 @@ class MskTokens:
             try:
                 async with asyncio.timeout(TIMEOUT_S):
                     self._token, expires_ms = await asyncio.shield(asking)
-            except Exception as error:  # botocore's and the signer's own have no parent in common
+            except Exception as error:  # those of botocore and of the signer have no common base class
                 raise RetrySlowly(
                     f"could not create a token for Amazon MSK: {type(error).__name__}",
                     hint="check that this process has AWS credentials (environment, profile, instance or pod role)",
@@ -53,5 +55,5 @@ class MskTokens:
         return self._token
 
     def forget(self) -> None:
-        """It was refused."""
+        """Discard the token, which was refused."""
         self._good_until_s = 0.0

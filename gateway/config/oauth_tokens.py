@@ -1,10 +1,11 @@
-"""Bearer tokens of Kafka and the registry: read from a file, or asked of an OpenID provider with a
-client's credentials.
+"""Bearer tokens for Kafka and the registry: read from a file, or requested from an OpenID provider
+with client credentials.
 
-    token_file            read at each login: something else renews it (Kubernetes, a sidecar)
-    oauth_token_url ...   RFC 6749, 4.4: POST grant_type=client_credentials; kept until most of its life is over
+    token_file            read at each login; another program renews it (Kubernetes, a sidecar)
+    oauth_token_url ...   RFC 6749, 4.4: POST grant_type=client_credentials; a token is kept for
+                          most of its lifetime
 
-Messages name the address and HTTP's status, never a token or a secret.
+Messages contain the address and the HTTP status, never a token or a secret.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from gateway.errors import Retry, RetrySlowly
 
 TIMEOUT_S: Final = 10.0
 _USED_FOR: Final = 0.8
-"""Of a token's life, then a new one is asked for."""
+"""Fraction of a token's lifetime after which a new one is requested."""
 _LIFE_S: Final = 300.0
-"""Where the provider does not tell."""
+"""Lifetime in seconds if the provider's answer does not contain one."""
 
 
 class TokenSettings(Section):
-    """Where a token comes from."""
+    """Settings of the source of tokens."""
 
     token_file: Path | None = Field(
         default=None,
@@ -73,12 +74,13 @@ class TokenSettings(Section):
         return self.token_file is not None or self.oauth_token_url is not None
 
     def tokens(self, section: str, ca_file: Path | None) -> Tokens:
-        """Only where `has_token`. `section` is for messages."""
+        """Return the source of tokens; requires `has_token`. `section` is for messages."""
         return Tokens(self, section, ca_file)
 
 
 class Tokens:
-    """Raises Retry (no answer), RetrySlowly (refused, or no file)."""
+    """Source of tokens. Raises Retry if the provider does not answer; RetrySlowly if it refuses, or
+    the file cannot be read."""
 
     def __init__(self, settings: TokenSettings, section: str, ca_file: Path | None) -> None:
         self._settings = settings
@@ -89,7 +91,7 @@ class Tokens:
         self._asking = asyncio.Lock()
 
     async def token(self) -> str:
-        """One that is good for a while yet."""
+        """Return a token that is still valid for some time."""
         if self._settings.token_file is not None:
             return await asyncio.to_thread(self._read, self._settings.token_file)
         async with self._asking:
@@ -98,7 +100,7 @@ class Tokens:
             return self._token
 
     def forget(self) -> None:
-        """It was refused."""
+        """Discard the token, which was refused."""
         self._good_until = 0.0
 
     def _read(self, path: Path) -> str:
@@ -144,7 +146,7 @@ class Tokens:
         if not (self._settings.oauth_token_url or "").startswith("https:"):
             return False
         try:
-            context = ssl.create_default_context()  # the provider is seldom signed by the same authority as the servers
+            context = ssl.create_default_context()  # system CAs too: provider and servers seldom share one
             if self._ca_file is not None:
                 context.load_verify_locations(self._ca_file)
             return context

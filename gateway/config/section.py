@@ -1,4 +1,4 @@
-"""What the sections of the settings share."""
+"""Base class and types that the sections of the settings share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Sec
 from gateway.errors import StopForOperator
 
 PREFIX: Final = "WALGATE_"
-"""Of the variables."""
+"""Prefix of the environment variables."""
 
 
 class Section(BaseModel):
@@ -22,7 +22,8 @@ class Section(BaseModel):
 
 
 def read_json(value: Any) -> Any:
-    """What a variable says of tables or lists of tables; a file has them already."""
+    """Parse JSON from a variable, for a setting that is a TOML table or an array of tables; a value
+    from a file is returned as it is."""
     if not isinstance(value, str):
         return value
     try:
@@ -32,7 +33,7 @@ def read_json(value: Any) -> Any:
 
 
 def _read_names(value: Any) -> Any:
-    """`a,b` or `["a", "b"]`."""
+    """Parse `a,b` or `["a", "b"]`; a list from a file is returned as it is."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -41,15 +42,15 @@ def _read_names(value: Any) -> Any:
 
 
 def _join_names(value: Any) -> Any:
-    """A list, also as JSON in a variable, for what takes one text with commas. An IPv6 address
-    begins with a bracket too."""
+    """Join a list, which may be JSON in a variable, to one string with commas. JSON is recognized
+    by `["`, because an IPv6 address begins with a bracket too."""
     if isinstance(value, str) and value.lstrip().startswith('["'):
         value = read_json(value)
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
 Names = Annotated[tuple[str, ...], BeforeValidator(_read_names)]
-"""A list of texts; in a variable `a,b` or JSON."""
+"""A list of strings; in a variable, `a,b` or JSON."""
 
 
 def _compiles(value: str) -> str:
@@ -64,7 +65,7 @@ Pattern = Annotated[str, AfterValidator(_compiles)]
 """A regular expression."""
 
 JoinedNames = Annotated[str, BeforeValidator(_join_names)]
-"""A text with commas, or a list."""
+"""A string with commas, or a list."""
 
 
 def refuse_unused(section: BaseModel, names: Iterable[str], reason: str) -> None:
@@ -82,6 +83,6 @@ def unusable(error: OSError, setting: str, *paths: Path | None) -> StopForOperat
 
 
 def load_key(context: ssl.SSLContext, cert_file: Path, key_file: Path | None, password: SecretStr | None) -> None:
-    """Our own certificate. Raises OSError. A passphrase that is missing must not be asked for on
-    the terminal."""
+    """Load the client's certificate. Without `password`, an empty one is used, so that OpenSSL does
+    not prompt for it on the terminal. Raises OSError."""
     context.load_cert_chain(cert_file, key_file, password="" if password is None else password.get_secret_value())

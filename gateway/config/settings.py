@@ -1,8 +1,8 @@
-"""What an operator can set. Order: environment (`WALGATE_KAFKA__PREFIX`), file, default.
+"""All settings. Order of precedence: environment (`WALGATE_KAFKA__PREFIX`), file, default.
 
-Secrets come from the environment or from a file named by the `_FILE` variant of the variable; they
-print as `***`. What would only be found out much later, or never (a variable that sets nothing, a
-login that is not used, a certificate that is not there), is refused here.
+Secrets come from the environment or from a file named by the `_FILE` variant of the variable, and
+are printed as `***`. Mistakes that would be noticed only much later, or never, are refused here: a
+variable that sets nothing, a login that is not used, a certificate that does not exist.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _NO_SETTINGS: Final = frozenset(
         *("CHAOS_S", "EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
     )
 )
-"""Variables of this project that set something else: of the local servers, the build,
-docker-compose.yml, the Spark side; of the tests."""
+"""Variables of this project that are not settings: those of the local servers, the build,
+docker-compose.yml, the Spark side and the tests."""
 _OF_KUBERNETES: Final = re.compile(
     r"\w+_SERVICE_(HOST|PORT(_\w+)?)=.*|\w+_PORT(_\d+_\w+)?=(tcp|udp|sctp)://.*|\w+_PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*"
 )
-"""What it puts into the environment of every container for a service whose name begins with
+"""Variables that Kubernetes sets in every container for a service whose name begins with
 `walgate`."""
 
 
@@ -76,7 +76,8 @@ class RegistrySettings(TokenSettings):
     @field_validator("url")
     @classmethod
     def _shows_no_secret(cls, value: str) -> str:
-        """Addresses are printed. What is no address at all the client itself refuses."""
+        """Refuse user and password in the URL, because URLs are printed. The client itself refuses
+        an invalid URL."""
         if "@" in value:
             raise ValueError("the URL must not contain user and password: set registry.username and registry.password")
         return value
@@ -94,8 +95,8 @@ class RegistrySettings(TokenSettings):
         return self
 
     def client_options(self) -> dict[str, Any]:
-        """Arguments of RegistryClient that say who comes. Reads the certificates, which may be new.
-        Raises StopForOperator."""
+        """Return the arguments of RegistryClient for authentication and TLS. Reads the certificates
+        each time, because they may have changed. Raises StopForOperator."""
         tls = None
         if self.url.lower().startswith("https:"):
             try:
@@ -164,8 +165,8 @@ class SnapshotSettings(Section):
 
 
 class TableErrors(Section):
-    """Another rule for the tables that a pattern matches (regular expression, the whole
-    `schema.table`)."""
+    """Different rule for the tables whose whole name, `schema.table`, a regular expression
+    matches."""
 
     pattern: Pattern
     on_error: Literal["stop", "quarantine"]
@@ -195,7 +196,8 @@ class ErrorSettings(Section):
         return "quarantine" in (self.on_error, *(rule.on_error for rule in self.tables))
 
     def on_error_of(self, table: str) -> str:
-        """`table`: schema.table. Where two patterns match, the later one wins."""
+        """Return the rule for `table`, given as schema.table. The last pattern that matches it
+        applies."""
         rules = [rule.on_error for rule in self.tables if re.fullmatch(rule.pattern, table)]
         return rules[-1] if rules else self.on_error
 
@@ -244,7 +246,7 @@ class _Sources(BaseSettings):
 
 
 class Settings(_Sources, extra="forbid"):
-    """All of it."""
+    """All sections of the settings."""
 
     source: SourceSettings
     kafka: KafkaSettings = KafkaSettings()
@@ -262,12 +264,13 @@ class Settings(_Sources, extra="forbid"):
 
     @property
     def streams_open_transactions(self) -> bool:
-        """Debezium's consumers take every record for committed."""
+        """Whether transactions are streamed before they commit. Never in Debezium's dialect, whose
+        consumers take every record as committed."""
         return self.source.large_transactions == "stream" and not self.writes_debezium
 
     @property
     def takes_snapshots(self) -> bool:
-        """At the first start or on command."""
+        """Whether existing rows are read, at the first start or on command."""
         return self.snapshot.mode != "never"
 
     @model_validator(mode="after")
@@ -307,23 +310,24 @@ def load_settings(file: Path | None = None) -> Settings:
     """Merge environment and file. Raises StopForOperator that names each wrong setting, without its
     value."""
     values = _read_file(file)
-    if isinstance(values.get("columns"), list):  # [[columns]]: beside the key, which comes from a variable
+    if isinstance(values.get("columns"), list):  # [[columns]]: the rules alone; the hash key comes from a variable
         values["columns"] = {"rules": values["columns"]}
     _read_secret_files()
     _refuse_unknown_variables()
     settings = _merge(Settings, values, file)
-    settings.kafka.client_options()  # says now what is wrong with the certificates
+    settings.kafka.client_options()  # report problems of the certificates now
     settings.registry.client_options()
     return settings
 
 
 def load_http_settings(file: Path | None = None) -> HttpSettings:
-    """Where the gateway of the same configuration answers: reads no secret."""
+    """Load only the section `http`, for commands that ask the running gateway. Reads no secret."""
     return _merge(_OnlyHttp, _read_file(file), file).http
 
 
 def load_reading_settings(file: Path | None = None) -> tuple[KafkaSettings, RegistrySettings]:
-    """Where topics and schemas are, for a reader without PostgreSQL."""
+    """Load only the sections `kafka` and `registry`, for a reader of topics that does not need
+    PostgreSQL."""
     _read_secret_files()
     found = _merge(_OnlyReading, _read_file(file), file)
     return found.kafka, found.registry
@@ -360,13 +364,13 @@ def _merge(model: type[_S], values: dict[str, Any], file: Path | None) -> _S:
 
 
 def _variables() -> list[str]:
-    """Of every setting."""
+    """Return the variable of every setting."""
     return [variable(section, name) for section, found in sections_of(Settings).items() for name in found.model_fields]
 
 
 def _refuse_unknown_variables() -> None:
-    """Names inside a section are pydantic's to check; a variable of no section it would not even
-    look at."""
+    """Refuse variables that belong to no section, which pydantic ignores; it checks the names
+    within a section itself."""
     sections = {f"{PREFIX}{section.upper()}" for section in Settings.model_fields}
     names = _variables()
     unknown = [
@@ -387,8 +391,8 @@ def _refuse_unknown_variables() -> None:
 
 
 def _read_secret_files() -> None:
-    """WALGATE_X_FILE=path stands for WALGATE_X=<content of path>, as Docker secrets want it; but
-    for settings of that name."""
+    """Replace WALGATE_X_FILE=path by WALGATE_X=<content of path>, as is usual for Docker secrets,
+    unless a setting has that name."""
     settings = _variables()
     for name, path in list(os.environ.items()):
         if name.startswith(PREFIX) and name.endswith("_FILE") and name not in settings:

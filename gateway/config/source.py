@@ -1,4 +1,4 @@
-"""Settings of PostgreSQL: the server, the slot, and what is decoded."""
+"""The section `source` of the settings: the PostgreSQL server, the slot, and what is decoded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from gateway.config.section import Names, Section
 from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
 
 EXCLUDED_BY_DEFAULT: Final = ("repack.*", "squeeze.*", "pgroll.*", "_timescaledb_internal.*")
-"""pg_repack, pg_squeeze and pgroll keep copies and logs of other tables there; TimescaleDB keeps
-the chunks of hypertables."""
+"""Patterns of the tables in which pg_repack, pg_squeeze and pgroll keep copies and logs of other
+tables, and TimescaleDB the chunks of hypertables."""
 
 
 class SourceSettings(Section):

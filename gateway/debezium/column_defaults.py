@@ -1,9 +1,9 @@
-"""Column defaults in the schemas of Debezium's dialect: the expression of the catalog -> Avro's
-JSON form, and bytes.
+"""Column defaults in the schemas of Debezium's dialect: the catalog's expression -> Avro's JSON
+form and bytes.
 
-As Debezium does it: a literal is the default; a function's result stands in for by the type's zero
-(`now()` is 1970); what is neither (an arithmetic expression), or of a type that Debezium reads no
-defaults of, is none.
+The rules are Debezium's: a literal is the default; a function call is replaced by the type's zero
+(`now()` is 1970); any other expression, such as arithmetic, is no default, and neither is any
+expression of a type whose defaults Debezium does not read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GENERATED: Final = {
     1082: "1970-01-01", 1083: "00:00:00", 1114: "1970-01-01 00:00:00", 1184: "1970-01-01 00:00:00+00",
     1560: "00", 1562: "0",
 }  # fmt: skip
-"""By type: what stands for a function's result, as PostgreSQL text. Other types have no
+"""By type oid, the default that replaces a function call, as PostgreSQL text. Other types have no
 defaults."""
 _FLOAT: Final = struct.Struct("<f")
 _GREATEST_FLOAT: Final = 3.4028234663852886e38
@@ -45,7 +45,7 @@ _MALFORMED: Final = (
 
 
 def with_defaults(relation: ConnectRelation, catalog: list[CatalogColumn]) -> ConnectRelation:
-    """The relation with the defaults of its columns."""
+    """Return the relation with the defaults of its columns."""
     expressions = {column.name: column.default for column in catalog if column.default}
     columns = tuple(
         None if column is None else _with_default(column, expressions.get(column.name, ""), described.facts.kind)
@@ -89,7 +89,8 @@ def _default_text(type_: ConnectType, expression: str, kind: Kind) -> str | None
 
 
 def _json_form(avro: Any, encoded: bytes) -> Any:
-    """The value as a schema has it: bytes are a text of their code points."""
+    """Return the value as a schema writes a default: bytes are a string with one code point for
+    each byte."""
     primitive = avro["type"] if isinstance(avro, dict) else avro
     match primitive:
         case "boolean":
@@ -106,17 +107,17 @@ def _json_form(avro: Any, encoded: bytes) -> Any:
 
 
 def _long(encoded: bytes) -> tuple[int, int]:
-    """The number, and how many bytes it takes."""
+    """Return the number and how many bytes it takes."""
     size = next(at for at, byte in enumerate(encoded) if byte < 128) + 1
     number = sum((byte & 127) << 7 * at for at, byte in enumerate(encoded[:size]))
     return number >> 1 ^ -(number & 1), size
 
 
 def shortest_float(number: float) -> float:
-    """The decimal that a reader of float4 takes for the same number."""
+    """Return the shortest decimal that is read back as the same float4."""
     packed = _FLOAT.pack(number)
     for digits in range(1, 9):
         found = float(f"{number:.{digits}g}")
         if abs(found) <= _GREATEST_FLOAT and _FLOAT.pack(found) == packed:
             return found
-    return float(f"{number:.9g}")  # so many digits tell any two float4 apart
+    return float(f"{number:.9g}")  # nine digits distinguish any two float4

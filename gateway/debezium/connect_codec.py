@@ -1,10 +1,10 @@
-"""Which encoder a column gets in Debezium's dialect. The Connect type is
-`gateway.debezium.connect_type`'s decision.
+"""The encoder of each column in Debezium's dialect, by the Connect type that
+`gateway.debezium.connect_type` chooses.
 
-The encoders are those of the type families; what Debezium writes in another form is in
-connect_times.py and connect_forms.py. A field is of one of three kinds, by what the catalog says of
-its column: required (no union), optional (null first), and optional with a default (null last, as
-Avro wants a default to be of the first branch).
+Most encoders are those of Walgate's own dialect; the values that Debezium writes in another form
+are in connect_times.py and connect_forms.py. The catalog's description of the column makes its
+field one of three kinds: required (no union), optional (null first), or optional with a default
+(null last, because Avro requires a default to be of the first branch).
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ from gateway.values.renderers import renderer
 from schemas.avro_types import column_type
 
 _SAME: Final = frozenset({Form.BOOLEAN, Form.INTEGER, Form.FLOAT, Form.DOUBLE, Form.BYTES, Form.UUID, Form.TEXT})
-"""Written as in Walgate's own dialect."""
+"""Forms that are written as in Walgate's own dialect."""
 
 
 def connect_codec(column: ConnectColumn, *, in_key_tuple: bool = False) -> Codec:
-    """The encoders of a column's values, as its field wants them. `in_key_tuple`: a NULL of a
-    required column is one that was not sent, and becomes what Debezium writes for it; else its
-    reader raises Unusual."""
+    """Return the encoders of a column's values for its kind of field.
+
+    In a key tuple (`in_key_tuple`), a NULL of a required column is a value that was not sent, and
+    is written as `fallback_value`; elsewhere its reader raises SlowPathNeeded.
+    """
     rule = column.protection
     plain = _codec(column.type) if rule is None else protected_codec(column.type.facts, rule)
     if column.is_optional and not column.has_default:
@@ -69,22 +71,23 @@ def connect_codec(column: ConnectColumn, *, in_key_tuple: bool = False) -> Codec
 
 
 def null_value(column: ConnectColumn) -> bytes:
-    """What a NULL is in the field; a required one gets what Debezium writes for a value that was
-    not sent."""
+    """Return the bytes of NULL in the field; in a required field, what Debezium writes for a value
+    that was not sent."""
     if not column.is_optional:
         return fallback_value(column)
     return b"\2" if column.has_default else AVRO_NULL
 
 
 def fallback_value(column: ConnectColumn) -> bytes:
-    """Of a required field: the column's default, else the type's zero."""
+    """Return what a required field without a value contains: the column's default, else the type's
+    zero."""
     if column.encoded_default is not None:
         return column.encoded_default
     return forms.ZEROS[column.type.form](column.type)
 
 
 def placeholder(column: ConnectColumn, text_: str) -> bytes | None:
-    """What stands for an UNCHANGED value; None where Debezium has nothing."""
+    """Return the bytes that replace an UNCHANGED value; None for a type without a placeholder."""
     if column.protection is not None and column.protection.is_hidden:
         return AVRO_NULL
     found = forms.placeholder(column.type, text_)
@@ -96,7 +99,7 @@ def placeholder(column: ConnectColumn, text_: str) -> bytes | None:
 
 
 def skip_column(data: bytes, position: int, parts: Parts) -> int:
-    """The reader of a column that the record leaves out."""
+    """Read past a column that the record leaves out."""
     if data[position] in (KIND_TEXT, KIND_BINARY):
         length: int = read_i32_be(data, position + 1)
         return position + 5 + length
@@ -104,7 +107,7 @@ def skip_column(data: bytes, position: int, parts: Parts) -> int:
 
 
 def encode_text(type_: ConnectType) -> Encode:
-    """PostgreSQL text -> Avro bytes behind branch 1."""
+    """Return the encoder of PostgreSQL text: to Avro, preceded by the index of union branch 1."""
     return _from_text(type_)
 
 
@@ -139,7 +142,7 @@ def _from_binary(type_: ConnectType, from_text: Encode, render: Render) -> Encod
     if type_.form is Form.ARRAY:
         assert type_.element is not None and type_.facts.element is not None
         element = _codec(type_.element).from_binary
-        assert element is not None  # what is rendered, is read
+        assert element is not None  # every type with a renderer has a binary encoder
         return forms.unshifted_binary(array_from_binary(element, type_.facts.element.oid))
     if type_.form in forms.FROM_TEXT:
         return lambda value: from_text(render(value))
@@ -148,7 +151,7 @@ def _from_binary(type_: ConnectType, from_text: Encode, render: Render) -> Encod
 
 
 Timed = tuple[Callable[[bytes], Any], Callable[[bytes], Any], Callable[[Any], bytes]]
-"""From text, from binary, to Avro."""
+"""Three functions: decode text, decode binary, encode to Avro."""
 
 
 def _timed(type_: ConnectType) -> Timed:

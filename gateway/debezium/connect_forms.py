@@ -1,9 +1,8 @@
 """Values that Debezium writes in a form of its own: decimals, money, bits, points, hstore, bytes as
-text; and what it writes where there is no value: for a required column that was not sent, and for
-an UNCHANGED one.
+text; and what it writes for a value that was not sent, in a required column or as UNCHANGED.
 
-A factory takes the column's type and gives the encoder of PostgreSQL's text, behind branch 1 of a
-union.
+Each factory takes a column's type and returns the encoder of PostgreSQL's text. Encoded bytes begin
+with the index of union branch 1.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from schemas.varint import encode_long, encode_some_long
 
 _SOME: Final = b"\2"
 _NOT_FINITE: Final = {b"NaN": b"NAN", b"Infinity": b"POSITIVE_INFINITY", b"-Infinity": b"NEGATIVE_INFINITY"}
-"""Values of numeric that are no numbers, and Debezium's names of them."""
+"""Values of numeric that are not finite, and Debezium's names for them."""
 _HSTORE_STRING: Final = rb'"((?:[^"\\]|\\.)*)"'
 _HSTORE_PAIR: Final = re.compile(_HSTORE_STRING + rb"=>(?:" + _HSTORE_STRING + rb"|NULL)(?:, )?", re.DOTALL)
 _ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
@@ -35,18 +34,18 @@ _POINT: Final = re.compile(rb"\(([^,]+),([^)]+)\)")
 _BOUNDS: Final = re.compile(rb"^\[-?\d+:-?\d+\]=")
 _ONE: Final = b"\0\0\0\1"
 _WKB_POINT: Final = b"\1\1\0\0\0"
-"""Little-endian, a point."""
+"""Well-known binary of a point, little-endian, before its coordinates."""
 
 
 def _unscaled(number: int) -> bytes:
-    """The shortest two's complement, big-endian, with its length in front."""
+    """Return the shortest two's complement, big-endian, preceded by its length."""
     value = number.to_bytes(((number if number >= 0 else ~number).bit_length() >> 3) + 1, "big", signed=True)
     return encode_long(len(value)) + value
 
 
 def _variable_decimal(value: bytes) -> bytes:
-    """io.debezium.data.VariableScaleDecimal, without zeros at the end of its fraction. Special: NaN
-    and the infinities."""
+    """Encode io.debezium.data.VariableScaleDecimal, without trailing zeros of the fraction. Raises
+    UnrepresentableValue for NaN and the infinities."""
     if value in _NOT_FINITE:
         raise UnrepresentableValue
     whole, _, fraction = value.partition(b".")
@@ -67,8 +66,8 @@ def _double(value: bytes) -> bytes:
 
 
 def _money_digits(value: bytes) -> Decimal:
-    """`$1,234.56`, `-$0.50`; a locale with another mark for the fraction has it where the last mark
-    is, before two digits."""
+    """Parse money, such as `$1,234.56` or `-$0.50`. In any locale, a mark before the last two
+    digits begins the fraction."""
     digits = re.sub(rb"[^0-9]", b"", value)
     has_fraction = re.search(rb"[.,']\d\d\D*\Z", value) is not None
     number = int(digits) if has_fraction else int(digits) * 100
@@ -80,7 +79,7 @@ def _money(value: bytes) -> bytes:
 
 
 def _bits(value: bytes) -> bytes:
-    """io.debezium.data.Bits: little-endian, without zero bytes at the end."""
+    """Encode io.debezium.data.Bits: little-endian, without zero bytes at the end."""
     number = int(value or b"0", 2)
     return some_bytes(number.to_bytes((number.bit_length() + 7) // 8, "little"))
 
@@ -122,12 +121,13 @@ def _encoded_map(pairs: dict[str, str | None]) -> bytes:
 
 
 def _bytes_of(value: bytes) -> bytes:
-    """bytea_output is pinned to hex."""
+    """Parse bytea in hex format, to which the session sets bytea_output."""
     return bytes.fromhex(value[2:].decode("ascii"))
 
 
 def unshifted_text(encode: Encode) -> Encode:
-    """Arrays of one dimension without their lower bound, for which Connect has no place."""
+    """Remove the lower bound of one-dimensional arrays, which Connect cannot represent, before
+    `encode`."""
     return lambda value: encode(_BOUNDS.sub(b"", value) if value[:1] == b"[" else value)
 
 
@@ -141,7 +141,7 @@ AS_BINARY: Final[dict[BinaryMode, Callable[[bytes], bytes]]] = {
     "base64-url-safe": base64.urlsafe_b64encode,
     "hex": lambda value: value.hex().encode(),
 }
-"""Bytes as `binary_handling_mode` writes them."""
+"""By `binary_handling_mode`, how bytes become text."""
 
 
 def _bytea(type_: ConnectType) -> Encode:
@@ -150,7 +150,7 @@ def _bytea(type_: ConnectType) -> Encode:
 
 
 def _unknown(type_: ConnectType) -> Encode:
-    """PostgreSQL's text, written as bytea is."""
+    """Encode PostgreSQL's text of an unknown type as bytea is encoded."""
     write = AS_BINARY[type_.binary_mode]
     return lambda value: some_bytes(write(value))
 
@@ -172,7 +172,7 @@ FROM_TEXT: Final[dict[Form, Callable[[ConnectType], Encode]]] = {
 }
 
 
-# -- where there is no value
+# -- values that were not sent
 # -------------------------------------------------------------------------------------------
 
 _EMPTY: Final = b"\0"
@@ -222,7 +222,7 @@ ZEROS: Final[dict[Form, Callable[[ConnectType], bytes]]] = {
     Form.HSTORE_MAP: _always(_EMPTY),
     Form.ARRAY: _always(_EMPTY),
 }
-"""Of a required column that was not sent: what Debezium writes."""
+"""What Debezium writes for a required column that was not sent."""
 
 _TEXT_ELEMENTS: Final = frozenset({25, 1042, 1043, 114, 3802})
 """text, bpchar, varchar, json, jsonb"""
@@ -230,7 +230,8 @@ _TEXT_FORMS: Final = frozenset({Form.TEXT, Form.UUID, Form.BINARY_TEXT, Form.BYT
 
 
 def placeholder(type_: ConnectType, text: str) -> bytes | None:
-    """For an UNCHANGED value, behind branch 1; None for a type that Debezium has none for."""
+    """Return what Debezium writes for an UNCHANGED value, preceded by the index of union branch 1;
+    None for a type without a placeholder."""
     encoded = text.encode()
     if type_.form in _TEXT_FORMS:
         return some_bytes(encoded)
@@ -255,5 +256,5 @@ def _array(items: list[bytes]) -> bytes:
 
 
 def _name_uuid(name: bytes) -> UUID:
-    """Java's UUID.nameUUIDFromBytes: version 3 without a namespace."""
+    """Return the UUID of Java's UUID.nameUUIDFromBytes: version 3 without a namespace."""
     return UUID(bytes=md5(name, usedforsecurity=False).digest(), version=3)

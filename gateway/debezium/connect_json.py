@@ -1,8 +1,8 @@
 """An Avro schema with Kafka Connect's attributes -> the schema that Connect's JsonConverter writes
 into its records.
 
-The order of the attributes is the converter's, so that equal keys are equal bytes whoever wrote
-them, as compaction and the partition of a key need it. Source:
+Attributes are in the converter's order, so that equal keys are equal bytes whichever program wrote
+them: compaction and the choice of a key's partition depend on it. Source:
 org.apache.kafka.connect.json.JsonConverter 4.3; compared with the real one in tests/debezium.
 """
 
@@ -24,10 +24,11 @@ _TYPES: Final = {
 
 
 class NamedTypes(dict[str, Avro]):
-    """Records by their names, short and whole, as far as they were met."""
+    """The records met so far, by their short and their full names."""
 
     def resolve(self, avro: Avro) -> tuple[Avro, bool]:
-        """The type without its union, a name replaced by its record; and whether it may be null."""
+        """Return the type without its union, a name replaced by its record; and whether it may be
+        null."""
         is_optional = isinstance(avro, list)
         if is_optional:
             (avro,) = [branch for branch in avro if branch != "null"]

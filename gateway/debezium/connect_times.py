@@ -1,9 +1,9 @@
-"""date, time, timestamp, timestamptz, timetz and interval as Debezium writes them: numbers of a
-unit, and ISO 8601 text.
+"""date, time, timestamp, timestamptz, timetz and interval as Debezium writes them: numbers in a
+unit, or ISO 8601 text.
 
-Unlike gateway/values/dates.py nothing is beyond these: the infinities are the sentinels that
-Debezium's consumers know, and a year may be before 1 or after 9999. Times are microseconds of the
-Unix epoch in between.
+Unlike in gateway/values/dates.py, every value can be written: infinities become the sentinels that
+Debezium's consumers know, and a year may be before 1 or after 9999. In between, times are
+microseconds since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gateway.values.special_values import UnrepresentableValue
 from schemas.varint import SOME_SMALL, encode_some_long
 
 INFINITY: Final = 1 << 70
-"""Stands for infinity in days and microseconds, its negative for -infinity: no value is so
+"""Represents infinity in days and microseconds, and its negative -infinity: no value is this
 large."""
 PG_EPOCH_DAYS: Final = 10957
 PG_EPOCH_MICROS: Final = 946_684_800_000_000
@@ -29,11 +29,11 @@ _INFINITE_DATES: Final = {INFINITY: -2147472692, -INFINITY: -2147472691}
 _INFINITE_MICROS: Final = {INFINITY: 9223372036825200000, -INFINITY: -9223372036832400000}
 _INFINITE_TEXT: Final = {INFINITY: b"infinity", -INFINITY: b"-infinity"}
 _INFINITE_NANOS: Final = {INFINITY: (1 << 63) - 1, -INFINITY: -(1 << 63)}
-"""Debezium's own: what its arithmetic makes of the JDBC driver's."""
+"""What Debezium's arithmetic makes of the JDBC driver's sentinels."""
 _DAY_MICROS: Final = 86_400_000_000
 _MINUTE_MICROS: Final = 60_000_000
 _MONTH_DAYS: Final = 365.25 / 12
-"""Debezium's month."""
+"""Days of a month in Debezium's arithmetic."""
 
 _INT4 = struct.Struct("!i")
 _INT8 = struct.Struct("!q")
@@ -50,7 +50,7 @@ _INFINITIES: Final = {b"infinity": INFINITY, b"-infinity": -INFINITY}
 _REMEMBERED: Final = 4096
 
 
-# -- what the server sends -> days and microseconds
+# -- text and binary values -> days and microseconds
 # ------------------------------------------------------------------
 
 
@@ -67,7 +67,7 @@ def days_from_binary(value: bytes) -> int:
 
 
 def micros_from_text(text: bytes) -> int:
-    """timestamp and timestamptz. ValueError where it is none."""
+    """Parse timestamp or timestamptz. Raises ValueError."""
     infinite = _INFINITIES.get(text)
     if infinite is not None:
         return infinite
@@ -90,7 +90,7 @@ def micros_from_binary(value: bytes) -> int:
 
 
 def clock_from_text(text: bytes) -> int:
-    """Microseconds since midnight."""
+    """Return microseconds since midnight."""
     match = _CLOCK.fullmatch(text)
     if match is None:
         raise ValueError("not a time")
@@ -103,7 +103,7 @@ def clock_from_binary(value: bytes) -> int:
 
 
 def zoned_clock_from_text(text: bytes) -> int:
-    """timetz in UTC, within one day."""
+    """Parse timetz into microseconds since midnight in UTC, modulo one day."""
     match = _CLOCK.fullmatch(text)
     if match is None:
         raise ValueError("not a time with time zone")
@@ -117,7 +117,7 @@ def zoned_clock_from_binary(value: bytes) -> int:
 
 
 def interval_from_text(text: bytes) -> tuple[int, int, int]:
-    """(microseconds, days, months) of IntervalStyle iso_8601."""
+    """Parse IntervalStyle iso_8601 into (microseconds, days, months)."""
     infinite = _INFINITIES.get(text)
     if infinite is not None:
         return infinite, 0, 0
@@ -146,7 +146,7 @@ def _clock(hour: bytes, minute: bytes, second: bytes, fraction: bytes | None) ->
 
 
 def _east(sign: bytes | None, hours: bytes | None, minutes: bytes | None, seconds: bytes | None) -> int:
-    """Seconds east of Greenwich."""
+    """Return seconds east of Greenwich."""
     if sign is None:
         return 0
     east = int(hours or 0) * 3600 + int(minutes or 0) * 60 + int(seconds or 0)
@@ -154,7 +154,7 @@ def _east(sign: bytes | None, hours: bytes | None, minutes: bytes | None, second
 
 
 def days_of(year: int, month: int, day: int) -> int:
-    """Days since 1970-01-01 in the proleptic Gregorian calendar, for any year (H. Hinnant,
+    """Return days since 1970-01-01 in the proleptic Gregorian calendar, for any year (H. Hinnant,
     days_from_civil)."""
     shifted = year - 1 if month <= 2 else year
     era, year_of_era = divmod(shifted, 400)
@@ -163,7 +163,7 @@ def days_of(year: int, month: int, day: int) -> int:
 
 
 def _civil(days: int) -> tuple[int, int, int]:
-    """Year, month, day of days since 1970-01-01 (civil_from_days)."""
+    """Convert days since 1970-01-01 into year, month and day (civil_from_days)."""
     era, day_of_era = divmod(days + 719_468, 146_097)
     year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
@@ -173,7 +173,7 @@ def _civil(days: int) -> tuple[int, int, int]:
     return year, month, day_of_year - (153 * shifted + 2) // 5 + 1
 
 
-# -- days and microseconds -> Avro: each takes what the functions above give
+# -- days and microseconds -> Avro: each takes the result of a function above
 # --------------------------------------------
 
 
@@ -182,14 +182,14 @@ def encode_days(days: int) -> bytes:
 
 
 def encode_day_text(days: int) -> bytes:
-    """io.debezium.time.IsoDate."""
+    """Encode io.debezium.time.IsoDate."""
     if days in _INFINITE_TEXT:
         return some_bytes(_INFINITE_TEXT[days])
     return some_bytes(_day_text(days) + b"Z")
 
 
 def clock_in(per_second: int) -> Callable[[int], bytes]:
-    """Time of day in that unit."""
+    """Return the encoder of a time of day in that unit."""
 
     def encode(micros: int) -> bytes:
         return encode_some_long(micros * per_second // 1_000_000)
@@ -198,12 +198,13 @@ def clock_in(per_second: int) -> Callable[[int], bytes]:
 
 
 def encode_clock_text(micros: int) -> bytes:
-    """io.debezium.time.IsoTime, io.debezium.time.ZonedTime."""
+    """Encode io.debezium.time.IsoTime or io.debezium.time.ZonedTime."""
     return some_bytes(_clock_text(micros % _DAY_MICROS) + b"Z")
 
 
 def moment_in(per_second: int) -> Callable[[int], bytes]:
-    """Timestamp in that unit. Special: a number that 64 bits do not hold."""
+    """Return the encoder of a timestamp in that unit. It raises UnrepresentableValue for a number
+    that does not fit into 64 bits."""
     is_nanos = per_second > 1_000_000
     infinite = _INFINITE_NANOS if is_nanos else {
         sign: number * per_second // 1_000_000 for sign, number in _INFINITE_MICROS.items()
@@ -221,8 +222,8 @@ def moment_in(per_second: int) -> Callable[[int], bytes]:
 
 
 def moment_text(digits: int | None) -> Callable[[int], bytes]:
-    """io.debezium.time.ZonedTimestamp with so many digits of the second's fraction; None:
-    IsoTimestamp, as many as it has."""
+    """Return the encoder of io.debezium.time.ZonedTimestamp with `digits` digits of fractional
+    seconds; for None, of IsoTimestamp with as many digits as the value has."""
     parted = 10 ** (6 - (digits or 0))
 
     def encode(micros: int) -> bytes:
@@ -244,8 +245,8 @@ _of_six_digits: Final = moment_text(6)
 
 
 def encode_duration(interval: tuple[int, int, int]) -> bytes:
-    """io.debezium.time.MicroDuration: by the average month, in the floating point arithmetic that
-    Debezium has. Special: the infinities."""
+    """Encode io.debezium.time.MicroDuration: with the average length of a month, in Debezium's
+    floating-point arithmetic. Raises UnrepresentableValue for the infinities."""
     micros, days, months = interval
     if abs(micros) == INFINITY:
         raise UnrepresentableValue
@@ -256,7 +257,8 @@ def encode_duration(interval: tuple[int, int, int]) -> bytes:
 
 
 def encode_duration_text(interval: tuple[int, int, int]) -> bytes:
-    """io.debezium.time.Interval: every field is there. Special: the infinities."""
+    """Encode io.debezium.time.Interval, in which every field is present. Raises
+    UnrepresentableValue for the infinities."""
     micros, days, months = interval
     if abs(micros) == INFINITY:
         raise UnrepresentableValue
@@ -269,13 +271,13 @@ def encode_duration_text(interval: tuple[int, int, int]) -> bytes:
 
 
 def _truncated(number: int, divisor: int) -> tuple[int, int]:
-    """Towards zero."""
+    """Return quotient and remainder of a division that truncates towards zero."""
     quotient, rest = divmod(abs(number), divisor)
     return (-quotient, -rest) if number < 0 else (quotient, rest)
 
 
 def _day_text(days: int) -> bytes:
-    """As Java's ISO_LOCAL_DATE: a sign where the year has not four digits."""
+    """Format as Java's ISO_LOCAL_DATE does: a year that does not have four digits gets a sign."""
     year, month, day = _civil(days)
     if 0 <= year <= 9999:
         return b"%04d-%02d-%02d" % (year, month, day)
@@ -287,19 +289,19 @@ def _whole_seconds(seconds: int) -> bytes:
 
 
 def _clock_text(micros: int) -> bytes:
-    """As Java's ISO_LOCAL_TIME."""
+    """Format as Java's ISO_LOCAL_TIME does."""
     seconds, fraction = divmod(micros, 1_000_000)
     text = _whole_seconds(seconds)
     return text + (b".%06d" % fraction).rstrip(b"0") if fraction else text
 
 
-# -- the everyday timestamptz where it lies
+# -- fast path: the usual timestamptz, read in place
 # ----------------------------------------------------------------------------
 
 
 class _Minutes(dict[int, bytes]):
-    """Minute of the Unix epoch -> branch 1, length 27 and `yyyy-mm-ddThh:mm:`; rows of one time
-    share few minutes."""
+    """Cache: minutes since the Unix epoch -> union branch 1, length 27 and `yyyy-mm-ddThh:mm:`.
+    Rows written about the same time share few minutes."""
 
     def __missing__(self, minute: int) -> bytes:
         days, rest = divmod(minute, 1440)
@@ -314,7 +316,7 @@ class _Minutes(dict[int, bytes]):
 
 
 class _MinutesOfText(dict[bytes, bytes]):
-    """`yyyy-mm-dd hh:mm:` in UTC -> the same."""
+    """Cache: `yyyy-mm-dd hh:mm:` in UTC -> the same bytes as in _Minutes."""
 
     def __missing__(self, text: bytes) -> bytes:
         encoded = _minutes[micros_from_text(text + b"00") // _MINUTE_MICROS]
@@ -334,9 +336,9 @@ _ZEROS: Final = b"000000Z"
 
 
 def encode_moment_text(value: bytes) -> bytes:
-    """timestamptz in text as ZonedTimestamp of six digits; whatever is not `yyyy-mm-dd
-    hh:mm:ss[.ffffff]+00` goes the general way."""
-    # The length comes first: compiled, a slice that ends before it begins is an error.
+    """Encode timestamptz in text as ZonedTimestamp of six digits. Text other than `yyyy-mm-dd
+    hh:mm:ss[.ffffff]+00` takes the general function."""
+    # The length is checked first: when compiled, a slice that ends before it begins is an error.
     if len(value) >= 22 and value[-3:] == b"+00" and value[17:19] in _SECOND_TEXTS and value[10:11] == b" ":
         fraction = value[19:-3]
         if not fraction:
@@ -347,7 +349,7 @@ def encode_moment_text(value: bytes) -> bytes:
 
 
 def read_moment_text(data: bytes, position: int, parts: Parts) -> int:
-    """timestamptz in binary as ZonedTimestamp of six digits, four parts."""
+    """Read timestamptz in binary as ZonedTimestamp of six digits, which takes four parts."""
     if data[position] == KIND_BINARY:
         since_2000: int = read_i64_be(data, position + 5)
         if since_2000 == (1 << 63) - 1 or since_2000 == -(1 << 63):

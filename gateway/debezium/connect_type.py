@@ -1,10 +1,10 @@
-"""PostgreSQL type -> Kafka Connect type as Debezium maps it: form of the value, and its Avro schema
-with `connect.*` attributes.
+"""PostgreSQL type -> Kafka Connect type as Debezium maps it: the form of the value, and its Avro
+schema with `connect.*` attributes.
 
-The names of the options are Debezium's settings with underscores, their defaults are Debezium's.
-What Debezium leaves out of a record (composite types, multiranges, types of extensions that it does
-not know) has no Connect type here either, unless `include_unknown_datatypes` asks for its text as
-bytes.
+Options are named like Debezium's settings, with underscores, and have Debezium's defaults. Types
+that Debezium leaves out of a record (composite types, multiranges, types of extensions that it does
+not know) have no Connect type here either, unless `include_unknown_datatypes` asks for their text
+as bytes.
 
 Source: Debezium 3.6 documentation, "PostgreSQL connector", "Data type mappings"; compared with the
 real one in tests/debezium.
@@ -25,7 +25,7 @@ Avro = Any
 
 
 class Form(enum.Enum):
-    """How a value is written."""
+    """The form in which a value is written."""
 
     BOOLEAN = enum.auto()
     INTEGER = enum.auto()
@@ -37,7 +37,7 @@ class Form(enum.Enum):
     BINARY_TEXT = enum.auto()
     """bytea as text, in the form of `ConnectType.binary_mode`."""
     UNKNOWN = enum.auto()
-    """PostgreSQL's text as bytea is written."""
+    """PostgreSQL's text, written as bytea is."""
     DECIMAL = enum.auto()
     VARIABLE_DECIMAL = enum.auto()
     DECIMAL_TEXT = enum.auto()
@@ -48,7 +48,7 @@ class Form(enum.Enum):
     DAYS = enum.auto()
     DATE_TEXT = enum.auto()
     TIME = enum.auto()
-    """In the unit of `ConnectType.per_second`; TIMESTAMP too."""
+    """A number in the unit of `ConnectType.per_second`; TIMESTAMP as well."""
     TIME_TEXT = enum.auto()
     TIMESTAMP = enum.auto()
     TIMESTAMP_TEXT = enum.auto()
@@ -66,8 +66,8 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectType:
-    """`facts` and `typmod` are of the base type where the column's type is a domain. `avro` is the
-    schema without its union."""
+    """A column's type in Kafka Connect. `facts` and `typmod` describe the base type where the
+    column's type is a domain. `avro` is the schema without its union."""
 
     form: Form
     avro: Avro
@@ -77,13 +77,13 @@ class ConnectType:
     scale: int = 0
     per_second: int = 1_000_000
     digits: int = 6
-    """Of the fraction of a second."""
+    """Digits of fractional seconds."""
     element: ConnectType | None = None
     binary_mode: BinaryMode = "bytes"
 
 
 def connect_type(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType | None:
-    """None for a type that Debezium leaves out."""
+    """Return the Connect type; None for a type that Debezium leaves out."""
     while facts.kind is Kind.DOMAIN and facts.base is not None:
         facts, typmod = facts.base, facts.base_typmod
     if facts.kind is Kind.ARRAY and facts.element is not None:
@@ -123,7 +123,7 @@ def _decimal(precision: int | None, scale: int) -> Avro:
 
 
 _CONVERTERS_PRECISION: Final = 64
-"""What Confluent's converter writes where Connect names no precision."""
+"""The precision that Confluent's converter writes where Connect has none."""
 _INT16: Final = {"type": "int", "connect.type": "int16"}
 _VARIABLE_DECIMAL: Final = {
     "type": "record",
@@ -151,7 +151,7 @@ _POINT: Final = {
 _JSON: Final = _named("string", "io.debezium.data.Json")
 _HSTORE_MAP: Final = {"type": "map", "values": ["null", "string"]}
 
-# pg_type.dat: oids of built-in types never change.
+# The oids of built-in types never change (pg_type.dat).
 _PLAIN: Final[dict[int, tuple[Form, Avro]]] = {
     16: (Form.BOOLEAN, "boolean"),
     18: (Form.TEXT, "string"),  # "char"
@@ -178,7 +178,7 @@ _PLAIN: Final[dict[int, tuple[Form, Avro]]] = {
     3802: (Form.TEXT, _JSON),
 }
 _TEXT: Final = frozenset({3904, 3906, 3908, 3910, 3912, 3926})
-"""int4range, numrange, tsrange, tstzrange, daterange, int8range: of kind RANGE."""
+"""int4range, numrange, tsrange, tstzrange, daterange, int8range, whose kind is RANGE."""
 _NO_ARRAY: Final = frozenset({19, 142, 600, 790, 1186, 1562, 1560})
 """name, xml, point, money, interval, varbit, bit: Debezium has no arrays of these."""
 _UNLIMITED_BITS: Final = (1 << 31) - 1
@@ -261,7 +261,7 @@ def _date(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectTyp
 
 
 def _digits(typmod: int) -> int:
-    """Of the fraction of a second, as the column's type limits them."""
+    """Return the digits of fractional seconds to which the column's type is limited."""
     return 6 if typmod < 0 else typmod
 
 

@@ -1,5 +1,5 @@
-"""A relation's description -> the Avro schemas of its records in Debezium's dialect, attribute for
-attribute.
+"""A relation's description -> the Avro schemas of its records in Debezium's dialect, equal to
+Debezium's in every attribute.
 
 `Envelope` holds `before` and `after` of the record `Value`, and `source`; key records are `Key`.
 All are in the namespace `<prefix>.<schema>.<table>`, and carry Connect's names, versions and
@@ -26,8 +26,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
-    """What the stream does not say of a column. `default`: its expression as pg_get_expr writes it,
-    "" for none."""
+    """The facts of a column that the replication stream does not contain. `default` is its
+    expression as pg_get_expr writes it, "" for none."""
 
     name: str
     not_null: bool
@@ -36,8 +36,8 @@ class CatalogColumn:
 
 @dataclass(frozen=True, slots=True)
 class ConnectColumn:
-    """A column of the wire as a field. `default` is in Avro's JSON form, `encoded_default` its
-    bytes without a union."""
+    """A column of the replication stream as a field. `default` is in Avro's JSON form,
+    `encoded_default` its bytes without a union."""
 
     name: str
     field: str
@@ -51,8 +51,8 @@ class ConnectColumn:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRelation:
-    """`columns` in the order of the wire, None for one that is left out; `key`: indexes of the
-    key's columns, in its order."""
+    """A relation in Kafka Connect. `columns` are in the order of the replication stream, None for
+    one that is left out; `key` has the indexes of the key's columns, in the key's order."""
 
     description: RelationDescription
     columns: tuple[ConnectColumn | None, ...]
@@ -60,7 +60,7 @@ class ConnectRelation:
 
 
 class NameCollision(ValueError):
-    """Two columns have the same field."""
+    """Two columns have the same field name."""
 
 
 def connect_relation(
@@ -69,8 +69,9 @@ def connect_relation(
     key: Sequence[str],
     options: DebeziumOptions,
 ) -> ConnectRelation:
-    """Without defaults: those need an encoder (gateway/debezium/column_defaults.py). A column that
-    the catalog has no more may be null. Raises NameCollision."""
+    """Describe the relation without column defaults, which need an encoder
+    (gateway/debezium/column_defaults.py). A column that is no longer in the catalog may be null.
+    Raises NameCollision."""
     known = {column.name: column for column in catalog}
     columns: list[ConnectColumn | None] = []
     fields: dict[str, str] = {}
@@ -92,7 +93,8 @@ def connect_relation(
 
 
 def _type_of(column: ColumnDescription, options: DebeziumOptions) -> ConnectType | None:
-    """A string where a rule replaces the values; None for a column that is left out."""
+    """Return the column's type: a string where a column rule replaces the values; None for a column
+    that is left out."""
     rule = column.protection
     if rule is None or rule.action is Protect.NULL:
         return connect_type(column.facts, column.typmod, options)
@@ -110,8 +112,8 @@ def _key_places(
     places: dict[str, int],
     columns: Sequence[ConnectColumn | None],
 ) -> tuple[int, ...]:
-    """`key` where the stream sends those columns with every old tuple; else the columns that it
-    sends."""
+    """Return the indexes of `key` if the stream sends those columns with every old tuple; else of
+    the columns that it sends."""
     identity = {column.name for column in description.identity_columns}
     usable = bool(key) and all(name in places and columns[places[name]] is not None for name in key)
     if usable and (not identity or identity.issuperset(key)):
@@ -124,13 +126,15 @@ def with_default(column: ConnectColumn, default: Any, encoded: bytes) -> Connect
 
 
 def adjusted_name(name: str) -> str:
-    """Debezium's `schema.name.adjustment.mode` and `field.name.adjustment.mode` = avro."""
+    """Return the name under Debezium's `schema.name.adjustment.mode` and
+    `field.name.adjustment.mode` = avro."""
     adjusted = _UNSAFE.sub("_", name)
     return f"_{adjusted}" if adjusted[:1].isdigit() else adjusted
 
 
 def _namespace(topic: str) -> str:
-    """Avro allows no empty part, which a table has that is named `.`, or has two dots in a row."""
+    """Return the namespace without empty parts, which Avro forbids; a table named `.`, or with two
+    dots in a row, has one."""
     return ".".join(adjusted_name(part) or "_" for part in topic.split("."))
 
 
@@ -160,7 +164,7 @@ def envelope_schema(relation: ConnectRelation, topic: str, *, adjusts_names: boo
 
 
 def key_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = True) -> Schema | None:
-    """None for a relation without a key."""
+    """Return the schema of the key; None for a relation without a key."""
     columns = [relation.columns[at] for at in relation.key]
     if not columns:
         return None
@@ -180,8 +184,8 @@ def _fields(columns: Sequence[ConnectColumn]) -> list[Schema]:
 
 
 def _field(column: ConnectColumn, defined: set[str]) -> Schema:
-    """`pg.protected`: what a rule of the settings does with the values, as in Walgate's own
-    dialect."""
+    """Return the field. As in Walgate's own dialect, `pg.protected` is the action of the column
+    rule that changes the values."""
     described = _plain_field(column, defined)
     if column.protection is not None:
         described["pg.protected"] = column.protection.action.value
@@ -202,7 +206,7 @@ def _plain_field(column: ConnectColumn, defined: set[str]) -> Schema:
 
 
 def _defined_once(avro: Any, defined: set[str]) -> Any:
-    """A record is written out where it comes first; after that its name stands for it."""
+    """Write out a record where it occurs first, and only its name after that."""
     if not isinstance(avro, dict):
         return avro
     if avro["type"] == "array":
@@ -310,7 +314,7 @@ MESSAGE_KEY: Final[Schema] = {
 
 
 def message_schema(options: DebeziumOptions) -> Schema:
-    """Of a logical decoding message."""
+    """Return the schema of a logical decoding message."""
     content = binary_avro(options.binary_handling_mode)
     return {
         "type": "record",

@@ -1,5 +1,5 @@
-"""What a connector wrote beyond its offset: the ends of its topics, beside what the slot still
-has."""
+"""Find which records a connector wrote after the offset that it stored, by comparing the ends of
+its topics with the transactions that the slot still has."""
 
 from __future__ import annotations
 
@@ -39,10 +39,12 @@ from schemas.wire_format import FRAME_BYTES, read_schema_id
 log = structlog.get_logger()
 
 _FIRST_LOOK: Final = 500
-"""Records at the end of a partition; then more and more, until one is within the offset."""
+"""Records that are first read at the end of a partition; four times as many in each further
+attempt, until one precedes the offset."""
 _POLL_MS: Final = 200
 _PEEKED_BYTES: Final = 16 << 20
-"""Of WAL behind the newest event: its transaction commits there, or further."""
+"""Bytes of WAL after the newest event that are first searched for its transaction's commit; four
+times as many in each further attempt."""
 _HEAD_BYTES: Final = 26
 _BEFORE_PREFIX: Final = 10
 _PEEK: Final = f"""
@@ -56,14 +58,14 @@ FROM pg_catalog.pg_logical_slot_peek_binary_changes(
 _FLUSHED: Final = "SELECT (pg_catalog.pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::int8"
 
 Event = tuple[str, int, int, int]
-"""Operation, xid, the end of the last commit before it, LSN."""
+"""Operation, xid, end LSN of the last commit before the event, LSN of the event."""
 
 
 async def find_written(
     settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
 ) -> DebeziumOffset:
-    """The offset behind what was written. `topics`: of the published tables. Raises
-    WalgateError."""
+    """Return the offset after the last change that was completely written. `topics` are those of
+    the published tables. Raises WalgateError."""
     found = await _written(settings, registry, topics, offset)
     total = sum(each.total() for place, each in found.items() if place != (offset.written_xid, offset.lsn))
     if not total:
@@ -117,7 +119,7 @@ async def _end_of(
     offset: DebeziumOffset,
     limit_s: float,
 ) -> list[Event]:
-    """Events of a partition from the offset's own one on."""
+    """Return the events of a partition, beginning with that of the offset."""
     look = _FIRST_LOOK
     while True:
         start = max(first, end - look)
@@ -133,7 +135,8 @@ async def _end_of(
 
 
 async def read_to(consumer: Consumer, place: TopicPartition, end: int, limit_s: float) -> AsyncIterator[ConsumerRecord]:
-    """Records from the consumer's position on. Raises Retry where nothing comes for `limit_s`."""
+    """Yield the records from the consumer's position to `end`. Raises Retry if none arrives for
+    `limit_s` seconds."""
     since = monotonic()
     while (reached := await consumer.position(place)) < end:
         records = (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, [])
@@ -155,7 +158,8 @@ class _Schemas:
         self._known: dict[int, Any] = {}
 
     async def event(self, record: ConsumerRecord, before: Event | None) -> Event | None:
-        """A tombstone is of the record before it. None: of no transaction. Raises WalgateError."""
+        """Return the record's event; None if it belongs to no transaction. A tombstone belongs to
+        the event `before` it. Raises WalgateError."""
         if record.value is None:
             return None if before is None else (TOMBSTONE, *before[1:])
         try:
@@ -185,7 +189,7 @@ class _Schemas:
 
 
 def _plain(schema: Any) -> Any:
-    """Without logical types: Python has no date before year 1."""
+    """Return the schema without logical types, because Python has no date before year 1."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
@@ -198,7 +202,7 @@ def _plain(schema: Any) -> Any:
 
 
 async def _transactions(source: SourceSettings, written: Written, *, skips_truncates: bool) -> list[Committed]:
-    """Those that the slot has, at least to the newest that was written."""
+    """Return the transactions that the slot has, at least up to the newest one that was written."""
     newest_xid, newest_lsn = max(written, key=lambda place: place[1])
     names = ",".join(map(quoted_identifier, source.publications))
     peeked = _PEEKED_BYTES

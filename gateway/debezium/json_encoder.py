@@ -1,9 +1,10 @@
-"""A record of Debezium's dialect in Avro -> what Kafka Connect's JsonConverter writes for it, for
-consumers without Avro.
+"""A record of Debezium's dialect in Avro -> the JSON that Kafka Connect's JsonConverter writes for
+it, for consumers without Avro.
 
-The Avro bytes are walked by a plan that is made once a schema. That costs several times what
-writing them has cost, and keeps every rule of the dialect in one place: a field is in JSON what it
-is in Avro. Bytes and decimals are base64; NaN and infinities are strings, as Jackson writes them.
+The Avro bytes are read by functions that are composed once per schema. That takes several times as
+long as writing the Avro bytes, but keeps every rule of the dialect in one place: the JSON is
+derived from the Avro alone. Bytes and decimals are base64; NaN and infinities are strings, as
+Jackson writes them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gateway.debezium.connect_json import NamedTypes, connect_json_schema
 from schemas.wire_format import FRAME_BYTES
 
 Write = Callable[[bytes, int, list[str]], int]
-"""Appends the value at a position as JSON; the position behind it."""
+"""Appends the value at a position as JSON and returns the position after it."""
 
 _CONTROL: Final = re.compile(r"\\u00[01][0-9a-f]")
 _FLOAT: Final = struct.Struct("<f")
@@ -29,8 +30,8 @@ _DOUBLE: Final = struct.Struct("<d")
 
 
 class JsonForm:
-    """Of one schema. Called with a framed key or value, it gives the converter's bytes;
-    `with_schema`: schemas.enable."""
+    """Converter of one schema: called with a framed key or value, it returns the bytes that
+    JsonConverter writes. `with_schema` is the converter's schemas.enable."""
 
     def __init__(self, schema: Any, *, with_schema: bool) -> None:
         self._write = _writer(schema, NamedTypes())
@@ -88,7 +89,7 @@ def _struct(fields: list[tuple[str, Write]]) -> Write:
 
 
 def _blocks(start: str, item: Write, end: str) -> Write:
-    """Of an array or a map: blocks of items, the last of which has none."""
+    """Return the writer of an array or a map: blocks of items, ended by an empty one."""
 
     def write_blocks(data: bytes, position: int, parts: list[str]) -> int:
         parts.append(start)
@@ -116,7 +117,8 @@ def _entry(write: Write) -> Write:
 
 
 def _long(data: bytes, position: int) -> tuple[int, int]:
-    """Blocks of arrays and maps are written without their size, so that no count is negative."""
+    """Read a long. Counts of blocks are read by it too: the encoders write blocks without their
+    size in bytes, so that no count is negative."""
     number = shift = 0
     while data[position] & 128:
         number |= (data[position] & 127) << shift
@@ -127,8 +129,8 @@ def _long(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _text(text: str) -> str:
-    """A JSON string as Jackson writes it: control characters in capitals, nothing else escaped that
-    need not be."""
+    """Return a JSON string as Jackson writes it: escapes of control characters have capital digits,
+    and only what must be escaped is."""
     quoted = json.dumps(text, ensure_ascii=False)
     return _CONTROL.sub(lambda found: "\\u" + found[0][2:].upper(), quoted) if "\\u00" in quoted else quoted
 

@@ -10,8 +10,8 @@ from gateway.errors import StopForOperator
 
 
 class JsonSink:
-    """Before `outlet`; both schemas are Avro's, of the records that come. A key has its partition
-    by its JSON."""
+    """Sink that converts Avro records to JSON for `outlet`. Both schemas are those of the Avro
+    records. The partition of a key depends on its JSON."""
 
     def __init__(self, outlet: KeyedSink, key_schema: Any, value_schema: Any, *, with_schema: bool) -> None:
         self._outlet = outlet

@@ -1,18 +1,18 @@
-"""The state machine in Debezium's dialect: what is received is the same, what is written is for
-Debezium's consumers.
+"""The state machine in Debezium's dialect: it receives the same messages as TransactionMachine and
+writes records for Debezium's consumers.
 
-Only transactions that have committed are received (never streamed, never prepared), so there are no
-markers and no manifests: what a reader needs to know stands in each record. A transaction that the
-operator skips leaves a line in the log and nothing else. A row becomes one record, or several:
+Only committed transactions are received (never streamed, never prepared ones), so there are no
+markers and no manifests: each record contains all that its reader needs. A transaction that the
+operator skips is only logged. A row becomes one or more records:
 
     INSERT                  c
-    UPDATE                  u; where the key has changed: d of the old key, its tombstone, c of the new key
+    UPDATE                  u; if the key has changed: d of the old key, its tombstone, c of the new
     DELETE                  d, tombstone
-    TRUNCATE                t, if it is asked for
+    TRUNCATE                t, unless it is a skipped operation
 
 A tombstone is a key with a null value, for the compaction of the topic; rows without a key have
-none. With `provide_transaction_metadata` the transaction topic says BEGIN and END, and each record
-its place in the transaction.
+none. With `provide_transaction_metadata`, the transaction topic gets BEGIN and END records, and
+each record contains its place in the transaction.
 """
 
 from __future__ import annotations
@@ -60,19 +60,20 @@ from gateway.values.column_readers import some_bytes
 _UNSIGNED: Final = 0xFFFFFFFF
 _NO_BLOCK: Final = b"\0"
 _TICK: Final = 0xFF
-"""So many rows of a transaction share the time at which they were written,"""
+"""Mask of the ordinals between which the clock is not read: 256 rows of a transaction share the
+time at which they were written."""
 _TICK_NS: Final = 500_000
-"""and so do transactions that come within such a time."""
+"""Nanoseconds within which transactions share the time at which they were written."""
 _NAMED_PREFIX: Final = 100
 
 
 class KeyedSink(Protocol):
-    """Where records of one topic go, partitioned as Kafka's own clients do it."""
+    """Destination of one topic's records, partitioned as Kafka's own clients do it."""
 
     def append_hashed(self, key: bytes | None, value: bytes | None) -> None: ...
 
     def offer_hashed(self, key: bytes, value: bytes) -> bool:
-        """False where the record is larger than the topic takes."""
+        """Append the record; return False if it is larger than the topic accepts."""
         ...
 
     def too_large(self, what: str, size: int) -> StopForOperator: ...
@@ -80,7 +81,7 @@ class KeyedSink(Protocol):
 
 @dataclass(slots=True)
 class DebeziumVersion:
-    """A relation in Debezium's dialect: beside its RelationVersion."""
+    """A version of a relation in Debezium's dialect, in addition to its RelationVersion."""
 
     collection: str
     """`schema.table`"""
@@ -90,8 +91,8 @@ class DebeziumVersion:
 
 @dataclass(frozen=True, slots=True)
 class DebeziumTopics:
-    """Beside those of relations. Frames are of the registered schemas; no `transactions`: none are
-    written."""
+    """The topics that belong to no relation. Frames are those of the registered schemas;
+    `transactions` is None when no transaction records are written."""
 
     messages: KeyedSink
     message_key_frame: bytes
@@ -110,7 +111,8 @@ class _Counts:
 
 
 class DebeziumMachine(TransactionMachine):
-    """`clock_ns`: nanoseconds since the Unix epoch. Raises what TransactionMachine raises."""
+    """State machine that writes Debezium's records. `clock_ns` returns nanoseconds since the Unix
+    epoch. Raises what TransactionMachine raises."""
 
     records_exclusions: ClassVar[bool] = False
 
@@ -139,10 +141,10 @@ class DebeziumMachine(TransactionMachine):
         )
         self.versions: dict[int, DebeziumVersion] = {}
         self.snapshot_versions: dict[int, DebeziumVersion] = {}
-        """Of the relations whose rows are read."""
+        """Versions of the relations whose existing rows are read, by oid."""
         self.on_left_out: Callable[[int], bool] | None = None
-        """An UPDATE of the relation came without a value. Whether its changes are noted from this
-one on."""
+        """Called with a relation's oid when an UPDATE of it came without a value; returns whether
+        changes of the relation are tracked from that one on."""
         self._tracks = False
         self._owes = False
         self._names = names
@@ -159,7 +161,7 @@ one on."""
         self._source: SourceContext | None = None
         self._written_ns = -_TICK_NS
         self._written_at = b""
-        # Rows carry no context, and there are no manifests: these stand in their places.
+        # Placeholders: rows carry no context, and there are no manifests.
         self._context = TransactionContext(0, -1, epoch, None, None, None)
         self._manifest = Manifest(epoch)
         self._block_head = _NO_BLOCK
@@ -192,7 +194,7 @@ one on."""
         )  # fmt: skip
 
     def _refresh(self, source: SourceContext) -> None:
-        """The records that come are written now."""
+        """Set the current time as the one at which the next records are written."""
         now_ns = self._clock_ns()
         if not 0 <= now_ns - self._written_ns < _TICK_NS:
             self._written_ns = now_ns
@@ -200,7 +202,7 @@ one on."""
         source.written = self._written_at
 
     def _origin(self, message: Origin, change_lsn: int) -> None:
-        """Also amid rows, as the protocol allows."""
+        """Take an origin, which the protocol allows between rows too."""
         super()._origin(message, change_lsn)
         self._source = self._source_of(self._demand_transaction("Origin"))
 
@@ -228,7 +230,7 @@ one on."""
         topics.transactions.append_hashed(key, value)
 
     def _block(self, transaction: Transaction, collection: str) -> bytes:
-        """The block of one more event; the first one writes BEGIN."""
+        """Count one more event and return its transaction block; the first one writes BEGIN."""
         transaction.ordinal += 1
         transaction.silent = False
         if not self._writes_blocks:
@@ -303,8 +305,8 @@ one on."""
     def _track(
         self, transaction: Transaction, relation_oid: int, data: bytes, row: int, end: int, change_lsn: int
     ) -> None:
-        """A change of a table under snapshot is encoded in our own dialect too: its key tells which
-        row was changed, and its record goes nowhere."""
+        """Encode a change of a table under snapshot in Walgate's own dialect too, for its key,
+        which identifies the changed row; the record is discarded."""
         version = self._active.get(relation_oid) or self._activate(relation_oid)
         changes = version.changes
         if changes is None:
@@ -323,12 +325,13 @@ one on."""
         tell(changes, version.encoder, key, moved)
 
     def left_out(self, relation_oid: int, data: bytes, row: int, end: int) -> None:
-        """The Update message at `row` came without a value, and was written without it."""
+        """Handle the Update message at `row`, which came without a value and was written without
+        it."""
         if self.on_left_out is not None and self.on_left_out(relation_oid):
             self._track(self._demand_transaction("Update"), relation_oid, data, row, end, 0)
 
     def read(self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
-        """Rows that were read: beside its key each has its tuple."""
+        """Write rows of a snapshot, each a pair of its key and its tuple."""
         transaction = self._demand_transaction("rows of a snapshot")
         found = self.snapshot_versions[version.encoder.description.oid]
         source = self._source_of(transaction, is_read=True)
@@ -340,8 +343,8 @@ one on."""
             transaction.ordinal += 1
 
     def add_pending_marker(self, marker: Marker) -> None:
-        """It is not written, but what it stands for becomes durable as soon as it would have
-        been."""
+        """Note a marker that is not written: the state that it reports becomes durable when the
+        marker itself would have."""
         self._owes = True
 
     @property
@@ -358,8 +361,11 @@ one on."""
         return []
 
     def _was_written(self, data: bytes, position: int, end: int, change_lsn: int) -> bool:
-        """By the connector that was replaced. Rows of one COPY may share an LSN: how many of them
-        were written is unknown, so that they all come again, rather than none."""
+        """Return whether the replaced connector wrote the change.
+
+        The first row at the last written LSN is held back as written. If another one follows at the
+        same LSN, as in a COPY, it is unknown how many of them were written: all are written again.
+        """
         if change_lsn < self._written_lsn:
             return True
         if self._held is None:
@@ -387,7 +393,7 @@ one on."""
         end: int,
         change_lsn: int,
     ) -> None:
-        """An update that brings a key or old tuple."""
+        """Write an update that has a key or old tuple."""
         encoder = version.encoder
         old_key, before, key, after = encoder.both(data, row, end)
         if old_key == key:
@@ -424,7 +430,7 @@ one on."""
             if changes is not None:
                 changes.enter(transaction)
                 changes.truncated()
-        # At the last LSN itself, records of some tables may have been written, and of others not.
+        # At the last LSN itself, records of only some of the tables may have been written.
         was_written = change_lsn < self._written_lsn + (len(message.relation_oids) == 1)
         if self._skips_truncates or transaction.skipped or was_written:
             return
@@ -476,7 +482,7 @@ one on."""
         left_out = ExcludedMessage(xid, message.message_lsn, message.prefix[:_NAMED_PREFIX], message_bytes)
         self._message_topic.leave_out(left_out)
 
-    # -- what does not come in this dialect
+    # -- messages that are not received in this dialect
     # ---------------------------------------------------------------------------
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:

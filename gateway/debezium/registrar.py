@@ -37,8 +37,8 @@ log = structlog.get_logger()
 
 
 class DebeziumRelations:
-    """`optional`: (relation oid, column) of fields that must take NULL, whatever the catalog says
-    now."""
+    """The relations of a session in Debezium's dialect. `optional` has (relation oid, column) of
+    fields that must accept NULL, whatever the catalog says now."""
 
     def __init__(self, sql: asyncpg.Connection, options: DebeziumOptions, optional: set[tuple[int, str]]) -> None:
         self.versions: dict[int, DebeziumVersion] = {}
@@ -49,7 +49,7 @@ class DebeziumRelations:
         self.left_out: LeftOut | None = None
 
     async def relation(self, description: RelationDescription) -> ConnectRelation:
-        """With what the catalog says now. Raises WalgateError."""
+        """Describe the relation with the current facts of the catalog. Raises WalgateError."""
         try:
             columns = await self._sql.fetch(COLUMNS_QUERY, description.oid)
             keys = await self._sql.fetch(KEY_QUERY, description.oid)
@@ -75,8 +75,8 @@ class DebeziumRelations:
         return with_defaults(relation, catalog)
 
     def _as_it_was(self, description: RelationDescription, catalog: list[CatalogColumn]) -> list[CatalogColumn]:
-        """A column of the replica identity (but FULL) was never null, also where the catalog has
-        forgotten it."""
+        """Return the catalog's columns as they were: a column of the replica identity (other than
+        FULL) was never null, even if it is no longer in the catalog."""
         known = {column.name: column for column in catalog}
         if description.replica_identity is not ReplicaIdentity.FULL:
             for column in description.identity_columns:
@@ -89,7 +89,7 @@ class DebeziumRelations:
     def announce(
         self, relation: ConnectRelation, value_schema_id: int, key_schema_id: int | None, outlet: TopicSink
     ) -> None:
-        """Once its schemas are registered."""
+        """Make the relation's encoder, after its schemas have been registered."""
         description = relation.description
         encoder = DebeziumEncoder(
             relation, value_schema_id, key_schema_id, self._options, self._unconvertible, self.left_out
@@ -104,11 +104,12 @@ class DebeziumRelations:
 
     @property
     def registers_schemas(self) -> bool:
-        """Those of relations: JSON has them in its records, or nowhere."""
+        """Whether schemas of relations are registered. JSON has them in its records, or not at
+        all."""
         return self._options.format == "avro"
 
     def schemas_of(self, relation: ConnectRelation, topic: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
-        """Value and key."""
+        """Return the schemas of the value and of the key."""
         adjusts = self._options.adjusts_names
         return (
             envelope_schema(relation, topic, adjusts_names=adjusts),
@@ -128,7 +129,7 @@ class DebeziumRelations:
             self._warn(relation, column, reason)
 
     def _warn(self, relation: str, column: str, reason: str) -> None:
-        """Once a session for each: every row may have one."""
+        """Log each reason once per session and column, because every row may have it."""
         if (relation, column, reason) not in self._warned:
             self._warned.add((relation, column, reason))
             log.warning("column_without_value", relation=relation, column=column, reason=reason)

@@ -1,10 +1,10 @@
 """Row messages -> records of Debezium's dialect, for one version of a relation.
 
-The tuple is read as in gateway/events/row_encoder.py: one reader a column, one join; what is not
-plain is parsed and encoded value by value. The layout is
+The tuple is read as in gateway/events/row_encoder.py: one reader per column and one join; a row
+that these readers cannot take is parsed and encoded value by value. The layout is that of
 `gateway.debezium.envelope_schema.envelope_schema`: before, after, source, transaction, op, and the
-time at which it was written. `source` is four pieces, most of which the rows of a transaction
-share.
+time at which the record was written. `source` has four pieces, most of which the rows of a
+transaction share.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from schemas.wire_format import frame
 
 Key = bytes | None
 Unconvertible = Callable[[str, str, str], None]
-"""(relation, column, reason): the field is written without its value. It may raise instead."""
+"""Called with (relation, column, reason) when a field is written without its value; it may raise
+instead."""
 
 LeftOut = Callable[[int, bytes, int, int], None]
-"""(relation oid, data, position, end) of an Update message whose new tuple has values that are
-known to nobody."""
+"""Called with (relation oid, data, position, end) of an Update message whose new tuple has values
+that were not sent."""
 
 _ONLY_AFTER: Final = b"\0\2"
 _NEITHER: Final = b"\0\0"
@@ -60,11 +61,12 @@ _HEAD_BYTES: Final = 1 + 4
 
 
 class DebeziumEncoder:
-    """`position` is that of the byte after the relation oid, `end` that after the message. Keys and
-    values come framed.
+    """Encoder of one version of a relation.
 
-        `block`: the row's transaction block in Avro, null where there is none. Raises PgOutputError, UnknownBinary,
-        UnreadableValue, KeyNotSent, and what `unconvertible` raises.
+    In its methods, `position` is that of the byte after the relation oid, and `end` that of the
+    byte after the message. Returned keys and values are framed. `block` is the row's transaction
+    block in Avro, null if there is none. Raises PgOutputError, UnknownBinary, UnreadableValue,
+    KeyNotSent, and what `unconvertible` raises.
     """
 
     def __init__(
@@ -112,7 +114,7 @@ class DebeziumEncoder:
         self._runs = readers.runs
         self._runs_of_keys = of_keys.runs
         self._key_parts = readers.parts_of(self.relation.key)
-        # Where the key is one part: its place behind the head; 0 where it is not.
+        # The place of the key's only part, counted from the head; 0 if the key has several parts.
         self._only_key_part = 1 + self._key_parts[0] if self._key_frame and len(self._key_parts) == 1 else 0
 
     # -- records
@@ -124,23 +126,23 @@ class DebeziumEncoder:
         return self._only_new(_CREATE, data, position, end, source, change_lsn, block)
 
     def read(self, data: bytes, source: SourceContext, change_lsn: int) -> tuple[Key, bytes]:
-        """A row of a snapshot, as the new tuple of a message would have it. It is of no
+        """Encode a row of a snapshot, given as a message's new tuple. It belongs to no
         transaction."""
         return self._only_new(_READ, data, 0, len(data), source, change_lsn, _NULL)
 
     def new_tuple_only(self, data: bytes, position: int, end: int) -> bool:
-        """Whether an Update message brings no key and no old tuple, so that the key is as it
-        was."""
+        """Return whether an Update message has neither key nor old tuple, so that the key did not
+        change."""
         return position < end and data[position] == NEW_TUPLE
 
     def update(
         self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
     ) -> tuple[Key, bytes]:
-        """One for which `new_tuple_only` says True."""
+        """Encode an Update message for which `new_tuple_only` returns True."""
         return self._only_new(_UPDATE, data, position, end, source, change_lsn, block)
 
     def both(self, data: bytes, position: int, end: int) -> tuple[Key, Parts, Key, Parts]:
-        """The old key and row, the new key and row, of an Update message that brings both."""
+        """Return the old key and row and the new key and row of an Update message that has both."""
         before: Parts = []
         after: Parts = []
         try:
@@ -171,7 +173,7 @@ class DebeziumEncoder:
         return self._record([self._frame, _ONLY_AFTER, *after], source, change_lsn, block, _CREATE)
 
     def delete(self, data: bytes, position: int, end: int) -> tuple[Key, Parts]:
-        """The old key and row of a Delete message."""
+        """Return the old key and row of a Delete message."""
         before: Parts = []
         try:
             if data[position] in (OLD_TUPLE, KEY_TUPLE) and self._read_tuple(data, position, before) == end:
@@ -197,7 +199,7 @@ class DebeziumEncoder:
         change_lsn: int,
         block: bytes,
     ) -> tuple[Key, bytes]:
-        """Key and record of a message with nothing but the new tuple: the hot path."""
+        """Return key and record of a message that has only a new tuple. This is the hot path."""
         after: Parts = [self._head]
         try:
             if data[position] == NEW_TUPLE and read_i16_be(data, position + 1) == self._count:
@@ -220,7 +222,7 @@ class DebeziumEncoder:
         return self._key_of(new, row, None), self._record([self._head, *row], source, change_lsn, block, operation)
 
     def _record(self, parts: Parts, source: SourceContext, change_lsn: int, block: bytes, operation: bytes) -> bytes:
-        """`parts`: everything before `source`."""
+        """Complete a record. `parts` is everything before `source`."""
         if source is not self._source:
             self._source = source
             self._tail = source.times + self._table + source.transaction
@@ -252,15 +254,16 @@ class DebeziumEncoder:
         return self._key_frame + b"".join([row[at] for at in self._key_parts])
 
     def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
-        """Sees on the way whether the server sends binary."""
+        """Check the number of columns, and switch to the binary readers once the server sends
+        binary."""
         check_column_count(part, self._count, cursor)
         if self._readers is not self._binary and Binary in map(type, part.values):
             self._read_with(self._binary, self._binary_of_keys)
         return part
 
     def _encoded(self, part: TuplePart, earlier: TuplePart | None) -> Parts:
-        """One part a column that is in the record. An UNCHANGED one is taken from the old tuple
-        where that has it."""
+        """Return one part for each column of the record. An UNCHANGED value is taken from the old
+        tuple if that has it."""
         row: Parts = []
         for index, column in enumerate(self._columns):
             if column is None:
@@ -272,8 +275,8 @@ class DebeziumEncoder:
         return row
 
     def failing(self, part: TuplePart) -> str | None:
-        """Column and byte of the first value that cannot be encoded, whatever its encoder raises:
-        for an error that nobody foresaw."""
+        """Return column and byte of the first value that cannot be encoded, whatever its encoder
+        raises, for the report of an unexpected error."""
         for index, (each, value) in enumerate(zip(self._codecs, part.values, strict=False)):
             if each is not None and isinstance(value, Text | Binary):
                 encode = each.from_text if isinstance(value, Text) else each.from_binary
@@ -330,7 +333,7 @@ class DebeziumEncoder:
         return null_value(column)
 
     def _key_of(self, part: TuplePart, row: Parts, earlier: TuplePart | None) -> Key:
-        """`row` has one part a column that is in the record."""
+        """Return the framed key. `row` has one part for each column of the record."""
         if self._key_frame is None:
             return None
         parts = []
@@ -347,7 +350,8 @@ class DebeziumEncoder:
 
 
 def _readers(codecs: list[Codec | None], sends_binary: list[bool]) -> list[Reader]:
-    """`sends_binary`: columns that come in binary."""
+    """Return the columns' readers. `sends_binary` has True for each column that is sent in
+    binary."""
     return [
         skip_column if each is None else each.read_binary if is_binary else each.read_text
         for each, is_binary in zip(codecs, sends_binary, strict=True)

@@ -1,5 +1,5 @@
-"""`source` and `transaction` of Debezium's records: what the rows of a transaction share, already
-in Avro."""
+"""`source` and `transaction` of Debezium's records. The parts that the rows of a transaction share
+are encoded once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _SOME: Final = b"\2"
 _NULL_AND_SOME: Final = _NULL + _SOME
 _NO_ORIGIN: Final = _NULL * 3
 _STREAMED: Final = b"\0" + some_bytes(b"false")[1:]
-"""`snapshot`: its default, the first branch."""
+"""The field `snapshot` with its default, which is of the first branch."""
 _READ: Final = b"\0" + some_bytes(b"incremental")[1:]
-"""Of rows that were read while streaming goes on."""
+"""The field `snapshot` of rows that were read while streaming continued."""
 
 
 def _text(value: str) -> bytes:
@@ -23,7 +23,8 @@ def _text(value: str) -> bytes:
 
 
 class SourceNames:
-    """What all records of a gateway share: `version` is the gateway's, `name` the topic prefix."""
+    """The parts of `source` that all records of a gateway share. The field `version` is the
+    gateway's version, `name` the topic prefix."""
 
     __slots__ = ("before_sequence", "before_time", "read_before_sequence")
 
@@ -34,11 +35,11 @@ class SourceNames:
 
 
 class SourceContext:
-    """One a transaction. `last_commit_end_lsn` 0: not known. Times are microseconds since the Unix
-    epoch.
+    """The parts of `source` that the rows of one transaction share. `last_commit_end_lsn` is 0 if
+    it is not known. Times are microseconds since the Unix epoch.
 
-        A record's source is `head_of` the digits of change_lsn, the digits, times, the table,
-        transaction, the LSN, end; `written` follows the operation.
+    A record's source is `head_of` the number of change_lsn's digits, the digits, `times`, the
+    table, `transaction`, the LSN, and `end`; `written` follows the operation.
     """
 
     __slots__ = (
@@ -83,8 +84,8 @@ class SourceContext:
         return f"{self._xid}:{self._commit_lsn:d}"
 
     def head_of(self, digits: int) -> bytes:
-        """What lies before an LSN of so many digits: `head`, where `digits` are these. A
-        transaction has one length or two."""
+        """Return the bytes before an LSN of `digits` digits. The last result is kept in `head`,
+        because a transaction has LSNs of one length or two."""
         if digits != self.digits:
             self.digits = digits
             self.head = self._before_sequence + encode_long(len(self._sequence) + digits + 2) + self._sequence
@@ -92,7 +93,7 @@ class SourceContext:
 
 
 def written_at(now_ns: int) -> bytes:
-    """When a record was written: ts_ms, ts_us, ts_ns."""
+    """Encode the time at which a record was written: ts_ms, ts_us, ts_ns."""
     return encode_some_lsn(now_ns // 1_000_000) + encode_some_lsn(now_ns // 1000) + encode_some_lsn(now_ns)
 
 
@@ -107,7 +108,8 @@ def transaction_begin(frame: bytes, transaction_id: str, commit_time: int) -> by
 def transaction_end(
     frame: bytes, transaction_id: str, commit_time: int, event_count: int, collections: dict[str, int]
 ) -> bytes:
-    """`collections`: events of each `schema.table`; there is one at least."""
+    """Encode an END record. `collections` has the number of events of each `schema.table`, and at
+    least one entry."""
     parts = [frame, _text("END"), _text(transaction_id), encode_some_long(event_count), _SOME]
     parts.append(encode_long(len(collections)))
     parts += [_SOME + _text(name) + encode_long(count) for name, count in collections.items()]
@@ -115,14 +117,14 @@ def transaction_end(
 
 
 def transaction_block(head: bytes, total_order: int, collection_order: int) -> bytes:
-    """`head`: branch 1 and the id."""
+    """Encode a transaction block. `head` is the index of union branch 1 and the id."""
     return head + encode_long(total_order) + encode_long(collection_order)
 
 
 def message_value(
     frame: bytes, source: SourceContext, message_lsn: int, block: bytes, now_ns: int, prefix: str, content: bytes
 ) -> bytes:
-    """A logical decoding message: its source has no schema and no table."""
+    """Encode a logical decoding message, whose source has an empty schema and table."""
     digits = b"%d" % message_lsn
     return b"".join(
         (

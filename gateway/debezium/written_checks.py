@@ -1,9 +1,9 @@
-"""How far a connector's topics go beyond its offset: a connector stores its offset behind the
-records, or was killed before.
+"""Compute how far a connector's topics are ahead of its stored offset. A connector stores its
+offset after it has written the records, or is killed before it does.
 
-Events are written in the order of commits, so that the topics hold the first changes of what the
-slot still has. When a connector is killed, partitions may lack events that are before those of
-other partitions: what counts ends before the first of these.
+Events are written in commit order, so that the topics contain the first of the changes that the
+slot still has. If the connector was killed, a partition may lack events that precede those of other
+partitions: only the changes before the first missing one count as written.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ CREATED, UPDATED, DELETED, TRUNCATED, TOMBSTONE = "c", "u", "d", "t", "tombstone
 _ROWS: Final = {ord(kind): kind for kind in (INSERT, UPDATE, DELETE)}
 
 Place = tuple[int, int]
-"""xid and LSN of a change. Rows of one COPY may share it."""
+"""xid and LSN of a change. Rows of one COPY may share an LSN."""
 Written = Mapping[Place, Counter[str]]
-"""Records from the offset's own change on, by operation."""
+"""Number of records of each change, by operation, beginning with the change at the offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,9 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A transaction that the slot still has; `changes` of published tables, in their order, and
-    logical messages that are published. A TRUNCATE is one change for each table. A message of no
-    transaction stands alone, with xid 0."""
+    """A transaction that the slot still has. `changes` are those of published tables and the
+    published logical messages, in their order. A TRUNCATE is one change for each table. A
+    non-transactional message is a transaction of its own, with xid 0."""
 
     xid: int
     end_lsn: int
@@ -52,8 +52,8 @@ class Committed:
 def committed(
     rows: Iterable[tuple[int, bytes]], prefixes: Collection[str], *, skips_truncates: bool
 ) -> Iterator[Committed]:
-    """Of LSNs and the first bytes of pgoutput's messages; `prefixes` of the logical messages that
-    are published."""
+    """Yield the transactions in `rows` of LSNs and the first bytes of pgoutput messages. `prefixes`
+    are those of the published logical messages."""
     xid, changes = 0, list[Change]()
     for lsn, head in rows:
         kind = head[0]
@@ -76,16 +76,16 @@ def committed(
 
 
 def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
-    """Of an event, by its `source.sequence`: the end of the last commit before it (0: null), and
-    its own LSN."""
+    """Return whether an event precedes the offset, by its `source.sequence`: the end LSN of the
+    last commit before it (0 if null) and its own LSN."""
     return (commit_lsn, lsn) < (offset.commit_lsn, offset.lsn)
 
 
 def advanced(
     offset: DebeziumOffset, transactions: Iterable[Committed], written: Written, *, tombstones: bool
 ) -> tuple[DebeziumOffset, int]:
-    """The offset behind the last change up to which everything was written, and how many records
-    are between."""
+    """Return the offset after the last change up to which everything was written, and the number of
+    records between it and `offset`."""
     found, commit_lsn, count = offset, offset.commit_lsn, 0
     for transaction in transactions:
         if transaction.end_lsn <= offset.commit_lsn:
@@ -100,7 +100,7 @@ def advanced(
             if not is_whole:
                 return found, count
             count += records.total()
-            # The rows of one LSN are all there; the next change is at least a WAL record further.
+            # All rows at this LSN were written, and the next change has a greater one.
             found = DebeziumOffset(Lsn(place[1] + 1), commit_lsn, transaction.xid)
         commit_lsn = Lsn(transaction.end_lsn)
     return found, count
@@ -112,8 +112,8 @@ def _places(transaction: Committed) -> Iterator[tuple[Place, Counter[str]]]:
 
 
 def _is_whole(kinds: Counter[str], records: Counter[str], *, tombstones: bool) -> bool:
-    """An update of a key is a delete and a create. Records of messages are not counted: they are
-    written again."""
+    """Return whether all records of a change were written. An UPDATE of a key is a delete and a
+    create. Logical messages never count as written, and so are written again."""
     moved = kinds[UPDATE] - records[UPDATED]
     return (
         not kinds[MESSAGE]

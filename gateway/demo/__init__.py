@@ -1,2 +1,2 @@
-"""The demo: a shop that changes while it is watched, the whole walk of its data, and a verdict on
-the copy."""
+"""The demo: a shop whose data changes, its replication to Spark, and a comparison of the copy with
+the source."""

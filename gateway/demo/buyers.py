@@ -1,9 +1,9 @@
-"""Many small transactions: each buyer has a connection, a random generator and its own range of
-ids.
+"""Many small transactions: each buyer has a connection, a random generator and a range of ids of
+its own.
 
-Buyers never meet on a row, so none waits for another and each writes the same rows for the same
-seed, however the machine interleaves them. What a buyer owns it remembers; what it rolls back it
-never remembered.
+Buyers never change the same row, so that none waits for another, and each writes the same rows for
+the same seed, however they are interleaved. A buyer remembers the rows that it owns, without those
+that it rolled back.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import asyncpg
 from gateway.demo import goods
 
 IDS_PER_BUYER = 1_000_000
-IDS_PER_RUN = 10**12  # a shop that is opened again goes on with other ids
+IDS_PER_RUN = 10**12  # a shop that is opened again uses other ids
 
 Connection: TypeAlias = asyncpg.Connection
 
 
 @dataclass(slots=True)
 class Tally:
-    """What the shop has committed: `transactions` that changed rows (or wrote a transactional
-    message), and their rows."""
+    """Counts of what the shop has committed: `transactions` that changed rows (or wrote a
+    transactional message), and their row changes."""
 
     transactions: int = 0
     row_changes: int = 0
@@ -49,7 +49,8 @@ class Buyer:
 
     @property
     def first_cart_id(self) -> int:
-        """Thousands, for carts have a small key: 1000 for the first buyer of any run."""
+        """First id of the buyer's carts, whose key is of a small type: 1000 for the first buyer of
+        any run, 2000 for the next, and so on."""
         return self.first_id % IDS_PER_RUN // 1000
 
     def next_id(self) -> int:
@@ -60,7 +61,7 @@ class Buyer:
         await self.connection.execute(goods.insert(table), goods.text_of(row))
 
     async def buy(self, tally: Tally) -> None:
-        """One random transaction; the shop's first is always a customer."""
+        """Run a random transaction; the first one always creates a customer."""
         action = self.rng.choices(_ACTIONS, _WEIGHTS)[0] if self.open_orders else _open_account
         async with self.connection.transaction():
             row_changes = await action(self)
@@ -84,8 +85,7 @@ async def _order(buyer: Buyer) -> int:
 
 
 async def _order_after_second_thoughts(buyer: Buyer) -> int:
-    """Lines added after a savepoint and taken back, twice and nested; then the order as it
-    stays."""
+    """Create an order; lines added after a savepoint are rolled back, two levels deep."""
     row_changes = await _order(buyer)
     order_id = next(reversed(buyer.open_orders))
     rolled_back = buyer.connection.transaction()
@@ -103,14 +103,14 @@ async def _order_after_second_thoughts(buyer: Buyer) -> int:
 async def _pay(buyer: Buyer) -> int:
     order_id = buyer.rng.choice(list(buyer.open_orders))
     await buyer.add("payments", goods.payment(buyer.rng, order_id))
-    # The letter is not touched: REPLICA IDENTITY FULL sends it in the old tuple, and as unchanged
-    # in the new one.
+    # The column `letter` is not changed: REPLICA IDENTITY FULL sends it in the old tuple, and as
+    # unchanged in the new one.
     await buyer.connection.execute("UPDATE orders SET status = 'paid', total = total + 0.01 WHERE id = $1", order_id)
     return 2
 
 
 async def _edit_account(buyer: Buyer) -> int:
-    """A change that leaves the TOASTed notes alone."""
+    """Change a customer, but not its TOASTed notes."""
     await buyer.connection.execute(
         "UPDATE customers SET rating = $2, active = NOT active, balance = balance - 1.5 WHERE id = $1",
         buyer.rng.choice(buyer.customer_ids),
@@ -129,7 +129,7 @@ async def _write_note(buyer: Buyer) -> int:
 
 
 async def _move_line(buyer: Buyer) -> int:
-    """A key change: the last line of an order gets another number."""
+    """Change a key: the last line of an order gets another number."""
     order_id, line_count = buyer.open_orders.popitem()
     await buyer.connection.execute(
         "UPDATE items SET line = line + 100000 WHERE order_id = $1 AND line = $2", order_id, line_count - 1
@@ -169,5 +169,6 @@ _WEIGHTS = [weight for _, weight in _CHOICES]
 
 
 def affected(command_tag: str) -> int:
-    """`DELETE 3` -> 3 (PostgreSQL manual, 54.7 CommandComplete)."""
+    """Return the number of rows in a command tag: `DELETE 3` -> 3 (PostgreSQL manual, 54.7
+    CommandComplete)."""
     return int(command_tag.rpartition(" ")[2])

@@ -1,6 +1,7 @@
-"""What a subscriber sees: follows the marker topic while the shop is open, and counts.
+"""Counts of what a subscriber sees: the marker topic is followed while the shop is open.
 
-It reads as any program could: committed records only, each marker decoded by its schema.
+It is read as any program would read it: committed records only, each marker decoded with its
+schema.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _RATE_WINDOW_S = 5.0
 @dataclass(slots=True)
 class Delivered:
     """Counts of the marker topic: committed transactions and their events, each once; chunks of the
-    snapshot apart."""
+    snapshot are counted separately."""
 
     chunks: int = 0
     rows_read: int = 0
@@ -52,8 +53,8 @@ class Delivered:
         return sum(events for _, events in self._recent) / _RATE_WINDOW_S
 
     def add(self, marker: dict[str, Any]) -> None:
-        """Raises StopForOperator when a commit LSN does not rise: the order of the topic is commit
-        order."""
+        """Count a marker. Raises StopForOperator if its commit LSN is not greater than the last:
+        the topic is in commit order."""
         self.epoch = max(self.epoch, marker["epoch"])
         if marker["kind"] == "SNAPSHOT_END" and marker["manifest"]["snapshot"]["relation_oid"] == 0:
             self.is_all_read = True
@@ -81,7 +82,7 @@ class Delivered:
 
 
 async def follow(bootstrap_servers: str, topic: str, delivered: Delivered) -> None:
-    """Reads the topic, which must exist, from its beginning until it is cancelled."""
+    """Read the topic, which must exist, from its beginning until cancelled."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap_servers,
         isolation_level="read_committed",

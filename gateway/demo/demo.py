@@ -1,9 +1,8 @@
-"""`walgate demo`: real servers, a live shop, the gateway, the mirror, and the verdict, on one
-screen.
+"""`walgate demo`: local servers, a live shop, the gateway, the mirror and a verdict on one screen.
 
-This file starts and ends things; what happens between is `story.py`. Whatever ends the demo (its
-end, a failure, Ctrl-C, kill -9) ends its processes and removes its folders, because each of them
-lives under a guard (gateway/local/guard.py).
+This module starts and ends the servers; `story.py` is what happens in between. However the demo
+ends (normally, or by a failure, Ctrl-C or kill -9), its processes end and its folders are removed,
+because they belong to guards (gateway/local/guard.py).
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ DEFAULT_SECONDS = 30.0
 DEFAULT_SEED = 1
 _DATABASE = "shop"
 _STEPS = ("Java", "PostgreSQL", "Kafka", "Schema registry", *STORY_STEPS)
-# Low enough that the shop's larger transactions are streamed, high enough that its small ones are
-# not.
+# So low that the shop's larger transactions are streamed, and high enough that small ones are not.
 _POSTGRES_SETTINGS = {"logical_decoding_work_mem": "256kB"}
 _EXIT_FAILURE = 1
 
@@ -50,10 +48,10 @@ def run_demo(
     keep: bool = False,
     kill_gateway: bool = False,
 ) -> int:
-    """Runs the demo; returns the exit code: 0 when every table is equal, 1 when not or on a
-    failure, 130 after Ctrl-C.
+    """Run the demo and return the exit code: 0 if every table is equal, 1 if not or on a failure,
+    130 after Ctrl-C.
 
-        The last line on standard output is one JSON object, but after Ctrl-C.
+    The last line on standard output is one JSON object, except after Ctrl-C.
     """
     started_at = time.monotonic()
     facts: dict[str, Any] = {"equal": False}
@@ -71,7 +69,7 @@ def run_demo(
 
 
 def _in_one_line(error: BaseException) -> str:
-    """First and last line: what failed, and what its log ends with."""
+    """Return the first and the last line: what failed, and the end of its log."""
     lines = (str(error) or type(error).__name__).splitlines()
     return lines[0] if len(lines) == 1 else f"{lines[0]} ... {lines[-1].strip()}"
 
@@ -108,13 +106,14 @@ async def _demo(options: StoryOptions, facts: dict[str, Any], *, keep: bool) -> 
 
 
 def _fetch() -> None:
-    """Before the panel, because a download draws its own bar."""
+    """Download the artifacts. This must precede the panel, because a download draws a bar of its
+    own."""
     fetch_sets("kafka", "delta")
     unpacked("registry")
 
 
 async def _start_parts(panel: Panel, postgres: Postgres, kafka: Kafka, registry: Registry) -> None:
-    """All three at once. Raises the first failure."""
+    """Start all three servers concurrently. Raises the first failure."""
 
     async def start(name: str, starting: Coroutine[Any, Any, None], detail: Callable[[], str]) -> None:
         with panel.step(name) as step:
@@ -136,7 +135,8 @@ async def _start_parts(panel: Panel, postgres: Postgres, kafka: Kafka, registry:
 
 
 async def _keep(folder: Path, facts: dict[str, Any]) -> None:
-    """Saves the mirror's tables and the logs from the guard, which is about to remove them."""
+    """Copy the mirror's tables and the logs out of the guard's folder, which is about to be
+    removed."""
     kept = Path(tempfile.mkdtemp(prefix="walgate-demo-kept-"))
     await asyncio.to_thread(shutil.copytree, folder, kept, dirs_exist_ok=True)
     facts["kept"] = str(kept)

@@ -1,5 +1,5 @@
-"""The gateway as the demo runs it: `walgate run` in a process of its own, set up by its
-environment."""
+"""The demo's gateway: `walgate run` in a process of its own, configured by environment
+variables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ _SLOT_LAG = """
 
 
 class GatewayProcess:
-    """May be killed and started again; `peak_rss_bytes` is the highest of all its lives."""
+    """Gateway process that may be killed and started again. `peak_rss_bytes` is the maximum over
+    all its starts."""
 
     def __init__(self, guard: Guard, dsn: str, slot: str, settings: Mapping[str, str]) -> None:
         self._guard = guard
@@ -39,8 +40,8 @@ class GatewayProcess:
         return self._child
 
     async def start(self) -> None:
-        """Returns when the slot is being read. Raises `PartFailed` with the last lines of its
-        log."""
+        """Start the gateway and wait until it reads the slot. Raises `PartFailed` with the last
+        lines of its log."""
         self._child = await self._guard.start(
             "gateway",
             [sys.executable, "-m", "gateway.cli.main", "run"],
@@ -60,7 +61,7 @@ class GatewayProcess:
             await connection.close(timeout=2)
 
     async def kill(self) -> None:
-        """kill -9, as the machine's own memory killer would."""
+        """Kill the gateway with SIGKILL, as the kernel's OOM killer would."""
         self.measure()
         self.child.send_signal(signal.SIGKILL)
         await self.child.wait()
@@ -70,8 +71,8 @@ class GatewayProcess:
         return await self.child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
 
     def measure(self) -> int:
-        """Peak resident memory so far in bytes (proc_pid_status(5), VmHWM); 0 where there is no
-        /proc."""
+        """Return the peak resident memory so far in bytes (proc_pid_status(5), VmHWM); 0 if there
+        is no /proc."""
         status = Path(f"/proc/{self.child.pid}/status")
         try:
             fields = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
@@ -83,5 +84,5 @@ class GatewayProcess:
 
 
 async def slot_lag_bytes(connection: asyncpg.Connection, slot: str) -> int:
-    """WAL that PostgreSQL keeps for the slot because it is not confirmed."""
+    """Return the bytes of WAL that PostgreSQL keeps for the slot because they are not confirmed."""
     return await connection.fetchval(_SLOT_LAG, slot) or 0

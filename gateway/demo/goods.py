@@ -1,8 +1,8 @@
-"""Rows of the shop, made from a random generator: the same seed gives the same rows.
+"""Rows of the shop, generated at random: the same seed gives the same rows.
 
-Each function returns one row as a JSON object for `json_populate_record`: PostgreSQL's own input
-functions read every value from its text, so that values which Python has no type for (infinity,
-NaN, years before Christ) are written as easily as the others.
+Each function returns one row as a JSON object for `json_populate_record`: PostgreSQL's input
+functions read every value from its text, so that values for which Python has no type (infinity,
+NaN, years BC) can be written like all others.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ _LAST = (
     "back\\slash",
 )
 _SKUS = ("bolt-m6", "nut-m6", "washer", "gear 12/48", "belt", "cog", "spring", "clamp")
-_TOASTED_LENGTH = 3000  # characters; above PostgreSQL's limit of about 2,000 bytes a row, hence stored out of line
+_TOASTED_LENGTH = 3000  # characters; over TOAST's threshold of about 2,000 bytes a row, hence stored out of line
 
 
 def insert(table: str) -> str:
-    """SQL of an insert whose only argument is a row as JSON text."""
+    """Return an INSERT whose only argument is a row as JSON text."""
     return f"INSERT INTO {table} SELECT r.* FROM json_populate_record(NULL::{table}, $1::json) r"
 
 

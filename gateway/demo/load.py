@@ -1,9 +1,9 @@
-"""The shop without an end: `python -m gateway.demo.load`, for a database that has it (shop.sql).
-Address: libpq's variables.
+"""An endless workload: `python -m gateway.demo.load`, for a database with the shop's tables
+(shop.sql), given by libpq's variables.
 
-Each round plays all scenes; what the import of a round has brought, the next round deletes, so that
-the shop does not grow without bound. For a health check, `walgate-load` in the folder for temporary
-files is touched after each commit.
+Each round plays all scenes, and deletes the rows that the import of the round before inserted, so
+that the shop does not grow without limit. For a health check, `walgate-load` in the folder for
+temporary files is touched after each commit.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ async def load() -> None:
 
 
 async def _beat(tally: Tally) -> None:
-    """Touches a file whenever the shop has committed something."""
+    """Touch a file whenever the shop has committed something."""
     seen = -1
     while True:
         if tally.transactions != seen:

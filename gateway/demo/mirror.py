@@ -1,5 +1,5 @@
-"""The Spark mirror as the demo runs it: another program, spoken to by its command line and its
-lines of JSON."""
+"""The demo's Spark mirror: a separate program, with which the demo communicates by its command line
+and the lines of JSON that it prints."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
 DUMP_TIMEOUT_S = 180.0
 MERGE_EVERY_S = 10
-"""Less than a user's: the tables are compared at the end."""
+"""Seconds between merges; fewer than usual, because the tables are compared at the end."""
 _PROGRAM = (sys.executable, "-P", "-m", "spark_consumer")
 
 
 @dataclass(slots=True)
 class MirrorProgress:
-    """Sums over the batches that are written."""
+    """Sums over the batches that the job has written."""
 
     ready: bool = False
     batches: int = 0
@@ -38,7 +38,7 @@ class MirrorProgress:
 
 
 class Mirror:
-    """One Spark job that writes every table below `folder`."""
+    """A Spark job that writes every table below `folder`."""
 
     def __init__(self, guard: Guard, folder: Path) -> None:
         self._guard = guard
@@ -65,8 +65,8 @@ class Mirror:
         self._child = await self._guard.start("mirror", [*_PROGRAM, "mirror", *words], environment=self._environment())
 
     def _environment(self) -> dict[str, str]:
-        """Spark and its workers leave files behind: all of them below the guard's folder, which
-        goes at the end."""
+        """Return variables that put all temporary files of Spark and its workers below the guard's
+        folder, which is removed at the end."""
         scratch = self._guard.folder / "scratch"
         scratch.mkdir(exist_ok=True)
         return {
@@ -78,7 +78,7 @@ class Mirror:
         }
 
     async def ready(self) -> None:
-        """Returns when the job reads. Raises `PartFailed` with its last lines."""
+        """Wait until the job reads. Raises `PartFailed` with its last lines."""
 
         async def has_spoken() -> bool:
             return self.read_progress().ready
@@ -86,7 +86,7 @@ class Mirror:
         await self.child.ready(has_spoken, START_TIMEOUT_S)
 
     def read_progress(self) -> MirrorProgress:
-        """What the job has said until now, added up."""
+        """Return the sums of what the job has reported so far."""
         if not self.child.log_path.exists():
             return self.progress
         with self.child.log_path.open("rb") as file:
@@ -114,8 +114,8 @@ class Mirror:
         await self.child.stop(signal.SIGTERM, STOP_TIMEOUT_S)
 
     async def dump(self, tables: Sequence[str]) -> dict[str, MirrorTable]:
-        """The rows of the tables as the mirror holds them. Raises `PartFailed` with the program's
-        last lines."""
+        """Return the tables' rows in the mirror. Raises `PartFailed` with the program's last
+        lines."""
         path = self._guard.folder / "dump.jsonl"
         words = [word for table in tables for word in ("--table", table)]
         child = await self._guard.start(
@@ -127,8 +127,8 @@ class Mirror:
 
 
 def _read_dump(path: Path) -> dict[str, MirrorTable]:
-    """A header line (a JSON object) for each table, then its rows (JSON arrays), which are read
-    when they are asked for."""
+    """Read the headers of a dump: for each table, it has a header line (a JSON object) and the rows
+    (JSON arrays), which are read when they are iterated."""
     headers: list[tuple[str, tuple[str, ...], int]] = []
     with path.open("rb") as file:
         for line in iter(file.readline, b""):

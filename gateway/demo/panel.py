@@ -1,7 +1,7 @@
-"""One panel from the first download to the verdict: steps that tick, then figures that move.
+"""The panel that shows the demo from its start to the verdict: steps, then changing figures.
 
-On a terminal it is a live picture; without one, with NO_COLOR or in CI, each step becomes a line
-when it ends and the figures a line every few seconds. The facts are the same.
+On a terminal it is redrawn in place. Without one, with NO_COLOR or in CI, each step is printed as a
+line when it ends, and the figures as a line every few seconds. The content is the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rich.text import Text
 
 LINE_EVERY_S = 5.0
 _REFRESHES_PER_S = 8
-_DETAIL_WIDTH = 50  # so that the clocks stand still
+_DETAIL_WIDTH = 50  # fixed, so that the column of times does not move
 
 State = Literal["waiting", "running", "done", "failed"]
 
@@ -46,8 +46,8 @@ class Step:
 
 
 class Panel:
-    """`figures` are label -> text, shown below the steps; `notes` are lines at the bottom, ready to
-    paste."""
+    """The panel. `figures` (label -> text) are shown below the steps; `notes` are lines at the
+    bottom, to be copied."""
 
     def __init__(self, title: str, steps: Sequence[str], console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)
@@ -74,7 +74,8 @@ class Panel:
 
     @contextmanager
     def step(self, name: str) -> Iterator[Step]:
-        """Ticked when the block ends, crossed when it raises; the caller fills `detail`."""
+        """Run a step: it is ticked when the block ends, and crossed if it raises. The caller fills
+        `detail`."""
         step = self._steps[name]
         step.state, step.started_at = "running", time.monotonic()
         try:
@@ -98,7 +99,7 @@ class Panel:
                 self._print(f"      {line}")
 
     def forget(self, *lines: str) -> None:
-        """Notes that are no longer true; what is printed stays printed."""
+        """Remove notes that are no longer true; lines already printed remain."""
         self.notes = [note for note in self.notes if note not in lines]
 
     def __rich__(self) -> RenderableType:

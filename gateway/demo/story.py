@@ -1,10 +1,9 @@
-"""From a shop with old rows to the verdict: the gateway and the mirror start, the shop opens, both
-catch up, all is compared.
+"""The course of the demo: a shop with old rows is created, gateway and mirror start, the shop
+opens, both catch up, and all tables are compared.
 
-The story runs beside three watchers: one follows the marker topic, one draws, one looks whether the
-gateway and the mirror still live. The first of them that fails ends the story with its reason, so
-that nothing waits for a dead program; and where something lives but does not get on, the wait for
-it has a limit.
+Meanwhile two other tasks run: one follows the marker topic; the other draws, and checks that
+gateway and mirror still run. The first that fails ends the story with its reason, so that nothing
+waits for a program that has ended; and every wait for a program that makes no progress has a limit.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from schemas.topic_names import transaction_topic
 STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Merge", "Comparison")
 _REFRESH_S = 0.25
 _STALL_TIMEOUT_S = 240.0
-_BATCH_TIMEOUT_S = 600.0  # a batch may be the whole import, and the machine busy
+_BATCH_TIMEOUT_S = 600.0  # a batch may contain the whole import, on a busy machine
 _KILL_AT = 0.4  # of the workload's time: the big import is open or just committed
 _DOWN_S = 1.0
 _MEGABYTE = 1_000_000
@@ -47,7 +46,7 @@ class StoryOptions:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Where everything is, and the names that this story may use there."""
+    """Addresses of the servers, and the names that this story may use there."""
 
     dsn: str
     bootstrap_servers: str
@@ -70,8 +69,8 @@ class Story:
         self._mirror_may_end = False
 
     async def tell(self, facts: dict[str, Any]) -> None:
-        """Fills `facts` with the verdict. Raises `PartFailed` or `StopForOperator` when it does not
-        come to one."""
+        """Run the story and fill `facts` with the verdict. Raises `PartFailed` or
+        `StopForOperator` if there is none."""
         connection = await asyncpg.connect(self._addresses.dsn, command_timeout=60)
         try:
             await create_shop(self._addresses.dsn)
@@ -85,15 +84,15 @@ class Story:
 
     @property
     def _address_lines(self) -> tuple[str, str]:
-        """Ready to paste while the parts live."""
+        """Lines with the servers' addresses, to be copied while they run."""
         return (
             f"psql   {self._addresses.dsn}",
             f"topics {self._addresses.bootstrap_servers}, schemas {self._addresses.registry_url}",
         )
 
     async def _start(self) -> None:
-        """The mirror's program starts first, for it takes longest; it waits for the gateway's
-        topics by itself."""
+        """Start the mirror, then the gateway. The mirror takes longest to start, and waits for the
+        gateway's topics."""
         await self._mirror.start(
             self._addresses.bootstrap_servers, self._addresses.registry_url, self._addresses.prefix
         )
@@ -105,7 +104,7 @@ class Story:
         self._panel.note(*self._address_lines)
 
     async def _with_watchers(self, play: Coroutine[Any, Any, None], connection: Connection) -> None:
-        """`play` to its end, or to the first failure of a watcher."""
+        """Run `play` to its end, or to the first failure of a watching task."""
         topic = transaction_topic(self._addresses.prefix)
         tasks = [
             asyncio.create_task(play),
@@ -122,7 +121,8 @@ class Story:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _play(self) -> None:
-        """The shop opens when the mirror reads, as if it had always been there."""
+        """Run the workload once the mirror reads, wait until all is delivered and merged, and stop
+        both programs."""
         await self._await_mirror()
         await self._work()
         with self._panel.step("Catch up") as step:
@@ -168,8 +168,8 @@ class Story:
         self._gateway_may_end = False
 
     async def _catch_up(self) -> None:
-        """Until every old row and every transaction is in Kafka, and the last of them in the
-        mirror."""
+        """Wait until every old row and every transaction is in Kafka, and the last transaction in
+        the mirror."""
         delivered, tally, mirror = self._delivered, self._tally, self._mirror.progress
         await _advance(self._gateway.child, _STALL_TIMEOUT_S, lambda: delivered.is_all_read, lambda: True)
         await _advance(
@@ -184,7 +184,8 @@ class Story:
         )
 
     async def _merge(self) -> None:
-        """Until what can be read with Spark already is in the tables that any program reads."""
+        """Wait until the changes that Spark can read already are in the tables that any program can
+        read."""
         mirror, end_lsn = self._mirror.progress, self._delivered.last_commit_lsn
         await _advance(self._mirror.child, _BATCH_TIMEOUT_S, lambda: mirror.merged_lsn, lambda: end_lsn)
 
@@ -203,7 +204,7 @@ class Story:
         return verdicts
 
     async def _watch(self, connection: Connection) -> None:
-        """Draws, and raises when a program has ended that should not."""
+        """Draw, and raise if a program has ended that should not have."""
         while True:
             self._mirror.read_progress()
             self._gateway.measure()
@@ -251,7 +252,7 @@ class Story:
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:
-    """All at once; the first failure ends the others and is raised by itself."""
+    """Run all concurrently; the first failure ends the others and is raised without its group."""
     try:
         async with asyncio.TaskGroup() as group:
             for one in work:
@@ -261,8 +262,8 @@ async def _together(*work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _advance(child: Child, stall_s: float, measure: Callable[[], int], goal: Callable[[], int]) -> None:
-    """Returns when the measure has reached the goal. Raises `PartFailed` when it stands still for
-    too long."""
+    """Wait until the measure has reached the goal. Raises `PartFailed` if it does not change for
+    `stall_s` seconds."""
     seen, moved_at = measure(), time.monotonic()
     while seen < goal():
         await asyncio.sleep(_REFRESH_S)
@@ -281,7 +282,7 @@ def verdict_line(verdicts: Sequence[TableVerdict]) -> str:
 
 
 def complaints(verdict: TableVerdict) -> list[str]:
-    """What is wrong with a table: nothing when it is equal."""
+    """Return lines that describe a table's differences; none if it is equal."""
     if verdict.equal:
         return []
     counts = f"{verdict.source_rows} in PostgreSQL, {verdict.mirror_rows} in the mirror"

@@ -1,12 +1,12 @@
-"""Is the mirror what PostgreSQL holds? Every value of every row, judged by PostgreSQL itself.
+"""Comparison of the mirror with PostgreSQL: every value of every row, by PostgreSQL itself.
 
-The mirror's values come as text. They are copied into a temporary table of text columns in the
-source database, read there by the input function of the true column's type (without its typmod, so
-that nothing is rounded into place), and written again by its output function. Two values are equal
-when PostgreSQL writes the same text for both: so -0 is not 0, 1.50 is not 1.5, and a json text
-keeps its blanks. A text that the type cannot read is compared as it is.
+The mirror's values are text. They are copied into a temporary table of text columns in the source
+database, read there by the input function of the source column's type (without its typmod, so that
+nothing is rounded), and written again by its output function. Two values are equal if PostgreSQL
+writes the same text for both: -0 is not 0, 1.50 is not 1.5, and whitespace in json counts. Text
+that the type cannot read is compared as it is.
 
-Tables with a primary key are joined by it; rows of the others are counted by content.
+Tables with a primary key are joined by it; in others, equal rows are counted.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ import asyncpg
 
 from gateway.demo.buyers import Connection
 
-SHOWN_DIFFERENCES = 5  # a table
+SHOWN_DIFFERENCES = 5  # per table
 _COPY_ROWS = 20_000
 _STATEMENT_TIMEOUT_S = 120.0
 
-# What the text form of a value depends on (PostgreSQL manual, 20.11.2 Locale and Formatting).
+# Settings on which the text form of values depends (PostgreSQL manual, 20.11.2 Locale and
+# Formatting).
 _SESSION = {
     "application_name": "walgate demo: verdict",
     "DateStyle": "ISO",
@@ -43,8 +44,8 @@ _COLUMNS = """
 
 @dataclass(frozen=True, slots=True)
 class MirrorTable:
-    """`rows` yields one tuple a row, in the order of `columns`: each value as text that PostgreSQL
-    can read, or None."""
+    """A table of the mirror. `rows` yields a tuple for each row, in the order of `columns`, with
+    values as text that PostgreSQL can read, or None."""
 
     columns: tuple[str, ...]
     rows: Iterable[tuple[str | None, ...]]
@@ -52,8 +53,8 @@ class MirrorTable:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`column` is empty where the whole row is on one side only; `source` and `mirror` then say how
-    often."""
+    """A difference in one value, or of a whole row, which only one side has. In the second case,
+    `column` is empty, and `source` and `mirror` are the numbers of such rows."""
 
     table: str
     key: str
@@ -92,7 +93,8 @@ async def connect_for_verdict(dsn: str) -> Connection:
 
 
 async def compare_table(connection: Connection, table: str, mirror: MirrorTable) -> TableVerdict:
-    """`table` with its schema, as PostgreSQL writes it; `connection` from `connect_for_verdict`."""
+    """Compare a table. `table` includes its schema, as PostgreSQL writes it; `connection` is from
+    `connect_for_verdict`."""
     records = await connection.fetch(_COLUMNS, table)
     columns = [_Column(record["name"], record["type"], record["key"]) for record in records]
     async with connection.transaction():
@@ -101,8 +103,8 @@ async def compare_table(connection: Connection, table: str, mirror: MirrorTable)
 
 
 async def _copy(connection: Connection, columns: Sequence[_Column], mirror: MirrorTable) -> None:
-    """The mirror's rows into the temporary table `mirrored`: a column the mirror has not is null
-    everywhere."""
+    """Copy the mirror's rows into the temporary table `mirrored`, with NULL for columns that the
+    mirror does not have."""
     definition = ", ".join(f"{_quoted(column.name)} text" for column in columns)
     await connection.execute(f"CREATE TEMPORARY TABLE mirrored ({definition}) ON COMMIT DROP")
     places = {name: place for place, name in enumerate(mirror.columns)}
@@ -179,7 +181,8 @@ def _key(columns: Sequence[_Column], row: Sequence[str | None]) -> str:
 
 
 def _shown(value: str | None) -> str:
-    """Demo data is made up, so that it may be shown; long values are cut."""
+    """Return a value for display, shortened if it is long. Unlike real data, demo data may be
+    shown."""
     if value is None:
         return "null"
     return value if len(value) <= 60 else f"{value[:50]}... ({len(value)} characters)"

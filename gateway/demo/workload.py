@@ -1,5 +1,5 @@
-"""The shop's live workload: buyers all the time, the scenes spread over it, one big import beside
-them."""
+"""The shop's workload: buyers all the time, the scenes spread over it, and one big import
+concurrently."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FLOW_TIMEOUT_S = 60.0
 
 
 async def create_shop(dsn: str) -> None:
-    """Tables and publication, all empty."""
+    """Create the tables, empty, and the publication."""
     await _execute(dsn, "shop.sql")
 
 
 async def fill_shop(dsn: str) -> None:
-    """`OLD_ROWS` rows, which no gateway has seen."""
+    """Insert `OLD_ROWS` rows before the gateway starts."""
     await _execute(dsn, "old_rows.sql")
 
 
@@ -48,12 +48,12 @@ async def run_workload(
     run: int = 0,
     transactions_per_s: float = TRANSACTIONS_PER_S,
 ) -> None:
-    """Returns when the time is over and every scene has been played; the first failure ends
-    everything.
+    """Run the workload until the time is over and every scene has been played; the first failure
+    ends everything.
 
-        The rows of each buyer and scene depend on the seed alone; how many transactions the buyers make
-        depends on the time. A shop that is opened again needs another `run`. Without a `dsn` libpq's
-        variables tell the database.
+    The rows of each buyer and scene depend only on the seed; the number of the buyers' transactions
+    depends on the time. A shop that is opened again needs another `run`. Without a `dsn`, libpq's
+    variables give the database.
     """
     started_at = asyncio.get_running_loop().time()
     first_id = run * IDS_PER_RUN
@@ -85,8 +85,7 @@ async def _buy(buyer: Buyer, tally: Tally, interval_s: float, end_at: float, sce
     next_at = clock()
     while clock() < end_at or not scenes_done.is_set():
         await buyer.buy(tally)
-        # A buyer that had to wait (for DDL, for the machine) does not make up for more than a
-        # second of it.
+        # A buyer that had to wait (for DDL or the CPU) makes up for one second at most.
         next_at = max(next_at + interval_s, clock() - 1)
         await asyncio.sleep(next_at - clock())
 

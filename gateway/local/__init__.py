@@ -1,11 +1,11 @@
-"""Real PostgreSQL, Kafka and schema registry on this computer, for the demo and the tests.
+"""PostgreSQL, Kafka and a schema registry on this machine, for the demo and the tests.
 
     async with LocalParts() as parts:
         parts.postgres.dsn, parts.kafka.bootstrap_servers, parts.registry.url
 
-Everything listens on 127.0.0.1 only, lies in private folders below the temporary folder, and ends
-with this process, also when it is killed (`guard_process.py`). The files come by `artifacts.lock`
-and the wheels of `walgate[local]`.
+Every server listens on 127.0.0.1 only, has a private folder below the temporary folder, and ends
+with this process, even if that is killed (`guard_process.py`). The programs are those of
+`artifacts.lock` and of the wheels of `walgate[local]`.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Whom PostgreSQL runs as: it refuses the superuser, so there an existing unprivileged account must
-do."""
+"""The account that PostgreSQL runs as. Because it refuses to run as root, root uses an existing
+unprivileged account."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Account:
 
 
 def unprivileged_account() -> Account | None:
-    """None when this process is no superuser: then it runs everything as itself. No account is ever
-    made."""
+    """Return an existing unprivileged account; None if this process is not root, and so runs
+    everything as its own user. No account is ever created."""
     if os.geteuid() != 0:
         return None
     for name in UNPRIVILEGED:
@@ -40,7 +40,7 @@ def unprivileged_account() -> Account | None:
 
 
 def reachable(path: Path, account: Account | None) -> bool:
-    """True when the account (None: this user) may go through every folder down to `path`, and read
+    """Return whether the account (None: this user) may search every folder above `path` and read
     `path`."""
     real = path.resolve()
     if account is None:
@@ -58,7 +58,7 @@ def _allows(path: Path, account: Account, bit: int) -> bool:
 
 
 def reachable_folder(candidates: Iterable[Path], account: Account | None) -> Path:
-    """The first of the folders that the account may go through."""
+    """Return the first of the folders that the account can read. Raises StopForOperator."""
     for folder in candidates:
         if folder.is_dir() and reachable(folder, account):
             return folder

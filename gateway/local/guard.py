@@ -1,12 +1,12 @@
-"""The parent's side of the guard: a private folder and processes that end with this process,
-whatever ends it.
+"""The parent's side of the guard: a private folder, and processes that end with this process,
+however it ends.
 
     guard = await Guard.open("kafka")
     child = await guard.start("broker", ["java", ...])
     await child.wait()          # or child.send_signal(signal.SIGTERM)
     await guard.close()         # ends what runs, removes guard.folder
 
-The theory is told in `guard_process.py`.
+`guard_process.py` explains how it works.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ PROBE_INTERVAL_S = 0.05
 
 
 class PartFailed(StopForOperator):
-    """A local part did not start, or ended by itself; the message ends with the last lines of its
-    log."""
+    """A local part did not start, or ended unexpectedly; the message ends with the last lines of
+    its log."""
 
 
 class Child:
-    """One process under a guard. `exit_code` is set when it and all that it left behind have ended;
-    negative: a signal."""
+    """A process under a guard. `exit_code` is set when it and all processes that it left behind
+    have ended; a negative one is a signal."""
 
     def __init__(self, guard: Guard, name: str, log_path: Path) -> None:
         self._guard = guard
@@ -50,15 +50,15 @@ class Child:
         return self.exited.result() if self.exited.done() else None
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Sends nothing when the process has ended."""
+        """Send a signal, unless the process has ended."""
         self._guard.send({"do": "signal", "name": self.name, "signal": int(number)})
 
     async def wait(self) -> int:
         return await asyncio.shield(self.exited)
 
     async def stop(self, number: signal.Signals, timeout_s: float) -> int:
-        """Sends the signal, and SIGKILL when the process has not ended after `timeout_s`; the exit
-        code."""
+        """Send the signal, and SIGKILL if the process has not ended after `timeout_s`; return the
+        exit code."""
         self.send_signal(number)
         try:
             return await asyncio.wait_for(self.wait(), timeout_s)
@@ -67,8 +67,8 @@ class Child:
             return await self.wait()
 
     async def ready(self, probe: Callable[[], Awaitable[bool]], timeout_s: float) -> None:
-        """Returns when the probe is true. Raises `PartFailed` with the log's tail when it ends or
-        takes too long."""
+        """Wait until the probe is true. Raises `PartFailed` with the log's tail if the process ends
+        or the timeout is reached."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         while not await probe():
             if self.exit_code is not None:
@@ -88,7 +88,8 @@ class Child:
 
 
 class Guard:
-    """Made by `open`; belongs to the event loop it was opened in."""
+    """Handle of a guard process. It is made by `open`, and belongs to the event loop in which it
+    was opened."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:
         self._process = process
@@ -99,8 +100,8 @@ class Guard:
 
     @classmethod
     async def open(cls, name: str, *, account: Account | None = None, temporary: Path | None = None) -> Self:
-        """A guard with a new folder `walgate-<name>-*`, mode 0700, owned by `account` (default:
-        this user)."""
+        """Start a guard with a new folder `walgate-<name>-*`, mode 0700, owned by `account`
+        (default: this user)."""
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -122,7 +123,7 @@ class Guard:
         try:
             line = await process.stdout.readline()
         except BaseException:
-            process.stdin.close()  # cancelled: the guard sees it and goes
+            process.stdin.close()  # cancelled: the guard notices it and ends
             raise
         if not line:
             raise PartFailed(f"the supervisor process of {name} did not start")
@@ -147,11 +148,10 @@ class Guard:
         log_path: Path | None = None,
         end_signal: signal.Signals = signal.SIGKILL,
     ) -> Child:
-        """Starts one process; `name` must not be running. Output is appended to
-        `<folder>/<name>.log`.
+        """Start a process; `name` must not be running. Output is appended to `<folder>/<name>.log`.
 
-                `environment` is added to this process's own; `end_signal` is what it gets when the guard
-                ends. Raises `PartFailed`.
+        `environment` is added to this process's own; `end_signal` is sent when the guard ends.
+        Raises `PartFailed`.
         """
         if self._events.done():
             raise PartFailed(f"{name} cannot be started: its supervisor process has ended")
@@ -175,14 +175,14 @@ class Guard:
         return child
 
     async def run(self, name: str, argv: Sequence[str | Path], **options: Any) -> None:
-        """Starts a process (options as `start`) and waits for its end. Raises `PartFailed` when its
-        code is not 0."""
+        """Start a process (options as in `start`) and wait for its end. Raises `PartFailed` if its
+        exit code is not 0."""
         child = await self.start(name, argv, **options)
         if code := await child.wait():
             raise child.failure(f"exited with code {code}")
 
     async def close(self) -> None:
-        """Ends everything and removes the folder; may be called twice."""
+        """End all processes and remove the folder; may be called twice."""
         if self._process.returncode is None:
             assert self._process.stdin is not None
             self._process.stdin.close()

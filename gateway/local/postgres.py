@@ -1,8 +1,8 @@
-"""A PostgreSQL server of one's own, set up for logical decoding: new data, 127.0.0.1 only, and a
-random password.
+"""A private PostgreSQL server, set up for logical decoding: new data, 127.0.0.1 only, and a random
+password.
 
-Every user of the computer may connect to a port of 127.0.0.1, and a superuser of PostgreSQL runs
-programs as its account.
+The password is needed because every user of the machine can connect to a port of 127.0.0.1, and a
+superuser of PostgreSQL can run programs as the server's account.
 """
 
 from __future__ import annotations
@@ -42,10 +42,9 @@ _SETTINGS: dict[str, str | int] = {
     "max_connections": 200,
     "shared_buffers": "64MB",
     "max_wal_size": "2GB",
-    # Files of dynamic shared memory lie in the data folder and go with it, also after kill -9.
+    # Files of dynamic shared memory are in the data folder and removed with it, even after kill -9.
     "dynamic_shared_memory_type": "mmap",
-    # Nothing here must outlive the computer, and tests that stop the server as in a crash keep the
-    # operating system.
+    # The data need not survive a crash of the operating system; tests crash only the server.
     "fsync": "off",
     "full_page_writes": "off",
     "log_line_prefix": "%m [%p] %b %a ",
@@ -54,14 +53,14 @@ _SETTINGS: dict[str, str | int] = {
 
 
 class Postgres(Server):
-    """`settings` are server parameters over the defaults above; `databases` are made at the first
-    start.
+    """A server. `settings` are server parameters that override the defaults above; `databases` are
+    created at the first start.
 
-        `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content) are
-        put into the data folder before the first start, for certificates. `standby_of`: the primary,
-        which runs; its data is copied, and what it writes is streamed through `physical_slot`, which is
-        created (17 and newer have the programs). `password` is that of the superuser: the primary's, or
-        a random one, unless given.
+    `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content),
+    such as certificates, are put into the data folder before the first start. `standby_of` is the
+    running primary of a standby: its data is copied, and its WAL is streamed through
+    `physical_slot`, which is created (versions from 17 on have the programs for it). `password` is
+    the superuser's; by default the primary's, or a random one.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class Postgres(Server):
         self.version = version
         self.port = free_port()
         self.password: str = password or (standby_of.password if standby_of else secrets.token_urlsafe(16))
-        self.server_version = ""  # as the running server says it: "18.6"
+        self.server_version = ""  # reported by the running server: "18.6"
         self._settings: dict[str, str | int] = {**_SETTINGS, **(settings or {})}
         self._databases = tuple(databases)
         self._hba = tuple(hba)
@@ -92,16 +91,17 @@ class Postgres(Server):
 
     @property
     def dsn(self) -> str:
-        """Of the database `postgres`."""
+        """Connection URI of the database `postgres`."""
         return self.database_dsn("postgres")
 
     def database_dsn(self, database: str, user: str = "postgres") -> str:
-        """`user`: postgres, or one that was created with the same password."""
+        """Return the connection URI of a database. `user` is postgres, or one that was created with
+        the same password."""
         return f"postgresql://{user}:{self.password}@{HOST}:{self.port}/{database}"
 
     @property
     def account(self) -> Account | None:
-        """Owner of the data and of the process; None: our own."""
+        """Owner of the data and of the process; None for the current user."""
         return self._account
 
     @property
@@ -113,17 +113,14 @@ class Postgres(Server):
         return self.folder / "server.log"
 
     def program(self, name: str) -> Path:
-        """Path of one of this version's programs: 14 to 16 have only initdb, pg_ctl and
+        """Return the path of one of this version's programs; 14 to 16 have only initdb, pg_ctl and
         postgres."""
         assert self._binaries is not None, "not started"
         return self._binaries.program(name)
 
     async def start(self) -> None:
-        """Returns when the server answers a query. The first start makes the data; a later one goes
-        on with it.
-
-                Raises `PartFailed` with the log's tail.
-        """
+        """Start the server and wait until it answers a query. The first start creates the data;
+        later ones keep it. Raises `PartFailed` with the log's tail."""
         if self.pid is not None:
             return
         first = self._guard is None
@@ -145,7 +142,7 @@ class Postgres(Server):
             await connection.close()
 
     async def _initialize(self) -> Guard:
-        """initdb into a new folder. Without --no-sync it would wait for the disk."""
+        """Run initdb in a new folder, with --no-sync, because it would wait for the disk."""
         found = await postgres_binaries(self.version)
         temporary = reachable_folder((Path(gettempdir()), Path("/tmp"), Path("/var/tmp")), self._account)
         guard = await Guard.open("postgres", account=self._account, temporary=temporary)
@@ -182,8 +179,8 @@ class Postgres(Server):
         await guard.run("initdb", command, account=self._account)
 
     async def _copy_data(self, guard: Guard, primary: Postgres) -> None:
-        """-R writes standby.signal and primary_conninfo, with the database that the synchronization
-        of slots needs."""
+        """Copy the primary's data. -R writes standby.signal and primary_conninfo, which must name a
+        database for the synchronization of slots."""
         command: list[str | Path] = [
             self.program("pg_basebackup"),
             "-D",
@@ -215,10 +212,10 @@ class Postgres(Server):
         return True
 
     async def connect(self, database: str = "postgres") -> asyncpg.Connection:
-        """A new connection as superuser; PGSSLMODE of the environment does not matter."""
+        """Return a new connection as superuser, regardless of PGSSLMODE in the environment."""
         return await asyncpg.connect(self.database_dsn(database), ssl="prefer", timeout=10)
 
     async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stops the server and keeps its data. `immediate` is a crash of the server: the next start
-        recovers."""
+        """Stop the server and keep its data. `immediate` is like a crash: the next start performs
+        crash recovery."""
         await self._stop(_STOP_SIGNALS[mode], STOP_TIMEOUT_S)

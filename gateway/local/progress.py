@@ -1,5 +1,4 @@
-"""Shows how far a download is: a bar on a terminal, now and then a line elsewhere. Standard error
-only."""
+"""Progress of a download on standard error: a bar on a terminal, a few lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ STEPS = 4
 
 @contextmanager
 def download_progress(file_count: int, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Yields `advance(byte_count)`, which any thread may call."""
+    """Yield `advance(byte_count)`, which any thread may call."""
     console = Console(stderr=True)
     title = f"downloading {file_count} {'file' if file_count == 1 else 'files'}"
     if not console.is_terminal:
@@ -29,7 +28,7 @@ def download_progress(file_count: int, total_bytes: int) -> Iterator[Callable[[i
 
 
 class _Lines:
-    """One line at the start and one for each quarter."""
+    """Progress as text: a line at the start and one for each quarter."""
 
     def __init__(self, console: Console, title: str, total_bytes: int) -> None:
         self._console = console

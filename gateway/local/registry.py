@@ -1,5 +1,5 @@
-"""Apicurio Registry with the Confluent API, on 127.0.0.1; its data lie in a file, so that a restart
-keeps them."""
+"""Apicurio Registry with the Confluent API, on 127.0.0.1. Its data is in a file, so that a restart
+keeps it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ STOP_TIMEOUT_S = 20.0
 
 
 class Registry(Server):
-    """`url` is that of the Confluent API. Compatibility is not enforced until a client sets it."""
+    """A registry. `url` is that of the Confluent API. Compatibility is not enforced until a client
+    sets it."""
 
     def __init__(self, *, heap_mb: int = 384) -> None:
         super().__init__()
@@ -41,8 +42,8 @@ class Registry(Server):
         return self.folder / "registry.log"
 
     async def start(self) -> None:
-        """Returns when the registry says that it is healthy. Raises `PartFailed` with the log's
-        tail."""
+        """Start the registry and wait until it reports that it is healthy. Raises `PartFailed` with
+        the log's tail."""
         if self.pid is not None:
             return
         if self._guard is None:
@@ -63,15 +64,15 @@ class Registry(Server):
             "apicurio.storage.sql.kind": "h2",
             "apicurio.datasource.url": f"jdbc:h2:file:{self._guard.folder / 'registry'}",
             "java.util.logging.manager": "org.jboss.logmanager.LogManager",
-            "java.io.tmpdir": self._guard.folder,  # it unpacks libraries there and leaves them
+            "java.io.tmpdir": self._guard.folder,  # it unpacks libraries there and does not remove them
         }
-        # The serial collector and the first compiler alone start fastest; the registry answers a
-        # few requests a second.
+        # The serial collector and only the C1 compiler start fastest, and suffice for a few
+        # requests a second.
         memory = [f"-Xmx{self._heap_mb}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"]
         return [*memory, *(f"-D{name}={value}" for name, value in properties.items())]
 
     def _healthy(self) -> bool:
-        # http.client, because it knows of no proxy.
+        # http.client, because it uses no proxy.
         connection = http.client.HTTPConnection(HOST, self._management_port, timeout=5)
         try:
             connection.request("GET", "/health/ready")
@@ -82,5 +83,5 @@ class Registry(Server):
             connection.close()
 
     async def stop(self) -> None:
-        """Stops the registry; its schemas are kept."""
+        """Stop the registry and keep its schemas."""
         await self._stop(signal.SIGTERM, STOP_TIMEOUT_S)

@@ -1,5 +1,4 @@
-"""What the three servers have in common: a private folder that a guard looks after, and one process
-in it."""
+"""Base class of the three servers: a private folder that a guard owns, and one process in it."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from gateway.local.guard import Child, Guard
 
 
 class Server(ABC):
-    """Started, stopped and started again with the same data, until it is closed."""
+    """A server that may be stopped and started again with the same data, until it is closed."""
 
     def __init__(self) -> None:
         self._guard: Guard | None = None
@@ -20,35 +19,32 @@ class Server(ABC):
 
     @property
     def pid(self) -> int | None:
-        """Of the process while it runs; PostgreSQL's is the postmaster."""
+        """Pid of the process (PostgreSQL's postmaster); None if it does not run."""
         return self._process.pid if self._process is not None and self._process.exit_code is None else None
 
     @property
     def folder(self) -> Path:
-        """With its data and logs."""
+        """Folder of the data and logs."""
         assert self._guard is not None, "not started"
         return self._guard.folder
 
     @abstractmethod
     async def start(self) -> None:
-        """Returns when the server answers; nothing when it runs. The first start makes the data; a
-        later one goes on with it.
-
-                Raises `PartFailed` with the log's tail.
-        """
+        """Start the server, unless it runs, and wait until it answers. The first start creates the
+        data; later ones keep it. Raises `PartFailed` with the log's tail."""
 
     async def _stop(self, number: signal.Signals, timeout_s: float) -> None:
         if self._process is not None:
             await self._process.stop(number, timeout_s)
 
     async def kill(self) -> None:
-        """kill -9 of the server and all its children; keeps its data."""
+        """Kill the server and all its children with SIGKILL, and keep its data."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             await self._process.wait()
 
     async def close(self) -> None:
-        """Stops the server and removes everything."""
+        """Stop the server and remove its folder."""
         if self._guard is not None:
             await self._guard.close()
             self._guard = self._process = None

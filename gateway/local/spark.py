@@ -1,5 +1,5 @@
-"""What a Spark job of ours needs from outside the Python packages: a Java without the incubator
-modules, Delta's jars.
+"""Requirements of the Spark jobs that are not Python packages: a Java runtime, which has no
+incubator modules, and Delta's jars.
 
 `python -m gateway.local.spark` prints the variables that the environment lacks, as one JSON object.
 """
@@ -18,12 +18,12 @@ from gateway.errors import StopForOperator
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 
-# Set of the lock by release of Spark: each has a build of Delta of its own.
+# By release of Spark, the set of artifacts.lock with the build of Delta for it.
 _DELTA = {"4.0": "delta-4-0", "4.1": "delta-4-1", "4.2": "delta"}
 
 
 def delta_jars() -> tuple[Path, ...]:
-    """Delta's jars for the PySpark that is installed. Raises StopForOperator."""
+    """Return Delta's jars for the installed PySpark. Raises StopForOperator."""
     installed = version("pyspark")
     release = ".".join(installed.split(".")[:2])
     if release not in _DELTA:
@@ -35,9 +35,9 @@ def delta_jars() -> tuple[Path, ...]:
 
 
 def spark_environment(given: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-    """Variables for `python -m spark_consumer` that `given` does not name; downloads the jars when
-    they are needed and not in the cache. An empty WALGATE_SPARK_JARS says that Spark has them in
-    its own folder."""
+    """Return the variables for `python -m spark_consumer` that `given` lacks. Downloads the jars if
+    they are needed and not in the cache. An empty WALGATE_SPARK_JARS means that Spark's own folder
+    contains them."""
     ours = {}
     if "JAVA_HOME" not in given:
         ours["JAVA_HOME"] = str(spark_java_home())

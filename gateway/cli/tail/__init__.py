@@ -1,12 +1,12 @@
-"""Decoded messages for people: `walgate tail` and `walgate decode`. What they print are row values,
-on stdout and nowhere else.
+"""`walgate tail` and `walgate decode`: decoded messages as text or JSON. They contain row values,
+and are written to stdout only.
 
-shown.py        one pgoutput message -> a JSON object; remembers relations and whether a stream segment is open
-lines.py        that object -> a line for people
-chosen.py       filters by table and operation
-from_slot.py    a temporary slot -> messages
-from_topics.py  change events, markers and logical messages of the topics
-records.py      Confluent-framed records, by the registry
-given.py        hexadecimal text and files
-output.py       stdout, and signals
+message_json.py    one pgoutput message -> a JSON object; remembers relations and stream segments
+format.py          that object -> a line of text or JSON
+filters.py         filters by table and operation
+from_slot.py       messages from a temporary slot
+from_topics.py     change events, markers and logical messages from the topics
+record_json.py     Confluent-framed records -> JSON objects, with the registry's schemas
+decode_input.py    hexadecimal text and files
+output.py          stdout and signals
 """

@@ -1,4 +1,4 @@
-"""`walgate tail` and `walgate decode`, behind their options. Both raise WalgateError."""
+"""`walgate tail` and `walgate decode`, called with their options. Both raise WalgateError."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ async def tail_records(
 async def decode_given(
     sources: Sequence[str], registry: RegistrySettings, *, as_json: bool, protocol_version: int, in_stream: bool
 ) -> None:
-    """`sources`: files, `-` for stdin; or hexadecimal text itself. Messages of one source belong
-    together."""
+    """Decode and print `sources`: files, `-` for stdin, or hexadecimal text itself. The messages of
+    one source are decoded as one stream."""
     output = Output(as_json_lines=as_json)
     records: RecordRenderer | None = None
     try:

@@ -1,12 +1,13 @@
-"""What `walgate decode` is given: hexadecimal text, one message a line, or a file of bytes.
+"""Input of `walgate decode`: hexadecimal text, one message per line, or a file of bytes.
 
-A line is hexadecimal with or without `\\x`, alone or after LSN and xid, so that psql's own output
-will do:
+A line is hexadecimal with or without `\\x`, alone or after LSN and xid, so that psql's output can
+be used:
 
-    psql -Atc "SELECT * FROM pg_logical_slot_peek_binary_changes('slot', NULL, NULL, 'proto_version', '4', ...)" | walgate decode
+    psql -Atc "SELECT * FROM pg_logical_slot_peek_binary_changes('slot', NULL, NULL,
+        'proto_version', '4', ...)" | walgate decode
 
 Bytes are one message, a record in Confluent's framing (which begins with a zero byte, as no message
-does), or CopyData frames as they are on the wire.
+does), or CopyData frames as on the wire.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TEXT = frozenset(b"0123456789abcdefABCDEFx\\/|, \t\r\n")
 
 @dataclass(frozen=True, slots=True)
 class DecodeInput:
-    """`place` is for errors: "line 3"."""
+    """One message or record. `place` is for errors, such as "line 3"."""
 
     place: str
     payload: bytes
@@ -39,7 +40,7 @@ class DecodeInput:
 
 
 def read_given(data: bytes) -> Iterator[DecodeInput]:
-    """Raises WalgateError, after it has given what comes before."""
+    """Yield the messages in `data`. Raises WalgateError after yielding those before the error."""
     if not data.strip():
         raise WalgateError("nothing to decode", hint="give hexadecimal text or a file; see --help")
     if _TEXT.issuperset(data):

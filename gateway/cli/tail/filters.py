@@ -1,5 +1,5 @@
-"""Filters by table and operation. Of a transaction of which nothing is chosen, neither its begin
-nor its end is shown."""
+"""Filters by table and operation. Begin and end of a transaction are shown only if one of its
+changes is."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gateway.errors import StopForOperator
 from gateway.names import is_table
 
 OPERATIONS: Final = ("insert", "update", "delete", "truncate", "message", "read")
-"""Read: a row of a snapshot, in a topic."""
+"""Operations to choose from; `read` is a row of a snapshot, which only a topic has."""
 _BEGINS: Final = frozenset({"Begin", "Begin Prepare", "Stream Start"})
 _ENDS: Final = frozenset({"Commit", "Prepare", "Stream Stop"})
 _ENDS_LATER: Final = frozenset(
     {"Stream Commit", "Stream Abort", "Stream Prepare", "Commit Prepared", "Rollback Prepared"}
 )
-"""Behind other transactions: by the xid."""
+"""Messages that other transactions may precede, so that they are matched by xid."""
 
 
 def check_operations(operations: Iterable[str]) -> frozenset[str]:
-    """Raises StopForOperator."""
+    """Return the operations as a set. Raises StopForOperator for an unknown one."""
     unknown = sorted(set(operations) - set(OPERATIONS))
     if unknown:
         near = [match for name in unknown for match in get_close_matches(name.lower(), OPERATIONS, 1)]
@@ -34,7 +34,7 @@ def check_operations(operations: Iterable[str]) -> frozenset[str]:
 
 
 class MessageFilter:
-    """Which messages to show, in their order."""
+    """Filter that is given all messages in their order and returns those to show."""
 
     def __init__(self, tables: Sequence[str], operations: Iterable[str]) -> None:
         self._tables = tuple(tables)
@@ -44,15 +44,15 @@ class MessageFilter:
         self._xids: set[int] = set()
 
     def unmatched(self, relations: Sequence[str]) -> Iterator[tuple[str, str]]:
-        """Patterns that none of the relations matches, each with the one that was probably meant or
-        ""."""
+        """Yield the patterns that match none of the relations, each with the relation that was
+        probably meant, or ""."""
         for pattern in self._tables:
             if not any(is_table(relation, (pattern,)) for relation in relations):
                 names = relations if "." in pattern else [relation.partition(".")[2] for relation in relations]
                 yield pattern, next(iter(get_close_matches(pattern, names, 1)), "")
 
     def choose(self, shown: Shown) -> Iterator[Shown]:
-        """`shown`, with the begin before it that was held back; or nothing yet."""
+        """Yield `shown` if it is chosen, after the transaction's begin if that was held back."""
         if not self._tables and not self._operations:
             yield shown
         elif shown["message"] in _BEGINS:

@@ -1,4 +1,4 @@
-"""A shown message as one line of JSON, or as one line for people. No control character of a value
+"""A message as one line of JSON or of text. Control characters of values are escaped, so that none
 reaches the terminal."""
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gateway.cli.tail.message_json import Shown
 _PLAIN: Final = re.compile(r"[\w./:+-]+", re.ASCII)
 _CONTROL: Final = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 LONGEST_VALUE: Final = 200
-"""Characters of a value in a line for people; JSON has all."""
+"""Characters of a value in a line of text; JSON has all."""
 _WORDS: Final = frozenset({"null", "true", "false"})
 
 
@@ -21,7 +21,7 @@ def as_json(shown: Any) -> str:
 
 
 def as_line(shown: Shown) -> str:
-    """`0/1A2B3C8  Insert  public.orders  new: id=1 note="two words"`"""
+    """Return a line such as `0/1A2B3C8  Insert  public.orders  new: id=1 note="two words"`."""
     parts = [str(shown["lsn"])] if "lsn" in shown else []
     parts.append(str(shown["message"]))
     if "relation" in shown:

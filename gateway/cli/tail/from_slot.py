@@ -1,9 +1,9 @@
-"""Messages as PostgreSQL sends them, by a temporary slot of our own: the gateway, its slot and
-Kafka are not touched.
+"""Messages as PostgreSQL sends them, from a temporary slot: the gateway, its slot and Kafka are not
+touched.
 
-A temporary slot ends with its connection, however that ends. While PostgreSQL still makes it, the
-server waits for other transactions and does not see that a client has gone: so that walsender is
-ended by name.
+A temporary slot is dropped when its connection ends, in whatever way. But while PostgreSQL creates
+it, the walsender waits for other transactions and does not notice that the client has gone; so it
+is terminated explicitly, found by the slot's name.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND temporary AND acti
 async def tail_slot(
     source: SourceSettings, publications: Sequence[str], chosen: MessageFilter, output: Output, *, in_progress: bool
 ) -> None:
-    """Until `output` has ended. Shows what commits from now on; with `in_progress` also what is not
-    committed yet. Raises WalgateError."""
+    """Show transactions that commit from now on, until `output` has ended; with `in_progress` also
+    changes that are not committed yet. Raises WalgateError."""
     login = login_of(source)
     sql = await connect_sql(login)
     try:
@@ -79,7 +79,7 @@ async def tail_slot(
             await _copy(stream, feedback, shower, chosen, output)
         finally:
             await stream.close()
-            with suppress(*DRIVER_ERRORS):  # the slot ends with its connection, also when this cannot be said
+            with suppress(*DRIVER_ERRORS):  # the slot is dropped with its connection even if this fails
                 await sql.fetch(_END, slot, _END_TIMEOUT_MS)
     finally:
         sql.terminate()
@@ -108,7 +108,7 @@ async def _copy(
 
 
 def _show(data: bytes, shower: MessageRenderer, chosen: MessageFilter) -> tuple[Lsn, list[Shown]]:
-    """The last LSN, and what is chosen of the messages."""
+    """Return the last LSN and the chosen messages."""
     found: list[Shown] = []
     last = 0
     for kind, lsn, start, end in split(data):
@@ -125,7 +125,7 @@ def _one(kind: int, lsn: int, data: bytes, start: int, end: int, shower: Message
 
 
 async def _unless_ended(doing: Coroutine[Any, Any, T], output: Output) -> T | None:
-    """None when the output has ended first."""
+    """Return the result of `doing`; None if the output ended first."""
     working, ending = asyncio.ensure_future(doing), asyncio.ensure_future(output.ended.wait())
     try:
         await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
@@ -137,7 +137,8 @@ async def _unless_ended(doing: Coroutine[Any, Any, T], output: Output) -> T | No
 
 
 async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> None:
-    """PostgreSQL 18 only warns of one that is missing, and sends nothing of it."""
+    """Raise StopForOperator if a publication is missing, of which PostgreSQL 18 only warns, and
+    sends nothing."""
     there = [str(row[0]) for row in await sql.fetch(_PUBLICATIONS)]
     missing = [name for name in names if name not in there]
     if missing:
@@ -150,11 +151,12 @@ async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> 
 
 
 async def _warn_of_tables(sql: asyncpg.Connection, chosen: MessageFilter) -> None:
-    """One that is created later is shown as well."""
+    """Log table patterns that match no table. This is no error: a table that is created later is
+    shown as well."""
     there = [format_relation(*row) for row in await sql.fetch(_TABLES)]
     for pattern, near in chosen.unmatched(there):
         log.warning("no_such_table", table=pattern, hint=f"did you mean {near}?" if near else "")
 
 
 def _ignore(_: str) -> None:
-    """The log has named it."""
+    """Ignore what has been logged already."""

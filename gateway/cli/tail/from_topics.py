@@ -1,5 +1,5 @@
-"""What is in the topics of a prefix, as readers of committed records see it. Joins no consumer
-group and writes nothing."""
+"""Committed records of all topics with a prefix. They are read without joining a consumer group or
+writing anything."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ log = structlog.get_logger()
 _POLL_MS: Final = 300
 _MOST_RECORDS: Final = 1000
 _LOOK_S: Final = 5.0
-"""New topics are looked for so often."""
+"""Seconds between searches for new topics."""
 
 
 async def tail_topics(
     settings: KafkaSettings, records: RecordRenderer, chosen: MessageFilter, output: Output, *, from_beginning: bool
 ) -> None:
-    """Until `output` has ended. Order holds within a partition only. Raises WalgateError."""
+    """Show records until `output` has ended. They are in order only within a partition. Raises
+    WalgateError."""
     consumer = Consumer(
         **settings.client_options(),
         isolation_level="read_committed",
         enable_auto_commit=False,
-        auto_offset_reset="earliest",  # what retention takes away under way
+        auto_offset_reset="earliest",  # retention may delete records before they are read
     )
     try:
         await consumer.start()
@@ -80,8 +81,8 @@ async def _copy(
 
 
 def _warn_of_tables(topics: set[str], prefix: str, chosen: MessageFilter) -> None:
-    """Of those without a topic; one that is created later is shown as well. Not every topic has the
-    name of its table."""
+    """Log table patterns that match no topic. A topic that is created later is shown as well.
+    Nothing is logged if the name of a topic does not show its table."""
     tables = topics - {transaction_topic(prefix), message_topic(prefix)}
     relations = [relation_of_topic(prefix, topic) for topic in tables]
     if None not in relations:
@@ -92,7 +93,8 @@ def _warn_of_tables(topics: set[str], prefix: str, chosen: MessageFilter) -> Non
 async def _follow_new(
     consumer: Consumer, there: set[TopicPartition], offsets: dict[TopicPartition, int], *, at_end: bool
 ) -> None:
-    """`offsets`: where each partition is read on; gains those that are new."""
+    """Read new partitions too. `offsets` has the next offset of each partition, and gains the new
+    ones."""
     new = sorted(there - offsets.keys())
     if not new:
         return
@@ -105,7 +107,8 @@ async def _follow_new(
 async def _shown(place: TopicPartition, record: Any, records: RecordRenderer) -> Shown:
     at = {"topic": place.topic, "partition": place.partition, "offset": record.offset}
     if record.value is not None and record.value[:1] != b"\0":
-        return {"message": "Foreign", **at, "bytes": len(record.value)}  # not in Confluent's framing: not of a gateway
+        # Without Confluent's framing, it was not written by a gateway.
+        return {"message": "Foreign", **at, "bytes": len(record.value)}
     try:
         shown = await records.show(record.value, record.key)
     except UnreadableRecord as error:

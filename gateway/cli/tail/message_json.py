@@ -1,10 +1,11 @@
-"""One pgoutput message -> a JSON object, with the names of the relation and its columns where a
-Relation message told them.
+"""One pgoutput message -> a JSON object, with the names of the relation and its columns if a
+Relation message was seen.
 
-    {"message": "Update", "lsn": "0/1A2B3C8", "relation": "public.orders", "new": {"id": "1", "note": null}, "unchanged": ["big"]}
+    {"message": "Update", "lsn": "0/1A2B3C8", "relation": "public.orders",
+        "new": {"id": "1", "note": null}, "unchanged": ["big"]}
 
-Values are PostgreSQL's text; times ISO 8601 in UTC. A column is named by its number, from 1, where
-its relation is not known.
+Values are PostgreSQL's text, times ISO 8601 in UTC. A column of an unknown relation is named by its
+number, from 1.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _ROWS: Final = (Insert, Update, Delete)
 
 
 class MessageRenderer:
-    """Decodes and shows the messages of one stream, in their order."""
+    """Decoder of the messages of one stream, in their order, into JSON objects."""
 
     def __init__(self, protocol_version: int, *, in_stream: bool = False) -> None:
         self._protocol_version = protocol_version
@@ -58,7 +59,7 @@ class MessageRenderer:
         self._types: dict[int, str] = {}
 
     def show(self, payload: bytes, change_lsn: int | None = None) -> Shown:
-        """Raises PgOutputError."""
+        """Return the message as a JSON object. Raises PgOutputError."""
         message = decode(payload, in_stream=self._in_stream, protocol_version=self._protocol_version)
         shown: Shown = {"message": MESSAGE_NAMES[payload[0]]}
         if change_lsn:  # a Relation has none
@@ -72,7 +73,8 @@ class MessageRenderer:
         return shown | self._body(message)
 
     def show_head(self, head: bytes, change_lsn: int, payload_bytes: int) -> Shown:
-        """A message too large to be held, of which the first bytes are here."""
+        """Return what is known of a message that is too large to be kept in memory, by its first
+        bytes."""
         return {
             "message": MESSAGE_NAMES.get(head[0], "unknown"),
             "lsn": str(Lsn(change_lsn)),
@@ -146,7 +148,7 @@ class MessageRenderer:
 
 
 def readable(content: bytes) -> str:
-    """Text where it is UTF-8, else PostgreSQL's hexadecimal form of bytea."""
+    """Return the text if it is UTF-8, else PostgreSQL's hexadecimal form of bytea."""
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -154,7 +156,8 @@ def readable(content: bytes) -> str:
 
 
 def _value(value: TupleValue, type_oid: int) -> str | None:
-    """A binary value of a built-in type is text as well; of any other it is hexadecimal."""
+    """Return the value's text; a binary value is converted if its type is built in, else it is
+    hexadecimal."""
     if isinstance(value, Text):
         return readable(value.value)
     if not isinstance(value, Binary):
@@ -164,13 +167,14 @@ def _value(value: TupleValue, type_oid: int) -> str | None:
         try:
             return readable(facts[1](value.value))
         except (WalgateError, ValueError, IndexError):
-            return "\\x" + value.value.hex()  # not what the type's send function gives
+            return "\\x" + value.value.hex()  # not the output of the type's send function
     return "\\x" + value.value.hex()
 
 
 @cache
 def _built_in() -> dict[int, tuple[str, Callable[[bytes], bytes] | None]]:
-    """Without those whose text only the server knows: money, names."""
+    """Return name and renderer of built-in types by oid. The renderer is None where the text
+    depends on the server: money, and types that print names from the catalog."""
     return {facts.oid: (facts.name, None if facts.outputs else renderer(facts)) for facts in built_in_types()}
 
 
@@ -185,7 +189,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _time(microseconds: int) -> str:
-    """Years that Python's datetime does not reach stay a number."""
+    """Return the time in ISO 8601; in years beyond Python's datetime, as a number."""
     if microseconds in _INFINITIES:
         return _INFINITIES[microseconds]
     try:

@@ -1,4 +1,5 @@
-"""Where lines go: stdout, until its reader has enough, a signal comes, or the limit is reached."""
+"""Output of lines to stdout, until its reader closes it, a signal arrives, or a limit is
+reached."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from gateway.cli.tail.message_json import Shown
 
 
 class Output:
-    """`ended` is set when nothing more is wanted."""
+    """Output of lines. `ended` is set when no more are wanted."""
 
     def __init__(self, *, as_json_lines: bool, limit: int | None = None) -> None:
         self.ended = asyncio.Event()
@@ -22,7 +23,8 @@ class Output:
         self._left = limit
 
     async def write(self, many: Iterable[Shown]) -> None:
-        """In a thread: a slow reader of stdout must not keep the loop from answering PostgreSQL."""
+        """Write lines in a thread, because a slow reader of stdout must not prevent the event loop
+        from replying to PostgreSQL."""
         if self.ended.is_set():
             return
         chosen = list(many) if self._left is None else list(many)[: self._left]
@@ -36,19 +38,19 @@ class Output:
 
 
 def _print(text: str) -> bool:
-    """False when nobody reads any more (`| head`)."""
+    """Print `text`; return False if stdout is no longer read (`| head`)."""
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter's own flush would fail
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise the interpreter's final flush fails
         return False
     return True
 
 
 @asynccontextmanager
 async def ended_by_signals(output: Output, seconds: float | None) -> AsyncIterator[None]:
-    """SIGINT, SIGTERM and the time-out end the output, not the process."""
+    """Let SIGINT, SIGTERM and the timeout end the output, not the process."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, output.ended.set)

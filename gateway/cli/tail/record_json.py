@@ -1,8 +1,7 @@
-"""Records in Confluent's framing -> JSON objects, by the schemas of the registry they were written
-with.
+"""Records in Confluent's framing -> JSON objects, decoded with their schemas from the registry.
 
-Fields of the envelope that are null or empty are left out; LSNs have PostgreSQL's form; bytes that
-are no UTF-8 that of bytea.
+Fields of the envelope that are null or empty are left out. LSNs are in PostgreSQL's form; bytes are
+text if they are UTF-8, else in the hexadecimal form of bytea.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _MARKER: Final = "TransactionMarker"
 
 
 class RecordRenderer:
-    """`show` raises WalgateError."""
+    """Decoder of records into JSON objects, with the schemas of a registry."""
 
     def __init__(self, registry: RegistryClient) -> None:
         self._registry = registry
@@ -59,7 +58,8 @@ class RecordRenderer:
         await self._registry.close()
 
     async def show(self, value: bytes | None, key: bytes | None = None) -> Shown:
-        """Of a record of any topic, or of a framed value alone."""
+        """Return a record of any topic, or a framed value alone, as a JSON object. Raises
+        WalgateError."""
         if value is None:
             return {"message": "Tombstone"} | await self._key(key)
         with classified_schema_errors():
@@ -90,7 +90,7 @@ class RecordRenderer:
 
 
 class UnreadableRecord(WalgateError):
-    """A record's bytes are not what its schema says."""
+    """A record's bytes do not match its schema."""
 
 
 def _decoded(framed: bytes, schema: dict[str, Any], schema_id: int) -> Any:
