@@ -70,8 +70,8 @@ class Registry:
         """Return the subjects that begin with `prefix`. Raises SourceUnavailable."""
         found: set[str] = set()
         try:
-            # Page by page: Apicurio returns at most 1,000 subjects. A registry without `offset` returns the
-            # same page again.
+            # Page by page: Apicurio returns at most 1,000 subjects. A registry without `offset`
+            # returns the same page again.
             while page := set(self._client().get_subjects(subject_prefix=prefix, offset=len(found))) - found:
                 found |= page
         except Exception as problem:

@@ -62,7 +62,8 @@ def _signs(transaction: CommittedTransaction) -> list[TableMark]:
 def _sign(
     transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
 ) -> TableMark:
-    # Delivery continues at `end_lsn`, which may be that of the next commit: a gap ends just before it.
+    # Delivery continues at `end_lsn`, which may be that of the next commit: a gap ends just before
+    # it.
     at = transaction.end_lsn - 1 if kind == GAP and transaction.end_lsn else transaction.commit_lsn
     return TableMark(
         kind,
