@@ -31,8 +31,8 @@ from spark_consumer.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of the command, of the data source, of Spark; `secrets`: those of Spark that were in files of
-    their own."""
+    """Settings of the command, of the data source, and of Spark. `secrets`: those of Spark that
+    were read from separate files."""
 
     command: dict[str, Any] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Settings:
 
 
 def load_settings(path: Path, names: Iterable[str]) -> Settings:
-    """`names`: those of the command's options. Raises OptionError."""
+    """Load a settings file. `names`: the names of the command's options. Raises OptionError."""
     try:
         with path.open("rb") as file:
             found = tomllib.load(file)
@@ -69,7 +69,7 @@ def load_settings(path: Path, names: Iterable[str]) -> Settings:
 
 
 def _table(path: Path, found: dict[str, Any], name: str) -> dict[str, Any]:
-    """Taken out of what was found."""
+    """Remove a table from the parsed file, and return it."""
     table = found.pop(name, {})
     if not isinstance(table, dict):
         raise OptionError(
@@ -79,7 +79,7 @@ def _table(path: Path, found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """kafka.sasl.password without quotes is a table in a table."""
+    """Flatten nested tables: kafka.sasl.password without quotes is a table within a table."""
     for name, value in options.items():
         if isinstance(value, dict) and set(value) != {"file"}:
             yield from _flat(value, f"{prefix}{name}.")

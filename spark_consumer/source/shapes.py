@@ -120,7 +120,7 @@ class ChangeShape:
 
 
 class TransactionShape:
-    """One row per transaction."""
+    """Transactions, one row for each."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
