@@ -86,7 +86,8 @@ async def write(scene: Scene, database: str, rate: int, seconds: float, table_co
 
 
 def compare(spark: Any, folder: str, wanted: list[tuple[int, int]]) -> float:
-    """Return the seconds it takes to open the newest version and sum up the first table."""
+    """Check the newest version against the wanted counts and sums. Return the seconds it takes to
+    open it and sum up its first table."""
     began = time.perf_counter()
     version = versions.read(spark, folder)
     seconds = 0.0

@@ -75,7 +75,7 @@ class CompatibilityLevels:
         return await self._find("GET", f"/config/{_quoted(subject)}") or {}
 
     async def begin(self, subject: str) -> None:
-        """Set the level of a new subject, before its first version."""
+        """Set the level of a subject to `BACKWARD` before its first version, unless it has one."""
         settings = await self._settings(subject)
         if settings.get("compatibilityLevel") is None:
             await self._put(subject, {**settings, "compatibility": OWN})

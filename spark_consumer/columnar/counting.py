@@ -55,7 +55,7 @@ class RangeCounter:
         places[places == len(self._unique)] = 0
         rows = np.flatnonzero((self._unique[places] == keys) & (heads.xid >> 32 == 0))
         places, at = places[rows], offsets[rows]
-        # The last range of the transaction that begins at or before the record; ranges of one
+        # Find the last range of the transaction that begins at or before the record; ranges of one
         # transaction are disjoint.
         starts = places * self._span + (at - self._read.first_offset)
         ranges = np.searchsorted(self._starts, starts, side="right") - 1

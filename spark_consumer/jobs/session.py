@@ -68,8 +68,8 @@ _LOCAL = {
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _JAVA = "-XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 # In a job of a minute or two the second compiler (C2) does not pay off, and takes cores that Python
-# needs. Without it Java reserves only 48 MB for compiled code by default: Spark's generated code for
-# many tables fills them in half an hour, so 240 MB are set.
+# needs. Without it Java reserves only 48 MB for compiled code by default: Spark's generated code
+# for many tables fills them in half an hour, so 240 MB are set.
 _QUICK_START = "-XX:TieredStopAtLevel=1"
 _NAMING_JARS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"}
 _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # arguments of the spark-submit with which PySpark starts Java

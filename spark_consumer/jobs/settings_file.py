@@ -1,4 +1,4 @@
-"""`--config FILE`: what the command line would say, in TOML, with secrets in files of their own.
+"""Settings files (`--config FILE`): a command's options in TOML, with secrets in separate files.
 
     bootstrap_servers = "broker:9093"       # options of the command, by their names with _ for -
     registry = "https://registry/apis/ccompat/v7"
@@ -13,8 +13,8 @@
     "spark.hadoop.fs.s3a.endpoint" = "https://s3.example.com"
     "spark.hadoop.fs.s3a.secret.key" = { file = "/run/secrets/s3" }
 
-The command line wins over the file. A secret is what its file holds, without the line's end; it is
-read at the start.
+The command line overrides the file. A secret is the content of its file without the final newline;
+it is read at the start.
 """
 
 from __future__ import annotations

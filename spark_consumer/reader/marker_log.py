@@ -55,7 +55,7 @@ class MarkerLog:
 
     def forget(self, is_needless: Callable[[CommittedTransaction], bool], before: int) -> None:
         """Forget the needless transactions before a position. The last one is kept, and so is every
-        one that a notice follows: the offset after such a notice has their position and commit
+        one that a notice follows: an offset after them is computed from their position and commit
         LSN."""
         followers = [*self._transactions[1:], None]
         self._transactions = [

@@ -42,7 +42,7 @@ class Read:
     commit_lsns: Numbers
     commit_times_us: Numbers
     keeps_truncate: (
-        bytes  # of the TRUNCATE records of one event, the one in this partition is kept: 0 or 1 for each range
+        bytes  # for each range, 1 if the TRUNCATE record in this partition is the one of its event that is kept
     )
     aborted: tuple[tuple[int, int], ...]  # (transaction_key, subxid), sorted
 
