@@ -29,7 +29,7 @@ LATENCY_S = 30.0
 
 
 async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console: Console) -> report.Drained:
-    """All contestants in turn, `--repeat` times."""
+    """Drain the workload with each contestant in turn, `--repeat` times."""
     backlog = BACKLOGS[name]
     console.print(f"{name}: {backlog.title}: making {backlog.changes(arguments.scale):,} changes", highlight=False)
     drained = report.Drained(name, backlog.title)
@@ -73,7 +73,7 @@ async def _large(scene: Scene, arguments: argparse.Namespace, console: Console) 
 
 
 async def _snapshot(scene: Scene, arguments: argparse.Namespace, console: Console) -> report.Drained:
-    """All contestants in turn, `--repeat` times, that read one table."""
+    """Read one table with each contestant in turn, `--repeat` times."""
     rows = round(snapshot.ROWS * arguments.scale)
     console.print(f"S: {snapshot.TITLE}: making {rows:,} rows", highlight=False)
     drained = report.Drained("S", snapshot.TITLE)
@@ -175,8 +175,8 @@ def main() -> None:
 
 
 async def _until_interrupted(arguments: argparse.Namespace) -> None:
-    """Ctrl-C ends the servers, and then the process: threads of it may wait for records that nobody
-    will send any more."""
+    """Run until Ctrl-C, which ends the servers, and then the process: its threads may wait for
+    records that will never be sent."""
     try:
         await _measure(arguments)
     except asyncio.CancelledError:

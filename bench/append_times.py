@@ -1,4 +1,4 @@
-"""When records were appended, by the broker's clock: topics with LogAppendTime."""
+"""Times at which records were appended, by the broker's clock (topics with LogAppendTime)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Self
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 _BEHIND_LAST = 8
-"""A partition's last offsets may be Kafka's own transaction markers: look so far back for a
-record."""
+"""How many offsets to look back for a record: the last ones of a partition may be Kafka's own
+transaction markers."""
 
 
 class AppendTimes:
-    """Times of records, in seconds since 1970: `with AppendTimes(bootstrap_servers) as times:`."""
+    """Append times of records, in seconds since 1970: `with AppendTimes(bootstrap_servers) as
+    times:`."""
 
     def __init__(self, bootstrap_servers: str) -> None:
         self._consumer = Consumer(
@@ -36,7 +37,7 @@ class AppendTimes:
         return [name for name in self._consumer.list_topics(timeout=30).topics if name.startswith(beginning)]
 
     def first(self, *topics: str) -> float:
-        """Of the first record in any of them."""
+        """Return the time of the first record in any of the topics."""
         return min(
             stamp
             for place, low, _ in self._filled(topics)
@@ -44,7 +45,7 @@ class AppendTimes:
         )
 
     def last(self, *topics: str) -> float:
-        """Of the last record in any of them."""
+        """Return the time of the last record in any of the topics."""
         return max(
             stamp
             for place, low, high in self._filled(topics)
@@ -52,7 +53,7 @@ class AppendTimes:
         )
 
     def every(self, topic: str) -> list[float]:
-        """Of all records, in order."""
+        """Return the times of all records, sorted."""
         return sorted(
             stamp
             for place, low, high in self._filled([topic])
@@ -60,7 +61,7 @@ class AppendTimes:
         )
 
     def _filled(self, topics: Iterable[str]) -> Iterator[tuple[TopicPartition, int, int]]:
-        """Partitions that hold anything, with their first and their next offset."""
+        """Yield the partitions that are not empty, with their first and their next offset."""
         known = self._consumer.list_topics(timeout=30).topics
         for topic in topics:
             for partition in known[topic].partitions:
@@ -70,7 +71,7 @@ class AppendTimes:
                     yield place, low, high
 
     def _stamps(self, topic: str, partition: int, offset: int, count: int) -> list[float]:
-        """Of up to `count` records from `offset` on."""
+        """Return the times of up to `count` records from `offset` on."""
         self._consumer.assign([TopicPartition(topic, partition, offset)])
         stamps: list[float] = []
         while len(stamps) < count:

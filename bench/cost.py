@@ -1,4 +1,5 @@
-"""What a process costs, as Linux counts it: proc(5); what was written into a folder."""
+"""Resources that a process uses, as Linux counts them (proc(5)), and bytes written into a
+folder."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def cpu_s(pid: int | None) -> float:
-    """User and system time of the process and its threads, in steps of 10 ms; 0 when it is gone."""
+    """Return user and system time of the process and its threads, in steps of 10 ms; 0 if it has
+    ended."""
     if pid is None:
         return 0.0
     try:
@@ -21,7 +23,8 @@ def cpu_s(pid: int | None) -> float:
 
 
 def other_threads_cpu_s(pid: int) -> float:
-    """CPU time of the threads beside the first, to the nanosecond; 0 when the process is gone."""
+    """Return the CPU time of all threads but the first, to the nanosecond; 0 if the process has
+    ended."""
     found = 0
     for folder in Path(f"/proc/{pid}/task").glob("*"):
         if folder.name != str(pid):
@@ -33,7 +36,7 @@ def other_threads_cpu_s(pid: int) -> float:
 
 
 def peak_rss_mb(pid: int) -> float:
-    """VmHWM: the most memory that the process ever had resident; 0 when it is gone."""
+    """Return VmHWM, the peak resident memory of the process; 0 if it has ended."""
     try:
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -44,13 +47,14 @@ def peak_rss_mb(pid: int) -> float:
 
 
 def busy_s() -> float:
-    """CPU time of everything on this computer since its start, idle and waiting apart."""
+    """Return the CPU time of the whole computer since its start, without idle and wait times."""
     fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
     return (sum(fields[:8]) - fields[3] - fields[4]) / _TICKS_PER_S
 
 
 def file_sizes(folder: Path) -> dict[Path, int]:
-    """All files below it, but for the checksums that Hadoop keeps beside local files."""
+    """Return the sizes of all files below the folder, except the checksums that Hadoop writes
+    beside local files."""
     return {
         path: path.stat().st_size
         for path in folder.rglob("*")
@@ -59,5 +63,6 @@ def file_sizes(folder: Path) -> dict[Path, int]:
 
 
 def bytes_written(folder: Path, before: dict[Path, int]) -> int:
-    """Of files that are new or have another size than `before`, which file_sizes found."""
+    """Return the total size of files that are new or differ in size from `before` (of
+    `file_sizes`)."""
     return sum(size for path, size in file_sizes(folder).items() if before.get(path) != size)

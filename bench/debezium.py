@@ -1,11 +1,11 @@
-"""Debezium Server beside the gateway: the same backlog, broker and registry, tuned as well as is
+"""Debezium Server on the same backlog, broker and registry as the gateway, tuned as well as is
 known.
 
-Its Avro is written by Confluent's converter. The distribution has it only among the jars of its
-Cassandra connector; what it needs is taken from there. (Apicurio's converter, in its own class
-path, prints the whole schema for every record.) The rate is taken from the first record to the last
-one by the broker's stamp: the start of Java, some 5 s, is outside of it, and the warming up of its
-compiler is inside.
+Its Avro is written by Confluent's converter, which the distribution contains only among the jars of
+its Cassandra connector; the necessary ones are taken from there. (Apicurio's converter, in its own
+class path, prints the whole schema for every record.) The rate is measured from the first record to
+the last one by the broker's timestamps: it does not include the start of Java, some 5 s, but does
+include the warm-up of its compiler.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from gateway.local.java import java
 from gateway.local.ports import HOST, free_port
 
 ARTIFACTS = "debezium"
-"""The set in gateway/local/artifacts.lock."""
+"""The artifact set in gateway/local/artifacts.lock."""
 
 HEAP = "2g"
-PARTITIONS = 3  # as the gateway's
+PARTITIONS = 3  # the same as the gateway's
 STREAMING_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 30.0
 DRAIN_TIMEOUT_S = 900.0
@@ -71,14 +71,14 @@ _TUNING = {
     "debezium.sink.kafka.producer.buffer.memory": "134217728",
     "debezium.sink.kafka.producer.compression.type": "lz4",
     "debezium.sink.kafka.producer.acks": "all",
-    # It warns in bursts, thousands of lines a run.
+    # It logs bursts of warnings, thousands of lines per run.
     'quarkus.log.category."io.debezium.metrics.stats".level': "ERROR",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running Debezium Server; made by `running`."""
+    """A running Debezium Server, created by `running`."""
 
     child: Child
     slot: str
@@ -93,7 +93,7 @@ class Server:
 def properties(
     parts: LocalParts, database: str, slot: str, prefix: str, folder: Path, tuning: Mapping[str, str]
 ) -> dict[str, str]:
-    """What the file application.properties says."""
+    """Return the settings of application.properties."""
     registry = {
         f"debezium.format.{side}{name}": value
         for side in ("key", "value")
@@ -131,9 +131,9 @@ def properties(
 async def running(
     parts: LocalParts, sql: asyncpg.Connection, slot: str, more: Mapping[str, str] | None = None
 ) -> AsyncIterator[Server]:
-    """A server that reads `slot`, which must be there, from the database of `sql` into topics with
-    a prefix of their own. It streams then, but with settings of its own (`more`): a snapshot comes
-    before the stream."""
+    """Run a server that reads the existing `slot` from the database of `sql` into topics with a
+    separate prefix. It is streaming when this yields, unless it has settings of its own (`more`):
+    with these, a snapshot comes before."""
     prefix = f"d{uuid4().hex[:8]}"
     topics = await _make_topics(parts.kafka.bootstrap_servers, prefix, sql)
     guard = await Guard.open("debezium")
@@ -157,8 +157,8 @@ async def start_server(
     *,
     streams: bool = True,
 ) -> Child:
-    """It reads `slot`, which must be there, from the database of `sql`; it streams when this
-    returns, if `streams`. `more`: of its settings."""
+    """Start a server that reads the existing `slot` from the database of `sql`. If `streams`,
+    return once it is streaming. `more`: additional settings."""
     database = await sql.fetchval("select current_database()")
     settings = properties(parts, database, slot, prefix, guard.folder, more)
     path = guard.folder / "application.properties"
@@ -176,7 +176,7 @@ async def start_server(
 
 
 def command(configuration: Path) -> list[str | Path]:
-    """Starts a server with this application.properties."""
+    """Return the command that starts a server with this application.properties."""
     home = unpacked(ARTIFACTS) / "debezium-server"
     version = locked_version(ARTIFACTS, "debezium-server-dist")
     class_path = [
@@ -195,13 +195,13 @@ def command(configuration: Path) -> list[str | Path]:
 
 
 def converter_jars() -> list[Path]:
-    """Confluent's Avro converter, with what it needs beside Kafka Connect."""
+    """Return the jars of Confluent's Avro converter, with its dependencies beyond Kafka Connect."""
     connector = unpacked(ARTIFACTS) / "debezium-server/connectors/debezium-connector-cassandra-5"
     return [jar for name in _CONVERTER for jar in sorted(connector.glob(f"{name}-[0-9]*.jar"))]
 
 
 async def _make_topics(bootstrap_servers: str, prefix: str, sql: asyncpg.Connection) -> tuple[str, ...]:
-    """The broker makes none by itself."""
+    """Create the topics, which the broker does not do automatically."""
     query = "select schemaname || '.' || tablename from pg_publication_tables where pubname = $1"
     topics = tuple(f"{prefix}.{row[0]}" for row in await sql.fetch(query, PUBLICATION))
     stamps = {"message.timestamp.type": "LogAppendTime"}
@@ -248,8 +248,8 @@ def took_s(bootstrap_servers: str, topics: tuple[str, ...]) -> float:
 
 
 class RecordCount:
-    """How many records the topics hold: there are no transactions, so the ends of the partitions
-    say it."""
+    """Counts the records in the topics. There are no transactions, so it is the sum of the
+    partitions' end offsets."""
 
     def __init__(self, bootstrap_servers: str, topics: Iterable[str]) -> None:
         self._consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "bench"})
@@ -265,7 +265,7 @@ class RecordCount:
         return sum(self._consumer.get_watermark_offsets(place, timeout=30)[1] for place in self._places)
 
     async def reaches(self, count: int, server: Server, poll_s: float = POLL_S) -> float:
-        """Unix time when that many were there."""
+        """Return the Unix time at which that many records existed."""
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         while await asyncio.to_thread(self.now) < count:
             if server.child.exit_code is not None or time.monotonic() > deadline:
@@ -275,7 +275,7 @@ class RecordCount:
 
 
 class CommitTimes:
-    """A record's value -> the commit time of its transaction, which stands in `source`."""
+    """The commit time of a record's transaction, which the value has in `source`."""
 
     def __init__(self, registry_url: str) -> None:
         self._registry_url = registry_url

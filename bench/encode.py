@@ -1,8 +1,8 @@
-"""`python -m bench.encode`: the gateway's own work on a row, by stages, without network.
+"""`python -m bench.encode`: the gateway's CPU time per row, by stages, without network.
 
-Takes a stream from a real server as it came, then replays it through the same objects that the
-service uses. Each figure is the best of many replays in CPU time, so that it holds on a busy
-computer too.
+It records a stream from a real server, then replays it through the same objects that the service
+uses. Each figure is the best of many replays, in CPU time, so that it is also valid on a busy
+computer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from gateway.transactions.transaction import MessageTopic, RelationVersion
 from schemas.lsn import Lsn
 
 NO_COMPRESSION, LZ4 = 0, 3
-"""Codes of Kafka's record batch."""
+"""Compression codes of Kafka's record batch."""
 
 COPY_BOTH = b"W\0\0\0\7\0\0\0"
 TABLES = "bench, bench1, bench2, bench3"
@@ -70,12 +70,12 @@ TPC_B = (
     "".join(f"update bench{n} set balance = balance + {{first}} where id = {{first}} % 100 + 1;" for n in (1, 2, 3))
     + "insert into bench values (1, 1, {first}, {first}, '2026-01-01', '', {first})",
 )
-"""W2's transaction: a row in each of four tables."""
+"""W2's transaction: one row in each of four tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Frames of one slot, first to last, and what the catalog says about their relation."""
+    """The frames of one slot, and the catalog's facts about their relations."""
 
     title: str
     data: bytes
@@ -83,7 +83,7 @@ class Capture:
     version_num: int
     facts: dict[int, Any]
     catalog: dict[int, tuple[list[CatalogColumn], list[str]]]
-    """By relation: columns, and those of the key."""
+    """By relation: the columns, and those of the key."""
 
 
 async def capture(
@@ -130,12 +130,11 @@ async def capture(
     return Capture(f"{title}, {'binary' if binary else 'text'}", b"".join(pieces), count, version_num, facts, catalog)
 
 
-# -- the stages, each with all before it
-# -----------------------------------------------------------------------------------
+# -- the stages; each includes all before it
 
 
 def receive(captured: Capture) -> list[bytes]:
-    """Bytes into the inbox as a socket gives them, out as whole frames."""
+    """Fill the receive buffer with bytes as a socket would, and take whole frames from it."""
     inbox = ReceiveBuffer(lambda kind, body: True, lambda lsn, reply: None)
     _fill(inbox, COPY_BOTH)
     rest = memoryview(captured.data)
@@ -147,7 +146,7 @@ def receive(captured: Capture) -> list[bytes]:
 
 
 def _fill(inbox: ReceiveBuffer, data: bytes | memoryview) -> int:
-    """What fits, which is how much a busy connection gives at once."""
+    """Add as many bytes as fit, as a busy connection does; return their number."""
     space = inbox.space()
     count = min(len(space), len(data))
     space[:count] = data[:count]
@@ -156,14 +155,14 @@ def _fill(inbox: ReceiveBuffer, data: bytes | memoryview) -> int:
 
 
 def walk(captured: Capture) -> None:
-    """The loop over the frames, nothing done with them."""
+    """Iterate over the frames without processing them."""
     for data in receive(captured):
         for _ in split(data):
             pass
 
 
 class _Nowhere:
-    """An outlet that drops its records, so that encoding is measured alone."""
+    """An outlet that drops its records, to measure encoding alone."""
 
     def append(self, key: bytes | None, value: bytes, manifest: object) -> None: ...
 
@@ -182,7 +181,7 @@ class _Nowhere:
 
 
 class _Announcer:
-    """Relation versions from the captured facts; no registry, no topics."""
+    """Relation versions from the captured facts, without registry and topics."""
 
     def __init__(self, captured: Capture, outlet: Callable[[str], Any]) -> None:
         self._captured = captured
@@ -194,7 +193,7 @@ class _Announcer:
 
 
 class _DebeziumAnnouncer(_Announcer):
-    """The same in Debezium's dialect, with its default settings."""
+    """Relation versions in Debezium's format, with its default settings."""
 
     def __init__(self, captured: Capture) -> None:
         super().__init__(captured, lambda _: _Nowhere())
@@ -212,7 +211,7 @@ class _DebeziumAnnouncer(_Announcer):
 
 
 class _SnapshotAnnouncer(_Announcer):
-    """Of tables that are being read for a snapshot: which keys change is noted."""
+    """Relation versions of tables that are being read for a snapshot: changed keys are recorded."""
 
     def __init__(self, captured: Capture, machine: TransactionMachine) -> None:
         super().__init__(captured, lambda _: _Nowhere())
@@ -228,8 +227,7 @@ class _SnapshotAnnouncer(_Announcer):
 
 
 class _Stand:
-    """Takes the place of stream, feedback and delivery: nothing may be closed, nothing is
-    acknowledged."""
+    """Stands in for stream, feedback and delivery: nothing is closed or acknowledged."""
 
     is_free = is_quiet = holds_unclosed = False
     received_lsn = in_flight_bytes = 0
@@ -255,7 +253,7 @@ def _pump_of(machine: TransactionMachine, writer: BatchWriter, announcer: Any) -
 
 
 def encode_debezium(captured: Capture) -> None:
-    """State machine and row encoder in Debezium's dialect."""
+    """Run state machine and row encoder in Debezium's format."""
     nowhere: Any = _Nowhere()
     announcer = _DebeziumAnnouncer(captured)
     machine = DebeziumMachine(
@@ -269,13 +267,13 @@ def encode_debezium(captured: Capture) -> None:
 
 
 def encode_under_snapshot(captured: Capture) -> None:
-    """State machine and row encoder while the tables are read."""
+    """Run state machine and row encoder while the tables are being read for a snapshot."""
     machine = _machine(lambda name: _Nowhere())
     _take_all(captured, machine, _SnapshotAnnouncer(captured, machine))
 
 
 def encode(captured: Capture) -> None:
-    """State machine and row encoder."""
+    """Run state machine and row encoder."""
     _take_all(captured, _machine(lambda name: _Nowhere()), _Announcer(captured, lambda name: _Nowhere()))
 
 
@@ -290,17 +288,18 @@ def _builder(compression: int) -> Callable[[], BatchBuilder]:
 
 
 def batch(captured: Capture) -> None:
-    """Records appended to batches."""
+    """Append records to batches."""
     _batch(captured, NO_COMPRESSION, send=False)
 
 
 def send(captured: Capture) -> None:
-    """Batches made ready to send: lz4 and CRC."""
+    """Make batches ready to send: lz4 and CRC."""
     _batch(captured, LZ4, send=True)
 
 
 def mark(captured: Capture) -> None:
-    """What a transaction adds: its manifest from the offsets of its pieces, its markers."""
+    """Do the work per transaction: build its manifest from the offsets of its pieces, and its
+    markers."""
     pump, batches = _batch(captured, LZ4, send=True)
     for ready in batches:
         place = ready.topic, ready.partition
@@ -323,7 +322,7 @@ def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[Pump, li
 
 
 def _run(coroutine: Any) -> None:
-    """A coroutine that never waits."""
+    """Run a coroutine that never waits."""
     try:
         coroutine.send(None)
     except StopIteration:
@@ -342,8 +341,8 @@ STAGES: tuple[tuple[str, Callable[[Capture], object]], ...] = (
 
 
 def measure(captured: Capture, repeat: int) -> list[float]:
-    """Microseconds of CPU a row of each stage with all before it; the last two are other ways of
-    encoding, with all before it."""
+    """Return the microseconds of CPU per row, for each stage with all before it. The last two are
+    alternatives to `encode`, with all before it."""
     stages = [*(stage for _, stage in STAGES), encode_debezium, encode_under_snapshot]
     best = [float("inf")] * len(stages)
     for _ in range(repeat):

@@ -1,5 +1,5 @@
-"""pg_recvlogical to /dev/null: as fast as the walsender gives. Its time includes its own start,
-some 20 ms."""
+"""pg_recvlogical to /dev/null: the fastest rate of the walsender. The time includes the program's
+own start, some 20 ms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W3: one transaction of 1,000,000 rows, live: what of it is in Kafka before COMMIT, and when is
+"""W3: one live transaction of 1,000,000 rows. How much of it is in Kafka before COMMIT, and when is
 the rest?"""
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Large:
-    """Seconds are counted from the moment when COMMIT returned: negative is before. Readable: by
-    read_committed."""
+    """Times of the transaction, in seconds after COMMIT returned; negative is before. Readable
+    means: by a read_committed consumer."""
 
     rows: int
     insert_s: float
@@ -43,7 +43,7 @@ class Large:
 
 
 def _first_readable(bootstrap_servers: str, topic: str) -> float:
-    """Unix time when the first record of the topic could be read."""
+    """Return the Unix time at which the first record of the topic could be read."""
     consumer = _consumer(bootstrap_servers)
     try:
         while topic not in (topics := consumer.list_topics(timeout=10).topics):
@@ -55,7 +55,8 @@ def _first_readable(bootstrap_servers: str, topic: str) -> float:
 
 
 def _end_readable(bootstrap_servers: str, marker_topic: str) -> float:
-    """Unix time when the marker of the commit could be read: every row is, by then."""
+    """Return the Unix time at which the marker of the commit could be read; all rows are readable
+    then."""
     consumer = _consumer(bootstrap_servers)
     try:
         consumer.assign([TopicPartition(marker_topic, 0, 0)])
@@ -69,7 +70,7 @@ def _end_readable(bootstrap_servers: str, marker_topic: str) -> float:
 
 _KINDS = TRANSACTION_MARKER["fields"][0]["type"]["symbols"]
 _ENDS = tuple(bytes((2 * _KINDS.index(kind),)) for kind in ("COMMIT", "STREAM_COMMIT"))
-"""The first byte of the marker behind its frame: Avro's long of the enum's place."""
+"""The first byte of a committing marker after its frame: Avro's long of the enum's index."""
 
 
 def _consumer(bootstrap_servers: str) -> Consumer:
@@ -141,7 +142,7 @@ async def _live(
     first_readable: Coroutine[Any, Any, float],
     last_readable: Coroutine[Any, Any, float],
 ) -> Large:
-    """The transaction, with what waits for its records beside it; both give Unix times."""
+    """Run the transaction while both coroutines wait for its records; they return Unix times."""
     first, last = asyncio.create_task(first_readable), asyncio.create_task(last_readable)
     used_s, begun = cpu_s(pid), time.time()
     async with sql.transaction():
@@ -154,7 +155,7 @@ async def _live(
 
 
 async def _with_slot_figures(sql: asyncpg.Connection, live: Large) -> Large:
-    """The walsender reports them by the time when it has ended."""
+    """Add the slot's statistics, which the walsender reports at the latest when it ends."""
     query = "select spill_bytes, stream_bytes from pg_stat_replication_slots where slot_name = $1"
     spill_bytes, stream_bytes = await sql.fetchrow(query, _SLOT)
     return replace(live, spill_bytes=spill_bytes, stream_bytes=stream_bytes)

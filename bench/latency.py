@@ -1,9 +1,9 @@
-"""L: from commit to a consumer's poll, at a steady number of one-row transactions a second.
+"""L: from commit to a consumer's poll, at a constant rate of one-row transactions.
 
-pgbench writes at the rate asked for. Each record carries its commit time, taken by PostgreSQL just
-before COMMIT returns, on this computer's clock; the consumer (read_committed) subtracts it from the
-time when its poll returned. So the figure holds everything between, and can only be a little too
-large.
+pgbench writes at the requested rate. Each record has its commit time, taken by PostgreSQL just
+before COMMIT returns, on the same computer's clock. The consumer (read_committed) subtracts it from
+the time at which its poll returned. The figure thus includes everything in between, and can only be
+slightly too large.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ WARM_UP_S = 10.0
 CLIENTS = 2
 
 CommitTime = Callable[[bytes], float]
-"""A record's value -> its commit time in seconds since 1970."""
+"""Returns the commit time of a record's value, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds; `count` records after the warm-up, of `rate` transactions a second asked
-    for."""
+    """Latencies in milliseconds, of `count` records after the warm-up; `rate`: requested
+    transactions per second."""
 
     rate: int
     count: int
@@ -50,7 +50,7 @@ class Latency:
 
 @dataclass
 class Listener:
-    """Polls every record of a topic in a thread of its own and notes how late it is."""
+    """Polls every record of a topic in a separate thread, and records its latency."""
 
     bootstrap_servers: str
     topic: str
@@ -87,8 +87,8 @@ class Listener:
 
 
 def walgate_commit_time(value: bytes) -> float:
-    """The envelope's commit_time: behind the frame, op, xid, subxid, epoch, change_lsn, ordinal and
-    commit_lsn."""
+    """Return the envelope's commit_time, which follows the frame, op, xid, subxid, epoch,
+    change_lsn, ordinal and commit_lsn."""
     place = 5
     for _ in range(6):
         _, place = _long(value, place)
@@ -102,9 +102,9 @@ def walgate_commit_time(value: bytes) -> float:
 
 
 def debezium_commit_time(value: bytes) -> float:
-    """In Debezium's dialect, of a row of TABLE: `source.ts_us`, behind before, after and what is
-    before it there. Walked by hand, as the other dialect's: a general decoder would take longer
-    than what is measured."""
+    """Return `source.ts_us` of a row of TABLE in Debezium's format. It follows before, after, and
+    the first fields of source. Decoded by hand, as Walgate's records are: a general decoder would
+    take longer than what is measured."""
     place = 5 + 2
     _, place = _long(value, place)  # id
     for union, count in ((True, 2), (False, 3)):  # at, note; version, connector, name
@@ -139,7 +139,7 @@ def _long(value: bytes, place: int) -> tuple[int, int]:
 async def measure(
     scene: Scene, rate: int, seconds: float, *, compiled: Path | None = None, more: Mapping[str, str] | None = None
 ) -> Latency:
-    """The gateway at `rate` transactions a second for `seconds` after the warm-up."""
+    """Measure the gateway at `rate` transactions per second, for `seconds` after the warm-up."""
     parts = scene.parts
     settings = {"WALGATE_SOURCE__ADOPT_SLOT": "false", **(more or {})}
     async with database_of(scene) as (database, _):

@@ -1,8 +1,7 @@
-"""Figures of several runs -> a table, a plot, and one JSON object a workload run.
+"""Figures of several runs as a table, a plot, and one JSON object per workload run.
 
-Ratios are taken within one repetition, where the contestants ran one after the other, and then
-their median: what the computer did beside them weighs the same on both sides of a ratio, more or
-less.
+Ratios are computed within one repetition, in which the contestants ran one after the other; the
+figure is their median. Other load on the computer thus affects both sides of a ratio about equally.
 """
 
 from __future__ import annotations
@@ -24,12 +23,12 @@ from bench.run import Run, Turns
 T = TypeVar("T")
 
 FLOORS = {"walgate": "floor", "walgate_watched": "floor", "walgate_text": "floor_text", "walgate_compiled": "floor"}
-"""Which floor a contestant is held against."""
+"""The floor with which a contestant is compared."""
 
 
 @dataclass
 class Drained:
-    """All runs of one workload: contestant -> one run a repetition."""
+    """The runs of one workload: contestant -> one run per repetition."""
 
     workload: str
     title: str
@@ -42,23 +41,23 @@ class Drained:
         return median(run.rows_per_s for run in self.runs[contestant])
 
     def ratio(self, contestant: str, other: str) -> float | None:
-        """Median of the repetitions' ratios of rates."""
+        """Return the median of the repetitions' ratios of rates."""
         if contestant not in self.runs or other not in self.runs:
             return None
         pairs = zip(self.runs[contestant], self.runs[other], strict=False)
         return median(one.rows_per_s / two.rows_per_s for one, two in pairs)
 
     def cpu_us(self, contestant: str, part: str) -> float:
-        """Of `gateway`, `walsender` or `broker`, a row."""
+        """Return the CPU time per row of `gateway`, `walsender` or `broker`."""
         return median(run.us_per_row(getattr(run, f"{part}_cpu_s")) for run in self.runs[contestant])
 
     def peak_rss_mb(self, contestant: str) -> float:
         return max(run.peak_rss_mb for run in self.runs[contestant])
 
     def watching(self) -> dict[str, float] | None:
-        """What it costs to be watched: of the same repetition, more than without. `cpu_share` is of
-        one core, and `threads_cpu_share` the part of it that does not depend on how long the rows
-        took."""
+        """Return the cost of being watched: the difference to the unwatched run of the same
+        repetition. `cpu_share` is a share of one core, and `threads_cpu_share` its part that does
+        not depend on how long the rows took."""
         plain, watched = (self.runs.get(name) for name in ("walgate", "walgate_watched"))
         if plain is None or watched is None:
             return None
@@ -101,7 +100,7 @@ class Drained:
         return {name: turns for name, turns in found.items() if turns}
 
     def _turns_json(self) -> dict[str, Any]:
-        """Many tables against one; nothing for other workloads."""
+        """Return the ratios of many tables to one; {} for other workloads."""
         figures: dict[str, Callable[[Turns], float]] = {
             "one_table_rows_per_s": lambda turns: turns.one_table_rows_per_s,
             "ratio_to_one_table": lambda turns: turns.ratio_to_one_table,
@@ -157,7 +156,7 @@ class Drained:
 
 
 class Live(Generic[T]):
-    """All runs of one live workload: contestant -> one run a repetition."""
+    """The runs of one live workload: contestant -> one run per repetition."""
 
     def __init__(self) -> None:
         self.runs: dict[str, list[T]] = {}
@@ -166,14 +165,14 @@ class Live(Generic[T]):
         self.runs.setdefault(contestant, []).append(run)
 
     def each(self, figure: Callable[[T], float], digits: int = 0) -> dict[str, float]:
-        """The median of one figure for each contestant."""
+        """Return the median of one figure for each contestant."""
         return {name: round(median(map(figure, runs)), digits) for name, runs in self.runs.items()}
 
     def most(self, figure: Callable[[T], float]) -> dict[str, float]:
         return {name: round(max(map(figure, runs))) for name, runs in self.runs.items()}
 
     def ratios_to_debezium(self, figure: Callable[[T], float]) -> dict[str, float | None]:
-        """Medians of the repetitions' ratios; null without Debezium."""
+        """Return the medians of the repetitions' ratios; null without Debezium."""
         theirs = self.runs.get("debezium")
         return {
             name: None
@@ -184,7 +183,7 @@ class Live(Generic[T]):
         }
 
     def head(self, rows_per_s: Callable[[T], float], cpu_us: Callable[[T], float]) -> dict[str, Any]:
-        """What every object has."""
+        """Return the part that all JSON objects have."""
         return {
             "repeat": max(map(len, self.runs.values())),
             "rows_per_s": self.each(rows_per_s),
@@ -264,7 +263,7 @@ _PERCENTILES: tuple[Callable[[Latency], float], ...] = (
 
 
 def write_plot(path: Path, drained: list[Drained]) -> None:
-    """Bars of the rates, as SVG."""
+    """Write the rates as a bar chart, as SVG."""
     bars = [(f"{one.workload} {name}", one.rate(name), name) for one in drained for name in one.runs]
     if not bars:
         return
@@ -285,7 +284,7 @@ def write_plot(path: Path, drained: list[Drained]) -> None:
 
 
 def print_json(objects: list[dict[str, Any]]) -> None:
-    """The last line of the output: one object a workload run."""
+    """Print the last line of the output, with one object per workload run."""
     print(json.dumps(objects), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""One measured run of one contestant."""
+"""A measured run of a contestant."""
 
 from __future__ import annotations
 
@@ -9,30 +9,29 @@ ROWS_IN_A_TURN = 100
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """One backlog of `rows` rows in one table, then as many in many tables, a transaction each in
-    turn."""
+    """A backlog of `rows` rows in one table, followed by as many in many tables, one transaction in
+    each of them in turn."""
 
     rows: int
     table_count: int
     one_table_rows_per_s: float
     many_tables_s: float
     later_rounds_rows_per_s: float
-    """Without the first round, in which each table is met for the first time: its schemas are
-registered."""
+    """The rate without the first round, which registers the schemas of each table."""
 
     @property
     def ratio_to_one_table(self) -> float:
-        """With the first round."""
+        """The ratio including the first round."""
         return self.rows / self.many_tables_s / self.one_table_rows_per_s
 
     @property
     def later_ratio_to_one_table(self) -> float:
-        """Without it."""
+        """The ratio without the first round."""
         return self.later_rounds_rows_per_s / self.one_table_rows_per_s
 
     @property
     def ms_per_new_table(self) -> float:
-        """Beyond what its rows take."""
+        """Time per table in the first round, beyond that of its rows."""
         first_rows = self.table_count * ROWS_IN_A_TURN
         later_rounds_s = (self.rows - first_rows) / self.later_rounds_rows_per_s
         first_round_s = self.many_tables_s - later_rounds_s
@@ -41,8 +40,9 @@ registered."""
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """CPU times are those of the processes named, in seconds; `other_cpu_s` is the rest of the
-    computer: when it is large the run was disturbed, and rates say less than CPU times."""
+    """The figures of a run. CPU times are those of the named processes, in seconds; `other_cpu_s`
+    is the rest of the computer: if it is large, the run was disturbed, and CPU times are more
+    reliable than rates."""
 
     rows: int
     took_s: float
@@ -52,8 +52,8 @@ class Run:
     other_cpu_s: float = 0.0
     peak_rss_mb: float = 0.0
     threads_cpu_s: float = 0.0
-    """Of the gateway's threads beside the first, which serve who watches it; a part of
-`gateway_cpu_s`."""
+    """CPU time of all the gateway's threads but the first, which serve its observers; part of
+    `gateway_cpu_s`."""
     turns: Turns | None = None
 
     @property

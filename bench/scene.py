@@ -1,7 +1,7 @@
-"""The local parts, one backlog at a time in a database of its own, and copies of the slot that
-holds it.
+"""The local servers, one backlog at a time in a separate database, and copies of the slot that
+retains it.
 
-The base slot is made before the rows and never read: each run drains a copy of it, so each run
+The base slot is created before the rows and is never read: each run drains a copy of it, and thus
 decodes the same WAL.
 """
 
@@ -23,7 +23,7 @@ from gateway.local import Kafka, LocalParts, Postgres
 _numbers = count(1)
 _BASE_SLOT = "bench_base"
 
-# The server at rest but for what is measured; 64 MB is PostgreSQL's default for the memory of
+# The server does nothing but what is measured; 64 MB is PostgreSQL's default for the memory of
 # decoding.
 _POSTGRES_SETTINGS: dict[str, str | int] = {
     "autovacuum": "off",
@@ -35,8 +35,8 @@ _POSTGRES_SETTINGS: dict[str, str | int] = {
 
 @dataclass(frozen=True, slots=True)
 class Backlogged:
-    """A database whose base slot holds `changes` changes; all of them are read when the slot is
-    past `last_lsn`."""
+    """A database whose base slot retains `changes` changes; a slot past `last_lsn` has read all of
+    them."""
 
     parts: LocalParts
     database: str
@@ -53,7 +53,7 @@ class Backlogged:
 
     @asynccontextmanager
     async def slot_copy(self, sql: asyncpg.Connection) -> AsyncIterator[str]:
-        """The name of a new copy of the base slot, dropped at the end."""
+        """Yield the name of a new copy of the base slot, which is dropped at the end."""
         slot = f"bench_{next(_numbers)}"
         await sql.execute("select pg_copy_logical_replication_slot($1, $2)", _BASE_SLOT, slot)
         try:
@@ -63,7 +63,7 @@ class Backlogged:
 
 
 async def drop_slot(sql: asyncpg.Connection, slot: str) -> None:
-    """Waits for its walsender to leave."""
+    """Drop the slot, after waiting for its walsender to end."""
     while True:
         try:
             await sql.execute(
@@ -75,7 +75,8 @@ async def drop_slot(sql: asyncpg.Connection, slot: str) -> None:
 
 
 class Scene:
-    """`async with Scene() as scene:` then `async with scene.backlog(W1, scale) as backlogged:`."""
+    """The environment of all runs: `async with Scene() as scene:`, then `async with
+    scene.backlog(W1, scale) as backlogged:`."""
 
     def __init__(self) -> None:
         self.parts = LocalParts(postgres=Postgres(settings=_POSTGRES_SETTINGS), kafka=Kafka(heap_mb=1024))
@@ -89,7 +90,7 @@ class Scene:
 
     @asynccontextmanager
     async def database(self, tables: str, *, pgbench_scale: int = 0) -> AsyncIterator[str]:
-        """A new database with these tables and the publication of all tables."""
+        """Create a database with these tables and a publication of all tables."""
         name = f"bench{next(_numbers)}"
         admin = await self.parts.postgres.connect()
         await admin.execute(f"create database {name}")
@@ -126,7 +127,7 @@ class Scene:
                 await sql.close()
 
     async def program(self, name: str, *arguments: str) -> None:
-        """Run one of PostgreSQL's programs against the server; its last argument is the
+        """Run one of PostgreSQL's programs against the server. Its last argument is the
         database."""
         await run_program(self.parts.postgres, name, *arguments)
 

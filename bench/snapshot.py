@@ -1,8 +1,8 @@
-"""S: rows that were there before, into Kafka; and SL: how late the stream is meanwhile.
+"""S: existing rows into Kafka. SL: the latency of the stream meanwhile.
 
-S is timed from the moment when the gateway says that it streams to the last record of the table, by
-the broker's stamp. Its floor is `COPY ... TO` a file that is no file, in one session: what
-PostgreSQL gives to nobody.
+S is measured from the gateway's log message that it is streaming to the last record of the table,
+by the broker's timestamps. Its floor is `COPY ... TO '/dev/null'` in one session, the rate of
+PostgreSQL alone.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ _COPY = "copy bench to '/dev/null' (format binary)"
 
 
 def _new_slot() -> str:
-    """A gateway of another prefix refuses one that was used."""
+    """Return a new name: a gateway with another prefix refuses a slot that was used."""
     return f"bench_snapshot_{next(_numbers)}"
 
 
 @asynccontextmanager
 async def filled(scene: Scene, rows: int) -> AsyncIterator[tuple[str, asyncpg.Connection]]:
-    """A database whose table has these rows."""
+    """Create a database whose table has this many rows."""
     async with scene.database(W1.tables) as database:
         sql = await scene.parts.postgres.connect(database)
         try:
@@ -63,7 +63,7 @@ async def floor(sql: asyncpg.Connection, rows: int) -> Run:
 async def fill(
     scene: Scene, database: str, sql: asyncpg.Connection, rows: int, *, binary: bool, compiled: Path | None
 ) -> Run:
-    """The first start of a gateway."""
+    """Measure a gateway's first start, with its initial snapshot."""
     parts = scene.parts
     settings = {**_INITIAL, "WALGATE_SOURCE__BINARY": "on" if binary else "off"}
     dsn, slot = parts.postgres.database_dsn(database), _new_slot()
@@ -104,7 +104,7 @@ async def logged(gateway: walgate.Gateway, event: str, times: int = 1) -> None:
 
 
 async def fill_by_debezium(scene: Scene, sql: asyncpg.Connection, rows: int) -> Run:
-    """From its first record to its last."""
+    """Measure Debezium's snapshot, from its first record to its last."""
     parts, slot = scene.parts, _new_slot()
     await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", slot)
     try:
@@ -136,8 +136,8 @@ _LIVE_TABLES = f"{latency.TABLE}; {W1.tables.replace('table bench', 'table fille
 async def live(
     scene: Scene, rows: int, seconds: float, *, compiled: Path | None = None, more: Mapping[str, str] | None = None
 ) -> Latency:
-    """Of transactions of one row, at LIVE_RATE, while another table is read again and again for
-    `seconds`."""
+    """Measure the latency of one-row transactions at LIVE_RATE, while another table is read
+    repeatedly for `seconds`."""
     parts = scene.parts
     settings = {**_INITIAL, "WALGATE_SNAPSHOT__MODE": "on_command", **(more or {})}
     async with scene.database(_LIVE_TABLES) as database:

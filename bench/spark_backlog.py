@@ -1,11 +1,10 @@
-"""How fast a mirror takes in a backlog: `python -m bench.spark_backlog`.
+"""The rate at which a mirror takes in a backlog: `python -m bench.spark_backlog`.
 
---changes changes of --tables tables, half of them inserts and then an update of every row, 100 in a
-transaction, lie in Kafka, where a gateway has put them. The clock runs from the start of the
-stream, with the default size of batches, to the last merge; then all tables must have what
-PostgreSQL has. Prints a line of JSON for each batch and merge, and at last the rate; Spark has
-started before, and has taken in and merged some of the same changes in another mirror (--warm-up,
-unless it is 0).
+A gateway first writes --changes changes of --tables tables to Kafka: half of them inserts, then an
+update of every row, 100 per transaction. The clock runs from the start of the stream, with the
+default batch size, to the last merge; then all tables must equal PostgreSQL's. Prints a line of
+JSON for each batch and merge, and finally the rate. Spark has been started before, and has merged
+some of the same changes in another mirror (--warm-up, unless it is 0).
 """
 
 from __future__ import annotations
@@ -42,7 +41,8 @@ _UPDATES = "update bench%s set a = a + 1, d = d + interval ''1 s'' where id betw
 
 
 def backlog_of(table_count: int, changes: int) -> Backlog:
-    """Rows are numbered through all tables, 100 of one table after 100 of another."""
+    """Return the workload. Rows are numbered across all tables, 100 of one table after 100 of
+    another."""
 
     def turns(statement: str) -> str:
         return (
@@ -63,7 +63,7 @@ def backlog_of(table_count: int, changes: int) -> Backlog:
 
 
 def take_in(spark: Any, options: dict[str, str], merge_every: float, folder: str) -> tuple[float, float]:
-    """Seconds, and seconds of CPU time, until a mirror in the folder has everything."""
+    """Return the seconds, and the seconds of CPU time, until a mirror in the folder is complete."""
     began = time.perf_counter()
 
     def report(made: BatchReport) -> None:
@@ -83,7 +83,7 @@ def take_in(spark: Any, options: dict[str, str], merge_every: float, folder: str
 
 
 def sums(spark: Any, folder: str, table_count: int) -> list[tuple[int, int]]:
-    """Of each merged table: how many rows, and what their changed column has in sum."""
+    """Return for each merged table the number of rows and the sum of their changed column."""
     found = []
     for number in range(table_count):
         table = spark.read.format("delta").load(table_path(folder, TableName("public", f"bench{number}")))

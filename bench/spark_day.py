@@ -1,15 +1,16 @@
-"""What a day of batches leaves of a mirror, beside an hour: `python -m bench.spark_day`.
+"""Measures what a day of batches leaves behind in a mirror, compared with an hour: `python -m
+bench.spark_day`.
 
-A day is scaled: an hour takes --hour-s seconds of this computer, and every time that upkeep knows
-(an hour between two removals, what readers get, the retention of 24 hours) is scaled alike; it has
-3,600 / --share batches and 60 / --share merges. The batches are commits of one small file that are
-written into the log of `changes` as Delta writes them, without Spark; those with which Delta writes
-a checkpoint are its own. A merge appends a file to a table, records the version and keeps the
-mirror up by upkeep's own code. Prints a line of JSON after each hour: files, log entries, and the
-seconds that versions.read and a count of the table took (median of 5); at last the day by the hour.
+The day is scaled: an hour takes --hour-s seconds of real time, and every interval of the upkeep (an
+hour between two removals, the grace period for readers, the retention of 24 hours) is scaled alike.
+An hour has 3,600 / --share batches and 60 / --share merges. The batches are commits of one small
+file each, written into the log of `changes` as Delta writes them, but without Spark; those at which
+Delta writes a checkpoint are Delta's own. A merge appends a file to a table, records the version,
+and runs the mirror's own upkeep. Prints a line of JSON after each hour: files, log entries, and the
+seconds that versions.read and a count of the table took (median of 5); finally the whole day by the
+hour.
 
-What stays for an hour before VACUUM may remove it, stays here for an hour of that scale, by the
-property of each table.
+Files that VACUUM must keep for an hour are kept for a scaled hour, by a property of each table.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ ITEMS = TableName("public", "items")
 
 
 class Batches:
-    """Commits of one change each, as changes.append makes them."""
+    """Commits of one change each, as changes.append creates them."""
 
     def __init__(self, spark: Any, path: str) -> None:
         self._spark, self._path = spark, path
@@ -96,14 +97,14 @@ class Batches:
         (self._log / f"{number:020}.json").write_text("".join(json.dumps(action) + "\n" for action in actions))
 
     def _checksum(self, version: int) -> dict[str, Any]:
-        """Of a version that Delta wrote or `_commit` did, without what those of a commit by hand
-        leave out."""
+        """Return the checksum of a version written by Delta or `_commit`, without the fields that a
+        commit by hand leaves out."""
         found = json.loads((self._log / f"{version:020}.crc").read_text())
         return {name: value for name, value in found.items() if name not in _OF_DELTA_ALONE}
 
 
 def scale_upkeep(hour_s: float) -> None:
-    """Every time that upkeep knows; VACUUM itself knows but whole hours, and seconds only by a
+    """Scale every interval of the upkeep. VACUUM itself accepts only whole hours; seconds only by a
     property of the table."""
     maintenance._EVERY_S = maintenance.GRACE_S = hour_s
     maintenance.LOG_GRACE_S = hour_s / 4

@@ -1,13 +1,13 @@
-"""From commit to readable in a version of a mirror: `python -m bench.spark_freshness`.
+"""Time from commit to readable in a version of a mirror: `python -m bench.spark_freshness`.
 
-pgbench updates rows of --tables tables of --rows rows, one in each of --rate transactions a second,
-through a real gateway; a mirror appends, and merges beside it. The tables of the mirror are filled
-before, without Kafka. A change is readable from the moment when the Delta commit of its batch is
-there: versions.read shows it from then on. Its commit time is PostgreSQL's, on this computer's
-clock. In the end the newest version must be what PostgreSQL has. Prints a line of JSON for each
-batch and merge (--verbose), one for each half of the time, and one for all. The first --warm-up
-seconds do not count: Java compiles, and the first merge compares the keys of every table, since
-nobody knows how it was filled.
+pgbench updates rows of --tables tables of --rows rows, one in each of --rate transactions per
+second, through a real gateway; a mirror appends, and merges concurrently. The tables of the mirror
+are filled before, without Kafka. A change is readable once the Delta commit of its batch exists:
+versions.read shows it from then on. Its commit time is PostgreSQL's, on the same computer's clock.
+In the end the newest version must equal PostgreSQL's tables. Prints a line of JSON for each batch
+and merge (--verbose), one for each half of the time, and one for all. The first --warm-up seconds
+do not count: Java compiles, and the first merge compares the keys of every table, since the mirror
+does not know how it was filled.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _COLUMNS = (
 
 
 def lateness(commits: list[tuple[int, float]], visible: list[tuple[int, float]]) -> list[tuple[float, float]]:
-    """(commit LSN, commit time) of changes, (last commit LSN, time) of batches -> (commit time,
-    seconds late) of each change."""
+    """Return (commit time, seconds late) of each change, from `commits`: (commit LSN, commit time)
+    of changes, and `visible`: (last commit LSN, time) of batches."""
     ends = [lsn for lsn, _ in visible]
     return [(at, visible[bisect_left(ends, lsn)][1] - at) for lsn, at in commits]
 
@@ -86,7 +86,8 @@ async def write(scene: Scene, database: str, rate: int, seconds: float, table_co
 
 
 def compare(spark: Any, folder: str, wanted: list[tuple[int, int]]) -> float:
-    """Seconds of opening the newest version and summing up the first table."""
+    """Check the newest version against the wanted counts and sums. Return the seconds it takes to
+    open it and sum up its first table."""
     began = time.perf_counter()
     version = versions.read(spark, folder)
     seconds = 0.0

@@ -1,14 +1,17 @@
-"""From commit to visible in Spark's sink, at a steady number of one-row transactions a second:
+"""Latency from commit to visible in Spark's sink, at a constant rate of one-row transactions:
 `python -m bench.spark_latency`.
 
-pgbench writes through a real gateway; a streaming query of the default trigger reads. Two sinks:
+pgbench writes through a real gateway; a streaming query with the default trigger reads. There are
+two sinks:
 
-rows       `foreachBatch` over the typed frame of one table brings the rows to the driver: as a job of one's own has them
-parquet    the changelog that `walgate consume` writes: visible when the batch's files of typed changes are complete
+* rows: `foreachBatch` over the typed frame of one table brings the rows to the driver, as a custom
+  job would.
+* parquet: the changelog that `walgate consume` writes; a change is visible once the batch's files
+  of typed changes are complete.
 
-Each record's commit time is PostgreSQL's, on this computer's clock; it is late by what passed until
-its batch was there. Prints one line of JSON for each sink; the first --warm-up seconds do not
-count.
+Each record's commit time is PostgreSQL's, on the same computer's clock; its latency is the time
+from then until its batch is visible. Prints one line of JSON for each sink; the first --warm-up
+seconds do not count.
 """
 
 from __future__ import annotations

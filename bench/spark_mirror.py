@@ -1,13 +1,13 @@
-"""What a mirror costs beside a plain Delta MERGE: `python -m bench.spark_mirror`.
+"""The cost of a mirror compared with a plain Delta MERGE: `python -m bench.spark_mirror`.
 
-For each of --changes: equal Delta tables of --rows rows, with deletion vectors or without. Each
-round's updates, spread over the table, lie in Kafka. One mirror merges them after its batch (read,
-counted, appended, decoded, folded, merged, the version recorded); another appends them, and merges
-then. Last, a MERGE of the same rows, which lie ready in Parquet, goes into a plain table, as a
-person writes it. In the end all must be equal. Prints one line of JSON for each, and at last the
-ratios of the medians of the two merges to those of the plain one: of time, of CPU time (JVM, Python
-workers, this process) and of bytes written (data, deletion vectors and log of the table; and with
-the mirror's manifest, one entry a merge); the first two rounds warm up.
+For each of --changes there are equal Delta tables of --rows rows, with or without deletion vectors.
+Each round's updates, spread over the table, are in Kafka. One mirror merges them after its batch
+(read, counted, appended, decoded, folded, merged, the version recorded); another appends them, and
+merges then. Last, a hand-written MERGE merges the same rows, prepared in Parquet, into a plain
+table. In the end all must be equal. Prints one line of JSON for each, and finally the ratios of the
+medians of the two merges to those of the plain one: of time, of CPU time (JVM, Python workers, this
+process) and of bytes written (data, deletion vectors and log of the table; for the mirror also its
+manifest, one entry per merge). The first two rounds are warm-up.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import Feeder, Table
 
 BATCH, APPEND, MERGE, PLAIN = "mirror batch", "mirror append", "its merge", "plain MERGE"
-_NEVER_S = 1e9  # the bench says when
+_NEVER_S = 1e9  # the benchmark calls for merges itself
 OPENED = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 def make_rows(spark: Any, location: str, rows: int, *, deletion_vectors: bool) -> None:
-    """As a mirror leaves them, with the mark that it has taken in something."""
+    """Create a table as a mirror leaves it, including the transaction mark of its merges."""
     values = spark.range(rows).selectExpr(
         "id", "concat('owner ', id) owner", "'Konstanz' city", "cast(12.5 as decimal(12,2)) balance",
         "timestamp'2026-01-01 00:00:00' opened_at", "'a note of some length' note", "cast(null as map<string,string>) _special",
@@ -61,7 +61,7 @@ def make_rows(spark: Any, location: str, rows: int, *, deletion_vectors: bool) -
 
 
 def changed_rows(spark: Any, changes: int, rows: int, turn: int) -> Any:
-    """What `feed` makes of the rows."""
+    """Return the rows that the changes of `feed` result in."""
     return spark.range(changes).selectExpr(
         f"id * {rows // changes} + {turn} id", f"concat('owner ', id * {rows // changes} + {turn}) owner", "'Konstanz' city",
         "cast(12.5 as decimal(12,2)) balance", "timestamp'2026-01-01 00:00:00' opened_at", f"'changed {turn}' note",
@@ -70,7 +70,7 @@ def changed_rows(spark: Any, changes: int, rows: int, turn: int) -> Any:
 
 
 def feed(feeder: Feeder, accounts: Table, changes: int, rows: int, turn: int) -> None:
-    """Updates of every n-th row."""
+    """Write updates of every n-th row to Kafka."""
     step = rows // changes
     for start in range(0, changes, 10_000):
         transaction = feeder.begin()
@@ -85,8 +85,8 @@ def feed(feeder: Feeder, accounts: Table, changes: int, rows: int, turn: int) ->
 
 
 def clock(spark: Any, name: str, turn: int, work: Any) -> tuple[float, float]:
-    """Seconds, and seconds of CPU time. What the work before has left to Java's collector is not
-    counted."""
+    """Return the seconds, and the seconds of CPU time, of the work. Garbage of earlier work is
+    collected before."""
     java_class(spark, "java.lang.System").gc()
     pid = jvm_pid(spark)
     began, cpu = time.perf_counter(), cpu_seconds(pid) + time.process_time()
@@ -131,7 +131,7 @@ def compare(
         shutil.copytree(folder / "made", place)
     mirror = AppendingMirror(str(merged), schemas, merge_every_s=0.0)
     appending = AppendingMirror(str(appended), schemas, merge_every_s=_NEVER_S)
-    beside = cloned(spark)  # Delta compacts by itself only where it is told to
+    beside = cloned(spark)  # Delta compacts automatically only if that is set
     beside.conf.set(COMPACT, "false")
     start = f"lsn:{feeder.next_lsn()}"
     times: dict[str, list[tuple[float, float, int, int]]] = {}

@@ -1,10 +1,10 @@
-"""Changes per second of the data source, all tables raw and one table typed, on real Kafka: `python
--m bench.spark_source`.
+"""Changes per second of the data source, for all tables raw and one table typed, with a real Kafka:
+`python -m bench.spark_source`.
 
-Feeds transactions by the tests' feeder (fastavro, slow; outside of the clock), reads them into
-Spark's noop sink, prints one line of JSON for each read. The first read of each way warms up the
-JVM and the workers. `cpu_us_per_change` is the CPU time of the JVM and all workers: what other load
-on the computer does not spoil.
+Writes transactions with the tests' feeder (fastavro, slow; not measured), reads them into Spark's
+noop sink, and prints one line of JSON for each read. The first read of each kind warms up the JVM
+and the workers. `cpu_us_per_change` is the CPU time of the JVM and all workers, which is not
+affected by other load on the computer.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ACCOUNTS = relation(
 
 
 def feed(feeder: Feeder, changes: int, of_transaction: int) -> None:
-    """Transactions of equal size; a record has about 130 bytes."""
+    """Write transactions of equal size; a record has about 130 bytes."""
     from datetime import UTC, datetime
     from decimal import Decimal
 
@@ -77,8 +77,8 @@ def jvm_pid(spark: Any) -> int:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of a process and its living descendants, from /proc (proc(5)); workers that ended count as
-    children of their parent."""
+    """Return the CPU time of a process and its living descendants, from /proc (proc(5)). Workers
+    that have ended count as children of their parent."""
     ticks, parents, times = os.sysconf("SC_CLK_TCK"), {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

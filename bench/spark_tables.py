@@ -1,10 +1,10 @@
-"""What a batch over many tables costs a mirror: `python -m bench.spark_tables`.
+"""The cost of a batch over many tables in a mirror: `python -m bench.spark_tables`.
 
-Each round changes one row in each of --tables tables. One batch takes them in, by a mirror that
-merges every batch and by another that appends it, and merges then. In the end both must be equal.
-Prints one line of JSON for each, and at last the medians and their ratio, of time and of CPU time
-(JVM, Python workers, this process); the first two rounds warm up. --append-only: nothing is merged;
-a version of some tables must have what was changed.
+Each round changes one row in each of --tables tables. One mirror merges every batch; another
+appends it, and merges then. In the end both must be equal. Prints one line of JSON for each, and
+finally the medians and their ratio, of time and of CPU time (JVM, Python workers, this process).
+The first two rounds are warm-up. With --append-only nothing is merged; a version of some tables
+must then have the changes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ MERGED, APPENDED, MERGE, READ = "batch, merged", "batch, appended", "its merge",
 
 
 def change(feeder: Feeder, tables: list[Table], turn: int, rows: int) -> None:
-    """The first time all rows, then one in each table."""
+    """Write all rows the first time, then change one row in each table."""
     transaction = feeder.begin()
     for table in tables:
         if turn:
@@ -89,7 +89,7 @@ def run(kafka: str, registry: str, count: int, rows: int, rounds: int, append_on
 
 
 def check(spark: Any, path: str, tables: list[Table]) -> None:
-    """Some of the tables, as all that was appended makes them."""
+    """Check some of the tables against all changes that were appended."""
     version = versions.read(spark, path)
     for table in tables[:: max(1, len(tables) // 3)]:
         found = {(row["id"],): row["note"] for row in version[table.name].collect()}

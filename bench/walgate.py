@@ -1,9 +1,10 @@
-"""The gateway as a process of its own, drained and timed.
+"""The gateway as a separate process, drained and timed.
 
-The rate is taken from the moment when the gateway says that it streams to the last transaction
-marker (in Debezium's dialect to the last row), by the broker's stamp (topics with LogAppendTime):
-so it holds the making of relations, schemas and the first batch, as the floor's holds its own
-start. The run is over when the slot's confirmed_flush_lsn says that everything is durable.
+The rate is measured from the gateway's log message that it is streaming to the last transaction
+marker (in Debezium's format: to the last row), by the broker's timestamps (topics with
+LogAppendTime). It thus includes preparing relations and schemas and the first batch, just as the
+floor's includes its own start. The run ends when the slot's confirmed_flush_lsn shows that
+everything is durable.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ STREAMING_TIMEOUT_S = 120.0
 POLL_S = 0.05
 WHOLE = {"WALGATE_SOURCE__LARGE_TRANSACTIONS": "whole"}
 DEBEZIUM = {"WALGATE_KAFKA__DIALECT": "debezium"}
-"""Debezium's dialect with its default settings, as Debezium itself is run."""
+"""Debezium's format with its default settings, with which Debezium itself runs."""
 
 
 class Gateway:
-    """A running gateway; made by `running`."""
+    """A running gateway, created by `running`."""
 
     def __init__(self, process: asyncio.subprocess.Process, slot: str, prefix: str) -> None:
         self.process = process
@@ -50,7 +51,7 @@ class Gateway:
         self.streams_since_s = 0.0  # Unix time
 
     async def streams(self) -> None:
-        """Wait until it says that it streams; keep reading its log from then on."""
+        """Wait until the gateway logs that it is streaming; keep reading its log from then on."""
         assert self.process.stderr is not None
         async with asyncio.timeout(STREAMING_TIMEOUT_S):
             while line := (await self.process.stderr.readline()).decode():
@@ -95,8 +96,8 @@ async def running(
     more: Mapping[str, str] | None = None,
     module: str = "gateway.cli.main",
 ) -> AsyncIterator[Gateway]:
-    """A gateway that streams, run by `module`. `compiled`: folder of a compiled build, in place of
-    the source."""
+    """Run a gateway by `module`, and yield it once it is streaming. `compiled`: folder of a
+    compiled build, used in place of the source."""
     prefix = f"b{uuid4().hex[:8]}"
     variables = environment(parts, dsn, slot, prefix, more)
     if compiled is not None:
@@ -129,7 +130,8 @@ async def drain(
     more: Mapping[str, str] | None = None,
     watched: bool = False,
 ) -> Run:
-    """`watched`: with a heartbeat and an HTTP port, which is asked in every way (watching.py)."""
+    """Drain a backlog. `watched`: with a heartbeat and an HTTP port, which is polled in every way
+    (watching.py)."""
     parts = backlogged.parts
     sql = await backlogged.connect()
     port = free_port()
@@ -172,17 +174,18 @@ async def drain(
 
 
 def _last(bootstrap_servers: str, prefix: str) -> float:
-    """When the last row was appended: Debezium's dialect has no markers."""
+    """Return the time at which the last row was appended, for Debezium's format, which has no
+    markers."""
     with AppendTimes(bootstrap_servers) as times:
         return times.last(*times.topics(f"{prefix}.public."))
 
 
 def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple[float, Turns | None]:
-    """When the last marker was appended; and where the backlog is one table, then many in turn, how
-    fast each was.
+    """Return the time at which the last marker was appended; if the backlog is first in one table,
+    then in many, also the rates of both.
 
-        A rate is taken between two ends of Kafka transactions, from the PostgreSQL transactions that
-        they committed: what lies within one has no time of its own.
+    A rate is computed between the ends of two Kafka transactions, from the PostgreSQL transactions
+    that they committed: within a Kafka transaction there are no separate times.
     """
     with AppendTimes(bootstrap_servers) as times:
         if backlogged.table_count == 1:
@@ -192,8 +195,8 @@ def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple
         alone_begun_s, alone_end_s, all_met_s = times.first(alone), times.last(alone), times.first(last)
 
     def rows_per_s(first: int, behind: int) -> float:
-        """From the Kafka transaction of the marker `first` to the one before the marker
-        `behind`."""
+        """Return the rate from the Kafka transaction of the marker `first` to the one before the
+        marker `behind`."""
         begun_s, end_s = ends[first], ends[behind - 1]
         if end_s <= begun_s:
             raise RuntimeError(f"{backlogged.changes} rows are too few for a rate")
@@ -211,7 +214,7 @@ def _times(bootstrap_servers: str, prefix: str, backlogged: Backlogged) -> tuple
 
 
 def reader_options(parts: LocalParts, gateway: Gateway) -> dict[str, str]:
-    """Of Spark's data source, for what the gateway has written."""
+    """Return the options of Spark's data source for what the gateway has written."""
     return {
         "kafka.bootstrap.servers": parts.kafka.bootstrap_servers,
         "registry.url": parts.registry.url,

@@ -1,9 +1,9 @@
-"""`python -m bench.watched --scale 4`: what it costs under load that somebody watches, by the
-clocks of the threads.
+"""`python -m bench.watched --scale 4`: the cost of being watched under load, by the clocks of the
+threads.
 
 A difference of whole runs would be lost in their noise. Prometheus scrapes every 15 s, `walgate
-status --watch` asks every 2 s, and one live page is open. Three parts are added: the threads beside
-the first, the monitor's callbacks, the counting of records.
+status --watch` requests every 2 s, and one live page is open. The cost is the sum of three parts:
+all threads but the first, the monitor's callbacks, and the counting of records.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gateway.local.ports import free_port
 
 SCRAPE_S = 15.0
 SETTLED_S = 2.0
-"""After the start: imports, connections and schemas are behind."""
+"""Seconds after the start until imports, connections and schemas are done."""
 
 
 def spent(path: Path) -> tuple[float, ...]:
-    """The last whole line."""
+    """Return the figures of the last complete line."""
     *_, last = path.read_text().rpartition("\n")[0].splitlines()
     return tuple(map(float, last.split()))
 

@@ -1,9 +1,9 @@
-"""`python -m bench.watched_gateway run`: `walgate run` that counts the CPU time of its monitor, and
-of the counting of records.
+"""`python -m bench.watched_gateway run`: `walgate run` that measures the CPU time of its monitor,
+and of the counting of records.
 
-The event loop is asyncio's: there each callback, also of a connection, runs in the context of who
-asked for it. $BENCH_SPENT_PATH gets a line each second: Unix time, seconds of the main thread for
-the monitor, seconds for the counts.
+The event loop is asyncio's, in which each callback, including those of connections, runs in the
+context that requested it. A line is written to $BENCH_SPENT_PATH each second: Unix time, CPU
+seconds of the main thread for the monitor, and for the counts.
 """
 
 from __future__ import annotations

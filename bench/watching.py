@@ -1,5 +1,5 @@
-"""What watches a gateway while it is measured: Prometheus's scrape once a second, `walgate status
---watch`, the live page in a browser."""
+"""Observers of a gateway while it is measured: Prometheus's scrape once a second, `walgate status
+--watch`, and the live page in a browser."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOST = "127.0.0.1"
 
 @dataclass
 class Watched:
-    """How often somebody was answered."""
+    """Numbers of answers that the observers have received."""
 
     scrapes: int = 0
     statuses: int = 0
@@ -27,7 +27,8 @@ class Watched:
 
 @asynccontextmanager
 async def watching(port: int, scrape_s: float = SCRAPE_S) -> AsyncIterator[Watched]:
-    """Ends with an error where a watcher was not answered: then its cost was not measured."""
+    """Run the observers. Raises an error if one got no answer, since its cost was then not
+    measured."""
     watched = Watched()
     watchers = (_scrape(port, watched, scrape_s), _read_status(port, watched), _read_page(port, watched))
     tasks = [asyncio.create_task(watcher) for watcher in watchers]

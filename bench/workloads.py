@@ -1,7 +1,7 @@
-"""What PostgreSQL is made to do before the clock starts. Sizes are those of `--scale 1`.
+"""The statements that PostgreSQL runs before the clock starts. Sizes are those of `--scale 1`.
 
-A backlog ends with one row of a transaction of its own, so that its end is a known place in the WAL
-(bench/scene.py).
+A backlog ends with one row in a separate transaction, so that its end is a known position in the
+WAL (bench/scene.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ PUBLICATION = "bench"
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`load` is statements with {count}, each executed alone, as a block that commits must be;
-    `pgbench` runs TPC-B instead; `last` adds one row."""
+    """A workload. `load` is statements with {count}, each executed separately, as a DO block that
+    commits must be; `pgbench` runs TPC-B instead; `last` adds one row."""
 
     name: str
     title: str
@@ -32,7 +32,7 @@ class Backlog:
         return max(100, round(self.count * scale))
 
     def changes(self, scale: float) -> int:
-        """How many changes the slot gives, the last row included."""
+        """Return the number of changes in the slot, including the last row."""
         return self.units(scale) * self.changes_per_unit + 1
 
 
@@ -48,7 +48,7 @@ from generate_series({first}, {last}) n
 
 
 def _in_transactions(statement: str, size: int) -> str:
-    """A DO block that runs `statement` over {count} rows, `size` of them in a transaction."""
+    """Return a DO block that runs `statement` for {count} rows, `size` of them per transaction."""
     body = statement.format(first="i", last=f"least(i + {size - 1}, {{count}})")
     return f"do $$ begin for i in 1..{{count}} by {size} loop {body}; commit; end loop; end $$"
 
@@ -156,4 +156,4 @@ TABLES = Backlog(
 BACKLOGS = {backlog.name: backlog for backlog in (W1, W2, W4, W5, W6, TABLES)}
 
 LARGE_ROWS = 1_000_000
-"""W3: one transaction of so many rows of W1's table, live."""
+"""Rows of W3's one live transaction, in W1's table."""

@@ -1,16 +1,18 @@
-"""A Structured Streaming job with an invariant: money is moved between accounts, so the sum of all
-balances never changes.
+"""A Structured Streaming job that checks an invariant: money is moved between accounts, so the sum
+of all balances never changes.
 
-Whatever a batch holds, it holds whole transactions: the sum over its changes is zero every time.
-With changes read row by row, as from any other CDC, half a transfer would show up as soon as a
-batch ends inside of one.
+Every micro-batch consists of whole transactions, so the sum over its changes is always zero. If
+changes were read row by row, as from other CDC tools, half a transfer would appear whenever a batch
+ended within one.
 
-    python examples/balanced_transfers.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 public.accounts
+    python examples/balanced_transfers.py \\
+        127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 public.accounts
 
-A table of yours, published; the shop of the demo has none. REPLICA IDENTITY FULL, so that a change
-tells the old balance:
+Use a published table of your own; the demo's shop has none with this property. It needs REPLICA
+IDENTITY FULL, so that a change contains the old balance:
 
-    CREATE TABLE accounts (id bigint PRIMARY KEY, balance numeric(12,2)); ALTER TABLE accounts REPLICA IDENTITY FULL;
+    CREATE TABLE accounts (id bigint PRIMARY KEY, balance numeric(12,2));
+    ALTER TABLE accounts REPLICA IDENTITY FULL;
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from spark_consumer.jobs.session import local_session
 
 
 def balance_of(changes: DataFrame) -> Decimal:
-    """What the changes add to the sum of all balances."""
+    """Return what the changes add to the sum of all balances."""
     gained = f.coalesce(f.sum("after.balance"), f.lit(0))
     lost = f.coalesce(f.sum("before.balance"), f.lit(0))
     row = changes.agg((gained - lost).alias("balance")).head()
@@ -39,7 +41,7 @@ def balance_of(changes: DataFrame) -> Decimal:
 def watch(
     spark: SparkSession, options: dict[str, str], checkpoint: str, seen: Callable[[int, Decimal], None], **trigger: Any
 ) -> StreamingQuery:
-    """Calls `seen` with each batch and what it adds to the sum."""
+    """Call `seen` with each batch and what it adds to the sum."""
     changes = spark.readStream.format("walgate").options(**options).load()
     moved = changes.where(f.col("op") == "UPDATE")
     writer = moved.writeStream.foreachBatch(lambda frame, batch: seen(batch, balance_of(frame)))

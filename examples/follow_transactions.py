@@ -1,7 +1,7 @@
-"""Whole transactions without Spark: prints each committed transaction with its changes, as it
-comes, until Ctrl-C.
+"""Whole transactions without Spark: prints each committed transaction with its changes as it
+arrives, until Ctrl-C.
 
-python examples/follow_transactions.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 cdc
+    python examples/follow_transactions.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 cdc
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spark_consumer.reader.transactions import TransactionReader
 
 
 async def follow(servers: str, registry: str, prefix: str, transactions: int | None = None) -> list[str]:
-    """Prints, and gives the lines back; stops behind `transactions` of them, or never."""
+    """Print transactions, and return the lines. Stops after `transactions` of them; None: never."""
     lines: list[str] = []
     async with TransactionReader(servers, registry, prefix=prefix) as reader:
         async for transaction in reader:

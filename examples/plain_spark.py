@@ -1,24 +1,29 @@
-"""One table as a Delta table, with Spark's own parts alone: format("kafka"), from_avro and MERGE,
-nothing of Walgate's.
+"""Mirrors one table to a Delta table with Spark's own parts: format("kafka"), from_avro and MERGE,
+without Walgate's code.
 
-    spark-submit --packages org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0,org.apache.spark:spark-avro_2.13:4.2.0,\
-io.delta:delta-spark_4.2_2.13:4.4.0 examples/plain_spark.py \
+    spark-submit --packages "$PACKAGES" examples/plain_spark.py \\
         localhost:9092 http://localhost:8081/apis/ccompat/v7 cdc public.items id /data/items
 
-docs/topics.md has the rules that it follows:
+PACKAGES is a list with commas and without spaces:
 
-* a record counts if it is in a range that a committing marker names, and in no subtransaction that
-  was rolled back: a large transaction is in the topic before it has ended, and a record says
-  nothing of its end;
-* the ranges have exactly `record_count` records, or the batch fails, and is read again at the next
-  start;
-* a change of key is one change of one row, whose values that were not sent (TOAST) are those of the
-  row under its old key;
-* a TRUNCATE removes every row before it.
+    org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0
+    org.apache.spark:spark-avro_2.13:4.2.0
+    io.delta:delta-spark_4.2_2.13:4.4.0
 
-Key columns must have the same type in `old_key` and in the row (docs/types.md), and a value that
-its Avro type cannot represent stops the job. Surplus rows of a REPLACE snapshot, tables without a
-key and columns that change are left to `walgate mirror`.
+It follows the rules of docs/topics.md:
+
+* A record counts if it is in a range of a committing marker, and in no subtransaction that was
+  rolled back. A large transaction is written to the topic before it ends, and its records do not
+  show how it ended.
+* The ranges contain exactly `record_count` records; otherwise the batch fails, and is read again at
+  the next start.
+* A change of key is one change of one row. Its values that were not sent (TOAST) are those of the
+  row under its old key.
+* A TRUNCATE removes every row before it.
+
+Key columns must have the same type in `old_key` and in the row (docs/types.md). A value that its
+Avro type cannot represent stops the job. Surplus rows of a REPLACE snapshot, tables without a key
+and columns that change are left to `walgate mirror`.
 """
 
 from __future__ import annotations
@@ -38,8 +43,8 @@ POSITION = ("commit_lsn", "ordinal")
 
 
 class PlainMirror:
-    """`key`: the columns of the replica identity. `path`: of the Delta table; its checkpoint is
-    below it."""
+    """A mirror of one table. `key`: the columns of the replica identity. `path`: path of the Delta
+    table; its checkpoint is below it."""
 
     def __init__(
         self, spark: SparkSession, servers: str, registry: str, prefix: str, table: str, key: list[str], path: str
@@ -49,7 +54,7 @@ class PlainMirror:
         self.kafka = {"kafka.bootstrap.servers": servers, "kafka.isolation.level": "read_committed"}
 
     def start(self, **trigger: Any) -> Any:
-        """Follows the markers; the records are read by the ranges in them."""
+        """Start a query that follows the markers; records are read by the ranges in them."""
         stream = self.spark.readStream.format("kafka").options(**self.kafka, startingOffsets="earliest")
         markers = stream.option("subscribe", self.markers).option("maxOffsetsPerTrigger", 10_000).load()
         writer = markers.writeStream.foreachBatch(self.apply).option("checkpointLocation", f"{self.path}/_checkpoint")
@@ -69,7 +74,7 @@ class PlainMirror:
             self.spark.catalog.clearCache()
 
     def committed(self, ranges: DataFrame, bounds: dict[int, tuple[int, int, int]]) -> DataFrame:
-        """The changes of these transactions, counted."""
+        """Return the changes of these transactions, after counting them."""
         ends = [{str(place): bound[end] + end for place, bound in bounds.items()} for end in (0, 1)]
         records = self.spark.read.format("kafka").options(**self.kafka).option("includeHeaders", False).options(
             assign=json.dumps({self.topic: sorted(bounds)}),
@@ -86,8 +91,8 @@ class PlainMirror:
         return found.where(~f.array_contains("aborted", f.col("subxid")) & ~f.col("key_change"))
 
     def merge(self, changes: DataFrame, batch: int) -> None:
-        """In rounds, so that within each of them no row changes its key twice and no key is left by
-        one row for another."""
+        """Merge in rounds. Within a round no row changes its key twice, and no key passes from one
+        row to another."""
         self.create(changes)
         place = f.struct(*POSITION)
         cut = changes.where("op = 'TRUNCATE'").agg(f.max(place)).head()[0]
@@ -112,12 +117,13 @@ class PlainMirror:
             self.merge_round(part, empties=cut is not None and number == 0, version=batch * 1_000_000 + number)
 
     def merge_round(self, rows: DataFrame, *, empties: bool, version: int) -> None:
-        """`version`: Delta skips a round that it has taken in, when a batch runs again."""
+        """Merge one round. `version`: if a batch runs again, Delta skips the rounds that are
+        already merged."""
         moved = rows.where("op = 'UPDATE' AND key != old")
         left = moved.select(f.col("old").alias("left"), f.col("place").alias("at"), f.col("key").alias("to"))
         entered = moved.select(f.col("key").alias("entered"), f.col("place").alias("since"))
-        # What was under a key before a row took it has ended; what was under the key that a row
-        # left is that row's.
+        # When a row takes a key, the earlier row with that key has ended. Changes under the key
+        # that a row has left belong to that row.
         rows = rows.join(entered, f.col("key") == f.col("entered"), "left")
         rows = rows.join(left, (f.col("key") == f.col("left")) & (f.col("place") < f.col("at")), "left")
         rows = rows.where("since IS NULL OR place >= since").withColumn("_row", f.coalesce("to", "key"))
@@ -153,8 +159,8 @@ class PlainMirror:
                 self.spark.conf.unset(f"spark.databricks.delta.write.{name}")
 
     def sent(self, name: str) -> Column:
-        """A value in a struct, so that a null that was sent differs from a value that was not;
-        under REPLICA IDENTITY FULL the old row has it."""
+        """Return the value in a struct, to distinguish a null that was sent from a value that was
+        not. Under REPLICA IDENTITY FULL the old row has an unsent value."""
         is_sent = ~f.array_contains("unchanged", name)
         old = f.when(f.col("before").isNotNull(), f.struct(f.col("before")[name].alias("value")))
         return f.when(is_sent & f.col("after").isNotNull(), f.struct(f.col("after")[name].alias("value"))).otherwise(
@@ -162,7 +168,7 @@ class PlainMirror:
         )
 
     def key_of(self, *rows: str) -> Column:
-        """From the first of the rows that is there."""
+        """Return the key, taking each column from the first of the rows that has it."""
         return f.struct(*(f.coalesce(*(f.col(row)[name] for row in rows)).alias(name) for name in self.key))
 
     def create(self, changes: DataFrame) -> None:
@@ -170,7 +176,7 @@ class PlainMirror:
             changes.select("after.*").limit(0).write.format("delta").save(self.path)
 
     def decoded(self, records: DataFrame, topic: str, *places: str) -> DataFrame:
-        """Each record is read with the schema that wrote it, into the newest one."""
+        """Decode each record with the schema it was written with, to the newest one."""
         wire = f.expr("conv(hex(substring(value, 2, 4)), 16, 10)").cast("int")
         rows = records.withColumn("schema_id", wire).withColumn("payload", f.expr("substring(value, 6)"))
         options = {"mode": "FAILFAST", "avroSchema": self.asked(f"subjects/{topic}-value/versions/latest")}

@@ -1,9 +1,10 @@
-"""Prints change events with stock tools: confluent-kafka's consumer and its Avro deserializers,
-nothing of Walgate.
+"""Prints change events with standard tools: confluent-kafka's consumer and its Avro deserializers,
+without Walgate's code.
 
-    python examples/read_topic.py [topic]         # Kafka and registry of docker-compose.yml; default cdc.public.orders
+    python examples/read_topic.py [topic]    # default: cdc.public.orders
 
-KAFKA_BOOTSTRAP_SERVERS and SCHEMA_REGISTRY_URL name others. Ends when it has read what is there.
+It uses Kafka and the registry of docker-compose.yml, unless KAFKA_BOOTSTRAP_SERVERS and
+SCHEMA_REGISTRY_URL are set. It ends when it has read what exists.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ def main(topic: str) -> None:
             continue
         key = deserialize(record.key(), SerializationContext(topic, MessageField.KEY))
         change = deserialize(record.value(), SerializationContext(topic, MessageField.VALUE))
-        # A null commit_lsn: written while the transaction was open; the marker topic tells whether
-        # it was committed.
+        # commit_lsn is null if the event was written while the transaction was open: the marker
+        # topic shows whether it was committed.
         state = "committed" if change["commit_lsn"] else "in progress"
         print(record.partition(), record.offset(), change["op"], key, change["after"], f"xid {change['xid']} {state}")
 

@@ -1,7 +1,8 @@
-"""Slowly changing dimension, type 2: every version that a row ever had, with the time it was valid.
+"""Slowly changing dimension, type 2: every version of each row, with the time in which it was
+valid.
 
-python examples/row_versions.py 127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7
-public.customers id
+    python examples/row_versions.py \\
+        127.0.0.1:9092 http://127.0.0.1:8081/apis/ccompat/v7 public.customers id
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from spark_consumer.source.rows import versions
 
 
 def row_versions(spark: SparkSession, options: dict[str, str], key: list[str]) -> DataFrame:
-    """From the whole history that Kafka has; for a longer one read a changelog of `walgate consume`
-    instead."""
+    """Return the versions from the whole history that Kafka has. For a longer one, read a changelog
+    of `walgate consume` instead."""
     return spark.read.format("walgate").options(**options).load().transform(versions, key)
 
 

@@ -1,5 +1,5 @@
-"""`spark.read.format("walgate")` without `register`: Spark takes the `DefaultSource` of every
-module named pyspark_*."""
+"""Makes `spark.read.format("walgate")` work without `register`: Spark loads the `DefaultSource` of
+every module named pyspark_*."""
 
 from __future__ import annotations
 

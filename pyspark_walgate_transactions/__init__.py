@@ -1,5 +1,5 @@
-"""`spark.read.format("walgate-transactions")` without `register`, as pyspark_walgate does it for
-the changes."""
+"""Makes `spark.read.format("walgate-transactions")` work without `register`, as pyspark_walgate
+does for the changes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-IS_WALGATE = True  # what walgate.py looks for: another distribution may have a package of this name
+IS_WALGATE = True  # walgate.py checks for this: another distribution may have a package of this name

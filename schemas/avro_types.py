@@ -1,14 +1,13 @@
-"""PostgreSQL type -> Avro type: the one place that decides it. Schemas, encoders and docs/types.md
-all read it from here.
+"""The mapping of PostgreSQL types to Avro types, which schemas, encoders and docs/types.md share.
 
 Rules (docs/types.md lists every type):
 
-* An Avro type is chosen only where it holds the type's values exactly. What a form cannot hold
-  (infinity, BC, NaN in a decimal) travels as PostgreSQL text in the envelope's `special`;
-  everything without a form of its own is text anyway.
-* A key column has no `special` beside it. So a key column of a form that cannot hold every value is
-  a string of PostgreSQL text, for *all* its values: one rule by type, and two keys are never
-  confused.
+* An Avro type is used only where it represents the type's values exactly. Values outside its range
+  (infinity, BC dates, NaN in a decimal) are written as PostgreSQL text in the envelope's `special`.
+  A PostgreSQL type without a corresponding Avro type is written as text.
+* A key has no `special`. A key column whose Avro type cannot hold every value is therefore a string
+  of PostgreSQL text, for *all* its values: the form depends on the type alone, and two keys are
+  never confused.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from schemas.relation import ColumnDescription, Kind, TypeFacts
 
 
 class Form(enum.Enum):
-    """How values of a column are written in Avro."""
+    """The form in which a column's values are written in Avro."""
 
     BOOLEAN = "boolean"
     INT = "int"
     LONG = "long"
     UNSIGNED = "unsigned"
-    """xid8: a long as far as it reaches, above that special."""
+    """xid8: a long, with values beyond its range in `special`."""
     FLOAT = "float"
     DOUBLE = "double"
     DECIMAL = "decimal"
@@ -47,9 +46,9 @@ SOMETIMES_SPECIAL: Final = frozenset(
 """Forms that cannot hold every value of their PostgreSQL types."""
 
 MAX_DECIMAL_PRECISION: Final = 38
-"""Of Spark, Arrow and Parquet; wider numerics are strings."""
+"""The limit of Spark, Arrow and Parquet; wider numerics are strings."""
 
-# pg_type.dat: oids of built-in types never change.
+# From pg_type.dat: the oids of built-in types never change.
 _BUILT_IN: Final = {
     16: Form.BOOLEAN,  # bool
     17: Form.BYTES,  # bytea
@@ -73,8 +72,8 @@ _NUMERIC_HEADER: Final = 4  # VARHDRSZ, added to every numeric typmod
 
 @dataclass(frozen=True, slots=True)
 class ColumnType:
-    """A type with its form. `facts` and `typmod` are of the base type where the column's type is a
-    domain."""
+    """A PostgreSQL type and its form. For a domain, `facts` and `typmod` are those of its base
+    type."""
 
     form: Form
     facts: TypeFacts
@@ -89,12 +88,14 @@ class ColumnType:
 
 
 def column_type(facts: TypeFacts, typmod: int) -> ColumnType:
-    """The type of a value column; domains are followed to their base."""
+    """Return the type of a value column; domains are resolved to their base types."""
     while facts.kind is Kind.DOMAIN and facts.base is not None:
         facts, typmod = facts.base, facts.base_typmod
     if facts.kind is Kind.ARRAY and facts.element is not None:
         element = column_type(facts.element, typmod)
-        if element.facts.kind is not Kind.ARRAY:  # an array of a domain over arrays is not Avro's array of arrays
+        if (
+            element.facts.kind is not Kind.ARRAY
+        ):  # Avro's array of arrays does not express an array of a domain over arrays
             return ColumnType(Form.ARRAY, facts, typmod, element=element)
     elif facts.kind is Kind.BASE:
         form = _BUILT_IN.get(facts.oid, Form.STRING)
@@ -108,7 +109,8 @@ def column_type(facts: TypeFacts, typmod: int) -> ColumnType:
 
 
 def value_type(column: ColumnDescription) -> ColumnType:
-    """The type of a column's values in its records: text where a rule replaces them."""
+    """Return the type of a column's values in its records: text where a protection rule replaces
+    them."""
     of_column = column_type(column.facts, column.typmod)
     if column.protection is None or column.protection.is_hidden:
         return of_column
@@ -116,25 +118,26 @@ def value_type(column: ColumnDescription) -> ColumnType:
 
 
 def key_type(value_type: ColumnType) -> ColumnType:
-    """The type of the same column in the key: text where the value form cannot hold every value."""
+    """Return the type of the same column in the key: text where the value form cannot hold every
+    value."""
     return replace(value_type, form=Form.STRING, element=None) if value_type.is_sometimes_special else value_type
 
 
 def is_numeric(facts: TypeFacts) -> bool:
-    """Whether the form of such a column depends on its typmod."""
+    """Return whether the type is numeric or numeric[], so that its form depends on the typmod."""
     base = facts.element if facts.kind is Kind.ARRAY and facts.element is not None else facts
     return _BUILT_IN.get(base.oid) is Form.DECIMAL
 
 
 def numeric_precision_and_scale(typmod: int) -> tuple[int, int]:
-    """`numeric.c`: precision in the upper 16 bits, scale as an 11-bit signed number (before 15
-    never negative)."""
+    """Decode a typmod as `numeric.c` does: precision in the upper 16 bits, scale as an 11-bit
+    signed number (never negative before PostgreSQL 15)."""
     packed = typmod - _NUMERIC_HEADER
     return packed >> 16 & 0xFFFF, ((packed & 0x7FF) ^ 1024) - 1024
 
 
 def avro_type(column: ColumnType) -> Any:
-    """The Avro schema of a value of this type, without its union with null."""
+    """Return the Avro schema of a value of this type, without its union with null."""
     form = column.form
     if form is Form.ARRAY:
         assert column.element is not None

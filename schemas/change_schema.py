@@ -1,18 +1,19 @@
-"""A relation's description -> the Avro schemas of its records' values (the envelope) and keys.
+"""Build the Avro schemas of a relation's record values (the envelope) and keys.
 
-Facts of PostgreSQL are kept as attributes, which Avro readers and registries carry along:
-`pg.relation` on the envelope, `pg.type` on each field of Row (with attnum, where it is known, and
-attmissingval, where there is one), `pg.catalog` there for what the stream does not say and the
-catalog told at that moment, `pg.protected` where a rule of the settings replaces the column's
-values, and `pg.name` wherever an Avro name is not the true name.
+PostgreSQL's metadata is kept in attributes, which Avro readers and registries preserve:
+`pg.relation` on the envelope; `pg.type` on each field of Row (with attnum where it is known, and
+attmissingval where there is one); `pg.catalog` on the same fields for facts that are not in the
+stream and were read from the catalog when the Relation message arrived; `pg.protected` where a rule
+of the settings replaces the column's values; and `pg.name` wherever the Avro name differs from the
+name in PostgreSQL.
 
-The labels of an enum are written where its type comes first, and left out where they are many: the
-registry refuses schemas that are too large for its own storage.
+The labels of an enum are written at the first occurrence of its type. They are left out where their
+size exceeds MOST_LABEL_BYTES: the registry refuses schemas that are too large for its storage.
 
-Every field of Row and Key is a union with null, default null: so a column may come, go or change
-its part in the replica identity, and old events are still readable with the new schema. Key schemas
-carry no attributes but `pg.name`, so that a key's bytes (which choose the partition) do not change
-when something about the column changes that is not its value.
+Every field of Row and Key is a union with null, default null: a column may be added or dropped, or
+enter or leave the replica identity, and old events remain readable with the new schema. Key schemas
+have no attribute but `pg.name`, so that a key's bytes (which choose the partition) change only when
+the column's value does.
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from schemas.topic_names import avro_name, avro_namespace
 
 OPERATIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "READ")
 BEFORE_PREFIX = "before."
-"""In `unchanged` and `special`: marks a field of the `before` row. No Avro name holds a dot."""
+"""The mark of a field of the `before` row in `unchanged` and `special`. No Avro name holds a
+dot."""
 
 MOST_LABEL_BYTES: Final = 64 << 10
-"""Of the labels of one type. A registry takes schemas of up to 1 MB by default (`max.message.bytes`
-of its topic)."""
+"""The limit for all labels of one type. A registry takes schemas of up to 1 MB by default
+(`max.message.bytes` of its topic)."""
 _MOST_HEX_BYTES: Final = 64
-"""A value that was missing is written in hexadecimal up to this size, so that older readers know
-it, else in Base64."""
+"""The size up to which a missing value (attmissingval) is written in hexadecimal, which older
+readers know; larger ones are written in Base64."""
 
 Schema = dict[str, Any]
 
 
 def change_schema(description: RelationDescription, prefix: str) -> Schema:
-    """The envelope, record `Change`: docs/topics.md. The fields up to `ordinal` are plain and come
-    first."""
+    """Return the schema of the envelope, the record `Change` (docs/topics.md). The fields up to
+    `ordinal` come first and are not nullable."""
     namespace = avro_namespace(prefix, description.namespace, description.name)
     columns = [column for column in description.columns if not _is_dropped(column)]
     labelled: set[int] = set()
@@ -90,7 +92,7 @@ def change_schema(description: RelationDescription, prefix: str) -> Schema:
 
 
 def key_schema(description: RelationDescription, prefix: str) -> Schema | None:
-    """The record `Key` of the identity columns; None for a relation without identity."""
+    """Return the record `Key` of the identity columns; None for a relation without identity."""
     if not description.identity_columns:
         return None
     namespace = avro_namespace(prefix, description.namespace, description.name)
@@ -98,7 +100,7 @@ def key_schema(description: RelationDescription, prefix: str) -> Schema | None:
 
 
 def field_names(description: RelationDescription) -> tuple[str, ...]:
-    """Avro names of the columns, in the order of the wire."""
+    """Return the Avro names of the columns, in the order of the Relation message."""
     return tuple(avro_name(column.name) for column in description.columns)
 
 
@@ -110,7 +112,8 @@ def _key_record(description: RelationDescription) -> Schema:
 
 
 def _row_field(column: ColumnDescription, labelled: set[int]) -> Schema:
-    """`labelled`: oids of the types whose labels are written already."""
+    """Return a column's field of Row. `labelled`: oids of the enums whose labels the schema already
+    contains."""
     described: Schema = {
         **_named(column.name),
         **_nullable(value_type(column)),
@@ -166,7 +169,7 @@ def _type_name(facts: TypeFacts) -> Schema:
 
 
 def _catalog_facts(facts: TypeFacts, labelled: set[int]) -> Schema:
-    """What only the catalog knows: nothing for a base type."""
+    """Return what is known from the catalog alone; {} for a base type."""
     if facts.kind is Kind.BASE:
         return {}
     told: Schema = {"kind": facts.kind.value}
@@ -197,7 +200,7 @@ def _are_too_many(labels: tuple[str, ...]) -> bool:
 
 
 def enums_without_labels(description: RelationDescription) -> list[str]:
-    """Names of the types of columns whose labels are not in the schema because they are many."""
+    """Return the names of the enums whose labels are too many to be in the schema."""
     enums = {facts for column in description.columns for facts in _enums(column.facts)}
     return sorted(f"{facts.namespace}.{facts.name}" for facts in enums if _are_too_many(facts.labels))
 

@@ -1,10 +1,10 @@
-"""Which change of a relation a reader of old events with the new schema could not follow, or would
-follow wrongly.
+"""Detect changes of a relation after which a reader with the new schema would fail on old events,
+or read them wrongly.
 
-Registries check Avro's own rules (BACKWARD). Those know nothing of logical types: a decimal of
-another scale, a date that becomes an int, text that becomes a uuid all pass there and are then read
-wrongly; and they allow promotions that round (long to double). So this is the stricter check, and
-it names the column.
+Registries check Avro's own rules (BACKWARD). These ignore logical types: a decimal of another
+scale, a date that becomes an int, and text that becomes a uuid all pass and are then read wrongly.
+They also allow promotions that round (long to double). This check is stricter, and names the
+column.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _EXACT_PROMOTIONS: Final = frozenset({("int", "long"), ("int", "double"), ("floa
 
 @dataclass(frozen=True, slots=True)
 class TypeChange:
-    """A column whose old values the new type does not hold; types as a person reads them."""
+    """A column whose new type cannot hold its old values. The types are described for error
+    messages."""
 
     column: str
     old_type: str
@@ -28,12 +29,12 @@ class TypeChange:
 
 
 Place = tuple[str, str]
-"""A column of a record: Row or Key, and the field's name."""
+"""A column's place in a schema: the record (Row or Key) and the field's name."""
 
 
 def incompatible_columns(old: Schema, new: Schema, among: Set[Place] | None = None) -> list[TypeChange]:
-    """Columns of Row and Key, in both, whose new type cannot read the old one's values exactly.
-    Other records: none."""
+    """Return the columns of Row and Key, present in both schemas, whose new type cannot read the
+    old type's values exactly. Empty for other records."""
     changes: dict[str, TypeChange] = {}
     old_fields = _fields(old)
     for place, field in _fields(new).items():
@@ -45,8 +46,8 @@ def incompatible_columns(old: Schema, new: Schema, among: Set[Place] | None = No
 
 
 def added_columns(old: Schema, new: Schema) -> frozenset[Place]:
-    """Those of `new` that `old` has not: an earlier version may have had them, with another
-    type."""
+    """Return the columns that only `new` has. A version before `old` may have had them, with
+    another type."""
     return frozenset(_fields(new).keys() - _fields(old).keys())
 
 
@@ -56,7 +57,8 @@ def _fields(schema: Schema) -> dict[Place, Schema]:
 
 
 def _find_record(schema: Any, name: str) -> Schema | None:
-    """The definition of a record at the top or in a union of one of the top record's fields."""
+    """Return the definition of a record, either the top-level one or one in a union of its
+    fields."""
     if schema.get("name") == name:
         return dict(schema)
     for field in schema.get("fields", ()):
@@ -68,7 +70,7 @@ def _find_record(schema: Any, name: str) -> Schema | None:
 
 
 def _reads(old: Any, new: Any) -> bool:
-    """Whether the new type reads every value of the old one, as what it was."""
+    """Return whether the new type reads every value of the old one with its meaning unchanged."""
     if isinstance(old, list) and isinstance(new, list):  # always ["null", T]
         return _reads(old[-1], new[-1])
     old_type, new_type = _parts(old), _parts(new)
@@ -89,7 +91,8 @@ def _parts(avro: Any) -> Schema:
 
 
 def _described(field: Schema) -> str:
-    """`numeric (decimal(12,2))`: PostgreSQL's name where the schema tells it, and the Avro type."""
+    """Return, for example, `numeric (decimal(12,2))`: PostgreSQL's name where the schema has it,
+    and the Avro type."""
     avro = _avro_name(field["type"])
     pg_type = field.get("pg.type")
     return f"{pg_type['name']} ({avro})" if pg_type and pg_type["name"] else avro

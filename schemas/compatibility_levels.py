@@ -1,14 +1,14 @@
-"""Compatibility levels of subjects: those of other people stay as they are.
+"""Compatibility levels of subjects. Levels that others have set are preserved.
 
 A subject without a level gets `BACKWARD` before its first version (Apicurio enforces nothing until
-it is told to). To register one version regardless, the level is set to `NONE` for that moment. The
-level of before is noted in the registry first, as a version of the subject
-`<subject>-compatibility`, so that a process which was killed in between is repaired by the next
-one, and a `NONE` that somebody else has set is not. A note that was used is followed by an empty
-one: no right to delete is needed.
+a level is set). To register one version regardless of compatibility, the level is set to `NONE` for
+the duration of the request. Before that, the previous level is noted in the registry, as a version
+of the subject `<subject>-compatibility`: if the process is killed in between, the next one restores
+the level, without touching a `NONE` that was set by an administrator. A note that was used is
+followed by an empty one, so that no right to delete is needed.
 
 A registry may have more settings of a subject (Confluent's `normalize`, `alias`, rules). Each
-request that sets a level carries them along, since it may replace them all.
+request that sets a level repeats them, since it may replace them all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from urllib.parse import quote
 OWN: Final = "BACKWARD"
 OFF: Final = "NONE"
 _UNSET: Final = "UNSET"
-"""In a note: the subject had no level of its own."""
+"""In a note, the value for a subject that had no level of its own."""
 
 
 class Ask(Protocol):
@@ -38,8 +38,8 @@ class Find(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LevelChange:
-    """What was done to the level of a subject, and why. `before` and `after` are empty where the
-    subject has none of its own."""
+    """A change of a subject's level, and the reason for it. `before` and `after` are empty where
+    the subject has no level of its own."""
 
     subject: str
     before: str
@@ -48,9 +48,12 @@ class LevelChange:
 
 
 class CompatibilityLevels:
-    """`ask` and `find` are those of the registry's client: the first raises where the second
-    returns None for what is not there. `put` sends the settings of a subject and survives that two
-    clients send the first ones at once."""
+    """Reads and sets the levels of subjects.
+
+    `ask` and `find` are methods of the registry's client; if the subject does not exist, the first
+    raises and the second returns None. `put` sends the settings of a subject, and tolerates another
+    client that sends the first ones at the same time.
+    """
 
     def __init__(
         self,
@@ -65,21 +68,21 @@ class CompatibilityLevels:
         self._on_change = on_change
 
     async def of(self, subject: str) -> str | None:
-        """None where the subject has no level of its own."""
+        """Return the level of a subject; None if it has no level of its own."""
         return (await self._settings(subject)).get("compatibilityLevel")
 
     async def _settings(self, subject: str) -> dict[str, Any]:
         return await self._find("GET", f"/config/{_quoted(subject)}") or {}
 
     async def begin(self, subject: str) -> None:
-        """Before the first version of a subject."""
+        """Set the level of a subject to `BACKWARD` before its first version, unless it has one."""
         settings = await self._settings(subject)
         if settings.get("compatibilityLevel") is None:
             await self._put(subject, {**settings, "compatibility": OWN})
 
     @asynccontextmanager
     async def off(self, subject: str) -> AsyncIterator[None]:
-        """The registry takes what comes within; then the level is again what it was."""
+        """Set the level to `NONE` within the context, and restore it afterwards."""
         before = await self.of(subject)
         if before == OFF:
             yield
@@ -93,11 +96,11 @@ class CompatibilityLevels:
             await self._note(subject, "", number + 1)
 
     async def repair(self, subject: str) -> None:
-        """Undo what a process left that ended within `off`."""
+        """Restore the level of a subject after a process ended within `off`."""
         level, number = await self._noted(subject)
         if not level:
             return
-        if await self.of(subject) == OFF:  # else somebody has set another one since
+        if await self.of(subject) == OFF:  # otherwise it was changed in the meantime
             before = None if level == _UNSET else level
             await self._set(subject, OFF, before, "a gateway that was ended during a registration left NONE behind")
         await self._note(subject, "", number + 1)
@@ -113,7 +116,7 @@ class CompatibilityLevels:
         self._on_change(LevelChange(subject, before or "", after or "", reason))
 
     async def _noted(self, subject: str) -> tuple[str, int]:
-        """Level and number of the newest note; ("", 0) where there is none."""
+        """Return level and number of the newest note; ("", 0) where there is none."""
         answer = await self._find("GET", f"/subjects/{_quoted(_note_subject(subject))}/versions/latest")
         if answer is None:
             return "", 0
@@ -121,8 +124,11 @@ class CompatibilityLevels:
         return level["default"], number["default"]
 
     async def _note(self, subject: str, level: str, number: int) -> int:
-        """The number makes it another schema than those before: the newest version of a subject is
-        that which came last only if it is new. Returns the number."""
+        """Write a note, and return its number.
+
+        The number makes each note a different schema: a registry adds a version to a subject only
+        for a schema that the subject does not have yet.
+        """
         note = {
             "type": "record",
             "name": "CompatibilityNote",

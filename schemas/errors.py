@@ -1,19 +1,20 @@
-"""Errors of the contract between gateway and readers. Each says in `hint` what a person can do.
+"""Errors of the contract between gateway and readers. The `hint` of each tells the operator what to
+do.
 
 SchemaError
-+-- IncompatibleSchema    a relation changed so that readers of old events could not read the new ones
-+-- RegistryUnavailable   the registry does not answer, or says that it cannot now: try again
-+-- RegistryRefused       the registry refuses this schema, or it cannot be asked with these settings
-    +-- RegistryDenied    credentials or permissions
-    +-- RegistryMissing   something else answers in its place
-    +-- RegistryUnwilling an answer that says nothing about the schema
+    +-- IncompatibleSchema    a relation changed so that readers of old events cannot read new ones
+    +-- RegistryUnavailable   the registry is not available, or reports a temporary error: try again
+    +-- RegistryRefused       it refuses this schema, or cannot be used with these settings
+        +-- RegistryDenied    credentials or permissions
+        +-- RegistryMissing   another server answers in its place
+        +-- RegistryUnwilling an answer that does not concern the schema
 """
 
 from __future__ import annotations
 
 
 class SchemaError(Exception):
-    """`hint` is one sentence, or a setting."""
+    """The base class. `hint` is a sentence or a setting."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -25,8 +26,8 @@ class SchemaError(Exception):
 
 
 class IncompatibleSchema(SchemaError):
-    """Names relation, column and both types, and the two ways on. `schema_text` is what was not
-    registered."""
+    """Names relation, column and both types, and the two ways to proceed. `schema_text` is the
+    schema that was not registered."""
 
     def __init__(self, message: str, *, hint: str = "", subject: str = "", schema_text: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -35,22 +36,24 @@ class IncompatibleSchema(SchemaError):
 
 
 class RegistryUnavailable(SchemaError):
-    """No answer, a time-out or a server error: the same request may succeed later."""
+    """The registry did not answer, or answered with a server error: the same request may succeed
+    later."""
 
 
 class RegistryRefused(SchemaError):
-    """The registry refuses this schema, or it cannot be asked with these settings."""
+    """The registry refuses this schema, or cannot be used with these settings."""
 
 
 class RegistryDenied(RegistryRefused):
-    """401, 403: credentials or rights, which may be put right while we wait."""
+    """Status 401, 403 or 407: wrong credentials or missing permissions, which may be corrected
+    while the gateway waits."""
 
 
 class RegistryMissing(RegistryRefused):
-    """Something else answers in its place: another path, a proxy, a login page, an ingress without
-    a backend."""
+    """Another server answers in the registry's place: a wrong path, a proxy, a login page, an
+    ingress without a backend."""
 
 
 class RegistryUnwilling(RegistryRefused):
-    """Any other error: a registry in read-only mode, a limit of a proxy. It says nothing about the
-    schema, and may pass."""
+    """Any other error, such as a registry in read-only mode or a limit of a proxy. It does not
+    concern the schema, and may pass."""

@@ -1,4 +1,4 @@
-"""Log sequence number: a place in the write-ahead log (PostgreSQL manual, 8.20 pg_lsn Type)."""
+"""Log sequence numbers: positions in the write-ahead log (PostgreSQL manual, 8.20 pg_lsn Type)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 class Lsn(int):
-    """Unsigned 64-bit byte position in the WAL; prints as PostgreSQL does, `16/B374D848`."""
+    """Unsigned 64-bit byte position in the WAL; printed as PostgreSQL does, `16/B374D848`."""
 
     __slots__ = ()
 

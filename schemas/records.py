@@ -1,5 +1,5 @@
-"""The fixed records: transaction markers, positions, logical decoding messages, states of
-snapshots."""
+"""The fixed record schemas: transaction markers, positions, logical decoding messages, snapshot
+states."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Judge an answer of the schema registry that is no success: by the registry's own code first, then
+"""Classify an error response of the schema registry: by the registry's own error code first, then
 by the HTTP status.
 
-Only a few codes speak about the schema that was sent. Everything else may pass, whoever sent it (a
-proxy, an ingress, a login page, a registry in read-only mode), and is named. docs/server-errors.md
-shows the outcome for every status.
+Only a few codes concern the schema that was sent. Any other error may be temporary, whoever sent it
+(a proxy, an ingress, a login page, a registry in read-only mode), and has an exception of its own.
+docs/server-errors.md shows the outcome for every status.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from schemas.errors import (
 )
 
 NOT_FOUND: Final = frozenset({40401, 40402, 40403, 40408})
-"""Subject, version, schema, compatibility of the subject."""
+"""Registry codes for a missing subject, version or schema, or a subject without a compatibility
+level."""
 TRY_AGAIN: Final = frozenset({408, 425, 429, 500, 502, 503, 504})
 ABOUT_SCHEMA: Final = frozenset({409, 42201, 42202})
-"""Codes of the registry's own that speak about the schema: incompatible, invalid, of an invalid
-version."""
+"""Registry codes that concern the schema: incompatible, invalid, invalid version."""
 READ_ONLY: Final = 42205
 _HINT_READ_ONLY: Final = (
     "the registry, or this subject, is in a mode that allows no writes. The gateway tries again until it is in mode READWRITE "
@@ -42,8 +42,8 @@ _HINT_CREDENTIALS: Final = (
 
 
 class Refused(RegistryRefused):
-    """The registry's own error: its code and message. It speaks about what was asked for, or about
-    what is not there."""
+    """The registry's own error, with its code and message. It concerns the schema that was sent, or
+    an object that does not exist."""
 
     def __init__(self, code: int, message: str) -> None:
         self.code = code
@@ -51,7 +51,7 @@ class Refused(RegistryRefused):
 
 
 def error_of(status: int, content: bytes, what: str) -> SchemaError:
-    """Return the error to raise for an answer that is no success. `what` is the request, for the
+    """Return the error to raise for an unsuccessful response. `what` describes the request in the
     message."""
     code, message = _problem(content)
     said = f"the schema registry returned {status}{f', error code {code}' if code else ''} ({what})"
@@ -67,7 +67,7 @@ def error_of(status: int, content: bytes, what: str) -> SchemaError:
 
 
 def _problem(answer: bytes) -> tuple[int, str]:
-    """Code and message of an answer that is no success; 0 where it has none."""
+    """Return code and message of an unsuccessful response; the code is 0 where it has none."""
     try:
         found = json.loads(answer)
         return int(found["error_code"]), str(found["message"])

@@ -1,8 +1,9 @@
-"""The schema registry, by the Confluent API: the only part of this package that talks to anybody.
+"""Client of the schema registry (Confluent API). The only module of this package that uses the
+network.
 
-Rules: a subject without a compatibility level gets `BACKWARD` before its first version, and other
-people's levels stay (compatibility_levels.py); the same content is registered once; what a reader
-could not follow is refused here even where the registry would take it.
+A subject without a compatibility level gets `BACKWARD` before its first version, and levels that
+others have set are preserved (compatibility_levels.py). The same content is registered once. A
+change that readers could not follow is refused here even where the registry would accept it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ OnIncompatible = Literal["stop", "register"]
 
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
-"""The server may have closed the connection while it was idle. What we ask can be asked twice."""
+"""Errors of a connection that the server may have closed while it was idle. All requests may safely
+be repeated."""
 _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
 )
@@ -43,24 +45,24 @@ _HINT_CERTIFICATES: Final = (
     "check registry.ca_file, and registry.cert_file if the registry requires a client certificate"
 )
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-"""OpenSSL's words for an answer that is no TLS: before 3.2, and since."""
+"""OpenSSL's reasons for an answer that is not TLS: before 3.2, and since."""
 _HINT_NO_TLS: Final = (
     "the server does not use TLS on this port: in registry.url, use http:// instead of https://, or the port with TLS"
 )
 
 
 class BearerTokens(Protocol):
-    """Gives tokens for the login; its errors pass through the client."""
+    """Supplies tokens for the login; its errors are propagated by the client."""
 
     async def token(self) -> str: ...
 
     def forget(self) -> None:
-        """It was refused: another one is wanted."""
+        """Discard the current token, which the registry has refused."""
 
 
 class RegistryClient:
-    """Errors: RegistryUnavailable (try again), RegistryRefused and its kinds, IncompatibleSchema.
-    Times in seconds."""
+    """Raises RegistryUnavailable (try again), RegistryRefused and its subclasses,
+    IncompatibleSchema. Times are in seconds."""
 
     def __init__(
         self,
@@ -75,8 +77,8 @@ class RegistryClient:
         on_incompatible: OnIncompatible = "stop",
         on_level_change: Callable[[LevelChange], None] = lambda _: None,
     ) -> None:
-        """`on_level_change` hears of each compatibility level that is changed on a subject which
-        has one."""
+        """`on_level_change` is called for each change of a compatibility level, on subjects that
+        have one."""
         address = _address(url)
         try:
             if tls is None and address.scheme == "https":
@@ -89,8 +91,8 @@ class RegistryClient:
         self._http = httpx2.AsyncClient(
             base_url=address,
             auth=None if username is None else (username, password or ""),
-            verify=tls or False,  # without TLS there is nothing to verify, and the certificates need not be loaded
-            timeout=None,  # it would be one for each step
+            verify=tls or False,  # without TLS there is nothing to verify: skips loading the certificates
+            timeout=None,  # httpx's timeout is for each step, not for the request
             headers={"Accept": f"{_JSON}, application/json"},
         )
         self._tokens = tokens
@@ -106,11 +108,11 @@ class RegistryClient:
     async def register(
         self, subject: str, schema: Schema, in_force: Schema | None = None, *, regardless: bool = False
     ) -> int:
-        """Schema id of this content under the subject, made where it is not there yet. Cached by
+        """Return the id of this schema under the subject, registering it if necessary. Cached by
         content.
 
-                It must be able to read what `in_force` wrote; None stands for the newest version.
-                `regardless`: it need not.
+        The schema must be able to read data written with `in_force` (None: the newest version),
+        unless `regardless`.
         """
         text = _text(schema)
         schema_id = self._ids.get((subject, text))
@@ -120,7 +122,8 @@ class RegistryClient:
         return schema_id
 
     async def schema(self, schema_id: int) -> Schema:
-        """The schema as the registry has it: normalised perhaps, but with every attribute."""
+        """Return the schema as the registry has it: possibly normalized, but with every
+        attribute."""
         known = self._schemas.get(schema_id)
         if known is None:
             known = _schema(await self._ask("GET", f"/schemas/ids/{schema_id}"))
@@ -128,19 +131,19 @@ class RegistryClient:
         return known
 
     async def latest(self, subject: str) -> Schema | None:
-        """The newest version of a subject, None where there is none. Asked each time."""
+        """Return the newest version of a subject, None where there is none. Not cached."""
         newest = await self._newest(subject)
         return None if newest is None else _schema(newest)
 
     async def newest(self, subject: str) -> tuple[int, Schema] | None:
-        """Id and schema; None where there is no such subject."""
+        """Return id and schema of the newest version; None where the subject does not exist."""
         found = await self._newest(subject)
         return None if found is None else (_number(found, "id"), _schema(found))
 
     async def _register(
         self, subject: str, schema: Schema, text: str, in_force: Schema | None, regardless: bool
     ) -> int:
-        """One call where the newest version is this one, three for a new subject."""
+        """Sends one request where the newest version has this content, three for a new subject."""
         newest = await self._newest(subject)
         body = {"schema": text}
         if newest is None:
@@ -152,11 +155,11 @@ class RegistryClient:
         if newest_schema == schema:
             return _number(newest, "id")
         known = await self._find("POST", f"/subjects/{_quoted(subject)}", body)
-        if known is not None:  # also an older version that the newest could not read: rows may be sent again
+        if known is not None:  # even an older version that the newest cannot read: rows may be sent again
             return _number(known, "id")
         changes = await self._changes(subject, in_force, newest, schema)
-        # The newest may be of a transaction that was rolled back: what it cannot be read by is no
-        # reason then.
+        # The newest version may belong to a transaction that was rolled back: a schema that is
+        # compatible with the one in force is then accepted, even if it is not with the newest.
         goes_on = regardless or (not changes and incompatible_columns(newest_schema, schema))
         if changes and not goes_on:
             raise _incompatible(subject, schema, text, changes, "", await self._levels.of(subject))
@@ -172,20 +175,20 @@ class RegistryClient:
             return await self._new_version(subject, body)
 
     async def _changes(self, subject: str, in_force: Schema | None, newest: Schema, schema: Schema) -> list[TypeChange]:
-        """What cannot be read of the version in force; and of columns that it lacks but an earlier
-        one had: `BACKWARD` looks at one version alone."""
+        """Return the changes that cannot be read: compared with the version in force, and, for
+        columns that it lacks, with earlier versions. `BACKWARD` compares with one version only."""
         compared = in_force or _schema(newest)
         changes = incompatible_columns(compared, schema)
         added = added_columns(compared, schema)
         if not added:
             return changes
         path = f"/subjects/{_quoted(subject)}"
-        if in_force is not None:  # what is newer is of transactions that were rolled back
+        if in_force is not None:  # newer versions belong to transactions that were rolled back
             newest = await self._find("POST", path, {"schema": _text(in_force)}) or newest
         version = _number(newest, "version")
         while added and (version := version - 1) > 0:
             found = await self._find("GET", f"{path}/versions/{version}")
-            if found is not None:  # versions may be deleted
+            if found is not None:  # versions may have been deleted
                 earlier = _schema(found)
                 changes += incompatible_columns(earlier, schema, added)
                 added = added_columns(earlier, schema) & added
@@ -195,7 +198,8 @@ class RegistryClient:
         return _number(await self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body), "id")
 
     async def _newest(self, subject: str) -> Schema | None:
-        """Id, version and schema."""
+        """Return id, version and schema of the newest version; None where the subject does not
+        exist."""
         return await self._find("GET", f"/subjects/{_quoted(subject)}/versions/latest")
 
     async def _put_settings(self, subject: str, body: Schema) -> None:
@@ -205,10 +209,10 @@ class RegistryClient:
         except Refused as error:
             if error.code != 409:
                 raise
-            await self._ask("PUT", path, body)  # Apicurio: somebody else has set it for the first time just now
+            await self._ask("PUT", path, body)  # Apicurio: another client has just set it for the first time
 
     async def _find(self, method: str, path: str, body: Schema | None = None) -> Schema | None:
-        """None where the registry says that there is no such thing."""
+        """Send a request; return None where the registry reports that the object does not exist."""
         try:
             return await self._ask(method, path, body)
         except Refused as error:
@@ -217,11 +221,13 @@ class RegistryClient:
             raise
 
     async def _ask(self, method: str, path: str, body: Schema | None = None) -> Schema:
-        """The answer's object. Raises RegistryUnavailable, RegistryRefused."""
+        """Return the JSON object of the response. Raises RegistryUnavailable, RegistryRefused."""
         what = f"{method} {self._place}{path}"
         content = None if body is None else json.dumps(body).encode()
         answer = await self._send(method, path, content, what)
-        if answer.status_code == 401 and self._tokens is not None:  # it ended early, or its key was changed
+        if (
+            answer.status_code == 401 and self._tokens is not None
+        ):  # the token expired early, or its signing key was replaced
             self._tokens.forget()
             answer = await self._send(method, path, content, what)
         status = answer.status_code
@@ -259,14 +265,14 @@ class RegistryClient:
 
 
 def _tls_hint(said: str) -> str:
-    """ "" where the handshake is not what failed."""
-    if "CERTIFICATE" in said:  # theirs, which we do not trust, or ours, which they miss
+    """Return a hint for a failed TLS handshake; "" for other errors."""
+    if "CERTIFICATE" in said:  # the server's, which is not trusted, or a missing client certificate
         return _HINT_CERTIFICATES
     return _HINT_NO_TLS if any(word in said for word in _NO_TLS) else ""
 
 
 def _address(url: str) -> httpx2.URL:
-    """The reason of a refusal would quote the URL, which may hold a password."""
+    """Parse the URL, without quoting it in errors: it may contain a password."""
     try:
         address = httpx2.URL(url)
         if address.scheme in ("http", "https") and address.host:

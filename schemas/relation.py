@@ -1,9 +1,9 @@
-"""What is known of a relation when its Relation message arrives: the message, and the catalog's
-facts about its types.
+"""Descriptions of relations: the content of a Relation message, with the catalog's facts about its
+types.
 
-The stream says names, type oids and typmods; kinds, base types, elements and labels are from the
-catalog *at the moment of the Relation message*, which may be later than the change. A type that was
-dropped meanwhile has the kind UNKNOWN.
+The replication stream has names, type oids and typmods. Kinds, base types, elements and labels are
+read from the catalog *when the Relation message arrives*, which may be later than the change. A
+type that was dropped in the meantime has the kind UNKNOWN.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 
 class Kind(enum.Enum):
-    """pg_type.typtype, with arrays told from base types."""
+    """pg_type.typtype, with arrays distinguished from base types."""
 
     BASE = "base"
     ARRAY = "array"
@@ -28,7 +28,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute of a composite type."""
+    """An attribute of a composite type."""
 
     name: str
     facts: TypeFacts
@@ -37,13 +37,13 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class TypeFacts:
-    """One row of pg_type. `name` is "" where the catalog no longer has the type.
+    """A row of pg_type. `name` is "" where the catalog no longer has the type.
 
-    `element` is the element of an array, the subtype of a range, the range of a multirange; `base`
-    and `base_typmod` belong to a domain. `extension` is the name of the extension that owns the
-    type. `sends_binary` is false where the type has no send function: the server then sends text
-    even to a client that asked for binary. `outputs`: what the server writes for some values, where
-    that cannot be told from the type alone (gateway/values/system.py, money.py).
+    `element` is the element of an array, the subtype of a range, or the range of a multirange;
+    `base` and `base_typmod` belong to a domain. `extension` is the name of the extension that owns
+    the type. `sends_binary` is false where the type has no send function: the server then sends
+    text even to a client that asked for binary. `outputs` is the server's output for some values,
+    where that does not follow from the type alone (gateway/values/system.py, numeric.py).
     """
 
     oid: int
@@ -71,10 +71,10 @@ class ReplicaIdentity(enum.Enum):
 
 
 class Protect(enum.Enum):
-    """What becomes of the values of a column that shall not leave the process as they are."""
+    """The treatment of a column whose values must not leave the process unchanged."""
 
     DROP = "drop"
-    """No field."""
+    """Leave the field out of the schema."""
     NULL = "null"
     HASH = "hash"
     """HMAC-SHA256 of PostgreSQL's text, in hexadecimal."""
@@ -84,7 +84,7 @@ class Protect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """`length` in characters is for TRUNCATE, `hash_key` for HASH."""
+    """A protection rule. `length` (in characters) is for TRUNCATE, `hash_key` for HASH."""
 
     action: Protect
     length: int = 0
@@ -92,17 +92,17 @@ class Protection:
 
     @property
     def is_hidden(self) -> bool:
-        """Nothing of the value is sent."""
+        """True if no part of the value is sent."""
         return self.action in (Protect.DROP, Protect.NULL)
 
 
 @dataclass(frozen=True, slots=True)
 class MissingValue:
-    """pg_attribute.attmissingval: what the rows have in a column that was added to them with a
+    """pg_attribute.attmissingval: the value, in existing rows, of a column that was added with a
     default.
 
-        `encoded`: as in a record, Avro's union with null; `special`: PostgreSQL's text of a value that
-        is null there.
+    `encoded` is the value as in a record, a union with null in Avro; `special` is PostgreSQL's text
+    of a value that is null there.
     """
 
     encoded: bytes = field(repr=False)
@@ -111,8 +111,8 @@ class MissingValue:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDescription:
-    """`identity`: the column is part of the key of our records. `attnum`: of pg_attribute; None:
-    not known."""
+    """A column of a relation. `identity`: the column is part of the record's key. `attnum`:
+    pg_attribute.attnum; None if not known."""
 
     name: str
     facts: TypeFacts
@@ -125,8 +125,8 @@ class ColumnDescription:
 
 @dataclass(frozen=True, slots=True)
 class RelationDescription:
-    """Columns in the order of the wire. Identity columns are those of the replica identity; under
-    FULL the primary key's."""
+    """A relation with its columns in the order of the Relation message. Identity columns are those
+    of the replica identity; under FULL, those of the primary key."""
 
     oid: int
     namespace: str

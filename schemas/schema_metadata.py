@@ -1,5 +1,5 @@
-"""What an earlier schema of a relation recorded about its types and its key: for when the catalog
-has forgotten them.
+"""Read back what an earlier schema of a relation recorded about its types and its key, for types
+that the catalog no longer has.
 
 The inverse of `pg.type` and `pg.catalog` in `schemas.change_schema`.
 """
@@ -15,12 +15,12 @@ from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
 Schema = dict[str, Any]
 
 _BOX_OID = 603
-"""The one built-in type whose arrays are not delimited by a comma."""
+"""The one built-in type whose array delimiter is not a comma."""
 
 
 def recorded_types(schema: Schema) -> dict[int, TypeFacts]:
-    """Types of the columns and of what they are made of, by oid; one that was unknown then has the
-    kind UNKNOWN."""
+    """Return, by oid, the types of the columns and the types they are composed of. Types that were
+    unknown when the schema was written have the kind UNKNOWN."""
     found: dict[int, TypeFacts] = {}
     labels: dict[int, tuple[str, ...]] = {}
     for field in _row_fields(schema):
@@ -30,13 +30,14 @@ def recorded_types(schema: Schema) -> dict[int, TypeFacts]:
 
 
 def recorded_key(schema: Schema) -> list[str]:
-    """True names of the columns that were part of the key."""
+    """Return the PostgreSQL names of the columns that were part of the key."""
     keys = [field for field in _row_fields(schema) if field.get("pg.type", {}).get("key")]
     return [str(field.get("pg.name", field["name"])) for field in keys]
 
 
 def recorded_attributes(schema: Schema) -> dict[str, tuple[int, MissingValue | None]]:
-    """attnum of the columns of which it was known, and their attmissingval, by their true names."""
+    """Return attnum and attmissingval by the PostgreSQL names of the columns, for those whose
+    attnum was known."""
     numbered = [field for field in _row_fields(schema) if "attnum" in field.get("pg.type", {})]
     return {
         str(field.get("pg.name", field["name"])): (
@@ -52,18 +53,18 @@ def _missing(told: Schema | None) -> MissingValue | None:
 
 
 def missing_bytes(told: Mapping[str, Any]) -> bytes:
-    """What `attmissingval` of a field says in either of its two forms."""
+    """Return the bytes of a field's `attmissingval`, which is written in one of two forms."""
     return b64decode(told["avro_base64"]) if "avro_base64" in told else bytes.fromhex(told["avro"])
 
 
 def recorded_oid(schema: Schema) -> int | None:
-    """Oid of the relation."""
+    """Return the oid of the relation."""
     oid: int | None = schema.get("pg.relation", {}).get("oid")
     return oid
 
 
 def recorded_relation(schema: Schema) -> tuple[str, str] | None:
-    """Schema and name of the relation."""
+    """Return schema and name of the relation."""
     relation = schema.get("pg.relation")
     return None if relation is None else (relation["schema"], relation["name"])
 
@@ -76,7 +77,7 @@ def _row_fields(schema: Schema) -> list[Schema]:
 
 
 def _facts(told: Schema, labels: dict[int, tuple[str, ...]]) -> TypeFacts:
-    """`labels`: those of the types that came before; they are written once."""
+    """`labels`: those of the types that came before, since a schema contains them once."""
     base, element = told.get("base"), told.get("element")
     return TypeFacts(
         oid=told["oid"],

@@ -1,15 +1,17 @@
-"""Names of topics, subjects and Avro records: injective, so that two relations never share one.
+"""Names of topics, subjects and Avro records. The mappings are injective: two relations never share
+a name.
 
-Topic: `<prefix>.<schema>.<table>`, where every byte of the UTF-8 name outside [A-Za-z0-9_] is
-written `-hh`. Where Kafka does not take that name, because it has more than 249 bytes or differs
-from another topic's in '.' and '_' only, the beginning of it and a hash of the relation's true
-name: `<prefix>.<schema>.<table>--<32 hex digits>`. No escaped name holds `--`. Which of the two a
-relation has is decided by the topics that exist (gateway/kafka/topics.py), and readers take the
-true name of a hashed topic from `pg.relation` of its schema.
+A topic is named `<prefix>.<schema>.<table>`, where every byte of the UTF-8 name outside
+[A-Za-z0-9_] is written `-hh`. Kafka does not accept a name that has more than 249 bytes, or differs
+from another topic's only in '.' and '_'. The topic is then named by the beginning of that name and
+a hash of the relation's name: `<prefix>.<schema>.<table>--<32 hex digits>`. No escaped name
+contains `--`. The topics that exist determine which of the two a relation has
+(gateway/kafka/topics.py); readers take the relation of a hashed topic from `pg.relation` of its
+schema.
 
-Avro name: characters outside [A-Za-z0-9_], and a digit in front, are written `_xHHHH_` as
-PostgreSQL itself does for XML (ISO 9075-14, `xmlforest`); so that this stays injective, the
-underscore of a `_x` that was there before is `_x005F_`.
+In an Avro name, characters outside [A-Za-z0-9_] and a leading digit are written `_xHHHH_`, as
+PostgreSQL itself does for XML (ISO 9075-14, `xmlforest`). To keep this injective, the underscore of
+an original `_x` is written `_x005F_`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ MAX_TOPIC_BYTES: Final = 249
 POSITION_TOPIC: Final = "walgate.position"
 SNAPSHOT_TOPIC: Final = "walgate.snapshot"
 DEBEZIUM_TRANSACTION_RECORD: Final = "TransactionMetadataValue"
-"""The name of the value schema that the transaction topic has where the gateway writes Debezium's
+"""The name of the value schema of the transaction topic where the gateway writes Debezium's
 format."""
 
 _PLAIN_BYTES: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
@@ -30,7 +32,7 @@ _AVRO_UNSAFE = re.compile(r"_(?=x)|[^A-Za-z0-9_]|^[0-9]")
 _DEBEZIUM_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 _TOPIC_PART = re.compile(r"(?:[A-Za-z0-9_]|-[0-9a-f]{2})*")
 _HASHED = re.compile(r".*--[0-9a-f]{32}")
-_HASH_DIGITS: Final = 32  # 128 bits: nobody who may create tables can find two with the same
+_HASH_DIGITS: Final = 32  # 128 bits: finding two table names with the same digits is infeasible
 _CUT_ESCAPE = re.compile(r"-[0-9a-f]?$")
 _PLAIN_IDENTIFIER = re.compile(r'[^".]+')
 _QUOTED_IDENTIFIER = re.compile(r'"((?:[^"]|"")+)"')
@@ -38,13 +40,13 @@ _TOPIC_ESCAPE = re.compile(r"-([0-9a-f]{2})|([A-Za-z0-9_]+)")
 
 
 def topic_name(prefix: str, namespace: str, relation: str) -> str:
-    """The topic of a relation's change events, wherever Kafka takes it: not if it collides with
-    another topic's."""
+    """Return the topic of a relation's change events where Kafka accepts it: it may collide with
+    another topic's name."""
     return topic_names(prefix, namespace, relation)[0]
 
 
 def topic_names(prefix: str, namespace: str, relation: str) -> tuple[str, ...]:
-    """The names that a relation's topic may have, the first that Kafka takes before the others."""
+    """Return the names that a relation's topic may have, in order of preference."""
     escaped = f"{prefix}.{topic_part(namespace)}.{topic_part(relation)}"
     digits = sha256(f"{namespace}\0{relation}".encode()).hexdigest()[:_HASH_DIGITS]
     head = escaped[: MAX_TOPIC_BYTES - len(digits) - 2]
@@ -55,12 +57,14 @@ def topic_names(prefix: str, namespace: str, relation: str) -> tuple[str, ...]:
 
 
 def debezium_topic(prefix: str, namespace: str, relation: str) -> str:
-    """The topic of a relation's change events in Debezium's format. Two relations may share one."""
+    """Return the topic of a relation's change events in Debezium's format. Two relations may share
+    one."""
     return _DEBEZIUM_UNSAFE.sub("_", f"{prefix}.{namespace}.{relation}")
 
 
 def relation_of_topic(prefix: str, topic: str) -> tuple[str, str] | None:
-    """(schema, table) of a topic that has its relation's name in full; None for any other."""
+    """Return (schema, table) of a topic that has its relation's full name; None for any other
+    topic."""
     head = f"{prefix}."
     parts = topic[len(head) :].split(".")
     if not topic.startswith(head) or len(parts) != 2 or not all(map(_TOPIC_PART.fullmatch, parts)):
@@ -69,13 +73,13 @@ def relation_of_topic(prefix: str, topic: str) -> tuple[str, str] | None:
 
 
 def collision_name(topic: str) -> str:
-    """Equal for topics that Kafka does not take beside each other."""
+    """Return a name that is equal for topics which Kafka does not allow together."""
     return topic.replace(".", "_")
 
 
 def topic_is_free(prefix: str, topic: str) -> bool:
-    """A legal name below the prefix that no relation has by itself, and neither markers nor
-    messages."""
+    """Return whether this is a legal name under the prefix that is used neither by default for any
+    relation, nor for markers or messages."""
     return (
         re.fullmatch(re.escape(prefix) + r"\.[A-Za-z0-9._-]+", topic) is not None
         and len(topic) <= MAX_TOPIC_BYTES
@@ -90,9 +94,9 @@ def is_hashed(topic: str) -> bool:
 
 
 def parse_relation(text: str) -> tuple[str, str] | None:
-    """`schema.table` as (schema, table); a part that holds a dot or a quote is in double quotes, as
-    in SQL. Unlike SQL nothing is folded to lower case: names are as the catalog has them. None
-    where there are not exactly two parts."""
+    """Parse `schema.table` to (schema, table). A part that contains a dot or a quote is in double
+    quotes, as in SQL. Unlike in SQL, names are not folded to lower case: they are as in the
+    catalog. Return None unless there are exactly two parts."""
     parts: list[str] = []
     position = 0
     while position < len(text):
@@ -113,17 +117,17 @@ def format_relation(namespace: str, relation: str) -> str:
 
 
 def transaction_topic(prefix: str) -> str:
-    """Markers; cannot be a relation's topic, which has two parts after the prefix."""
+    """Return the topic of markers. A relation's topic always has two parts after the prefix."""
     return f"{prefix}.transaction"
 
 
 def message_topic(prefix: str) -> str:
-    """Logical decoding messages."""
+    """Return the topic of logical decoding messages."""
     return f"{prefix}.message"
 
 
 def value_subject(topic: str) -> str:
-    """TopicNameStrategy, which every stock tool knows."""
+    """Return the subject by TopicNameStrategy, which all common tools support."""
     return f"{topic}-value"
 
 
@@ -132,18 +136,18 @@ def key_subject(topic: str) -> str:
 
 
 def avro_name(name: str) -> str:
-    """A PostgreSQL identifier as an Avro name; `name` itself where it is one without a `_x`."""
+    """Return a PostgreSQL identifier as an Avro name, unchanged where it is one without `_x`."""
     escaped = _AVRO_UNSAFE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
-    return escaped or "_x_"  # PostgreSQL has no empty identifier, a topic prefix may have an empty part
+    return escaped or "_x_"  # no identifier is empty in PostgreSQL, but a part of a topic prefix may be
 
 
 def avro_namespace(prefix: str, namespace: str, relation: str) -> str:
-    """Namespace of a relation's records; the dots of the prefix stay."""
+    """Return the namespace of a relation's records; the dots of the prefix are kept."""
     return ".".join(avro_name(part) for part in (*prefix.split("."), namespace, relation))
 
 
 def topic_part(name: str) -> str:
-    """A PostgreSQL identifier as a part of a topic's name."""
+    """Return a PostgreSQL identifier as a part of a topic's name."""
     return "".join(chr(byte) if byte in _PLAIN_BYTES else f"-{byte:02x}" for byte in name.encode())
 
 
@@ -154,5 +158,5 @@ def _relation_part(part: str) -> str:
 
 
 def counted(count: int, noun: str) -> str:
-    """1 row, 2 rows."""
+    """Return "1 row", "2 rows" and so on."""
     return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -1,9 +1,9 @@
-"""Avro's long: zigzag, then 7 bits a byte, lowest first (Avro 1.12 specification, "Binary
+"""Encode Avro's long: zigzag, then 7 bits per byte, lowest first (Avro 1.12 specification, "Binary
 encoding").
 
-Tables of 14-bit chunks: a long takes one look-up for 14 bits instead of a loop for 7. Measured on
-the bench machine: 0.10 us for an id of 8 digits, 0.27 us for a timestamp in microseconds; the loop
-of the specification takes 0.35 and 0.9 us.
+Tables of 14-bit chunks replace the loop over 7 bits: one look-up encodes 14 bits. Measured on the
+bench machine: 0.10 us for an id of 8 digits, 0.27 us for a timestamp in microseconds; the loop of
+the specification takes 0.35 and 0.9 us.
 """
 
 from __future__ import annotations
@@ -15,36 +15,35 @@ CHUNK: Final = 1 << CHUNK_BITS
 CHUNK_MASK: Final = CHUNK - 1
 
 LAST: Final[tuple[bytes, ...]] = tuple(bytes((z,)) if z < 128 else bytes((z & 127 | 128, z >> 7)) for z in range(CHUNK))
-"""The end of a varint: chunk -> one or two bytes."""
+"""The end of a varint: one or two bytes, by chunk."""
 
 MORE: Final[tuple[bytes, ...]] = tuple(bytes((z & 127 | 128, z >> 7 | 128)) for z in range(CHUNK))
-"""A chunk with more to come."""
+"""A chunk that is followed by others: two bytes, by chunk."""
 
-# Most of our longs are in a union with null, behind branch 1.
+# Most longs in Walgate's records are in a union with null, after the index of branch 1.
 
 HALF_BITS: Final = CHUNK_BITS - 1
 HALF: Final = 1 << HALF_BITS
 HALF_MASK: Final = HALF - 1
-"""The lowest chunk of a long that is not negative has so many of its bits: zigzag's lowest one is
-0."""
+"""The bits of a non-negative long that its lowest chunk holds, since zigzag's lowest bit is 0."""
 
 SOME_SMALL: Final[tuple[bytes, ...]] = tuple(b"\2" + LAST[z] for z in (*range(0, CHUNK, 2), *range(CHUNK - 1, 0, -2)))
-"""A long from -HALF to HALF - 1 is its index: the negative ones lie at the end."""
+"""Encodings of -HALF to HALF - 1, with the long as the index: the negative ones are at the end."""
 
 _SOME_MORE: Final[tuple[bytes, ...]] = tuple(b"\2" + chunk for chunk in MORE)
 
 SOME_EVEN: Final[tuple[bytes, ...]] = _SOME_MORE[::2]
-"""The lowest HALF_BITS of a long that is not negative, more to come."""
+"""The lowest HALF_BITS of a non-negative long that is followed by more chunks."""
 
 TWO_CHUNKS_END: Final = HALF * CHUNK
-"""Below it a long that is not negative takes at most two chunks."""
+"""The bound below which a non-negative long takes at most two chunks."""
 
 _REMEMBERED: Final = 4096
 
 
 class _High(dict[int, bytes]):
-    """What follows the lowest two chunks -> its bytes, remembered: timestamps and LSNs that come
-    together share it."""
+    """Cache of the bytes after the lowest two chunks, which neighbouring timestamps and LSNs
+    share."""
 
     def __missing__(self, high: int) -> bytes:
         encoded = b""
@@ -63,7 +62,7 @@ HIGH: Final = _High()
 
 
 def encode_lsn(lsn: int) -> bytes:
-    """An LSN as `encode_long` gives it: 0.12 us instead of 0.27 where the next one lies near."""
+    """Encode an LSN as `encode_long` does: 0.12 us instead of 0.27 where the next one is near."""
     zigzag = lsn << 1
     if lsn < TWO_CHUNKS_END:
         return encode_long(lsn)
@@ -71,7 +70,7 @@ def encode_lsn(lsn: int) -> bytes:
 
 
 def encode_some_lsn(lsn: int) -> bytes:
-    """The same as branch 1 of a union with null; for times too."""
+    """Encode an LSN, or a time, as branch 1 of a union with null."""
     zigzag = lsn << 1
     if lsn < TWO_CHUNKS_END:
         return encode_some_long(lsn)
@@ -79,7 +78,7 @@ def encode_some_lsn(lsn: int) -> bytes:
 
 
 def encode_long(number: int) -> bytes:
-    """`number` within 64 bits, signed."""
+    """Encode a signed integer of 64 bits."""
     zigzag = number << 1 if number >= 0 else ~(number << 1)
     if zigzag < CHUNK:
         return LAST[zigzag]
@@ -92,7 +91,7 @@ def encode_long(number: int) -> bytes:
 
 
 def encode_some_long(number: int) -> bytes:
-    """The same as branch 1 of a union with null."""
+    """Encode a long as branch 1 of a union with null."""
     if -HALF <= number < HALF:
         return SOME_SMALL[number]
     zigzag = number << 1 if number >= 0 else ~(number << 1)

@@ -1,11 +1,11 @@
-"""What a mirror says when the snapshot of a table has ended in it: a small JSON file below the
-mirror's own path.
+"""The verdict of a mirror on the snapshot of a table, once the snapshot has ended in the mirror: a
+small JSON file below the mirror's path.
 
     <path>/verdicts/<schema>/<table>.json    of the last snapshot of the table that ended
     <path>/verdicts/ended.json               of the last snapshot that ended as a whole
     <path>/verdicts/reached.json             how far the rows of a VERIFY have been compared
 
-Each is replaced as a whole. `walgate verify` reads them, wherever the mirror runs
+Each file is replaced as a whole. `walgate verify` reads them, wherever the mirror runs
 (docs/decisions/0022).
 """
 
@@ -18,13 +18,13 @@ from typing import Final
 from schemas.topic_names import parse_relation, topic_part
 
 MOST_KEYS: Final = 1000
-"""A verdict names so many differences, at most; <path>/differences has all."""
+"""The most differences that a verdict lists; <path>/differences has all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`kind`: CHANGED, MISSING or SURPLUS. `key`: JSON text; None: the table has no key. `columns`:
-    those that differ."""
+    """A row that differs. `kind`: CHANGED, MISSING or SURPLUS. `key`: JSON text; None if the table
+    has no key. `columns`: the columns that differ."""
 
     kind: str
     key: str | None
@@ -33,9 +33,12 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class TableVerification:
-    """`table`: schemas.topic_names.format_relation. `row_count`: rows that the snapshot has read.
-    `changed`, `missing` and `surplus` are of a VERIFY, in rows; `keys` are the first of them. LSNs:
-    of SNAPSHOT_BEGIN and SNAPSHOT_END."""
+    """The result of a table's snapshot.
+
+    `table`: as of schemas.topic_names.format_relation. `row_count`: rows that the snapshot has
+    read. `changed`, `missing` and `surplus` are numbers of rows, of a VERIFY; `keys` lists the
+    first differences. LSNs: of SNAPSHOT_BEGIN and SNAPSHOT_END.
+    """
 
     table: str
     purpose: str
@@ -54,7 +57,7 @@ class TableVerification:
 
 
 def verdict_path(path: str, table: str) -> str:
-    """Raises ValueError unless `table` is schema.table."""
+    """Return the path of a table's verdict. Raises ValueError unless `table` is schema.table."""
     parts = parse_relation(table)
     if parts is None:
         raise ValueError(f"{table!r} is not schema.table")
@@ -74,7 +77,7 @@ def encode_verdict(verdict: TableVerification) -> str:
 
 
 def decode_verdict(text: bytes) -> TableVerification:
-    """Raises ValueError; also where only a part of the file was written yet."""
+    """Parse a verdict. Raises ValueError, also for a file that is not completely written yet."""
     try:
         facts = json.loads(text)
         keys = tuple(Difference(each["kind"], each["key"], tuple(each["columns"])) for each in facts.pop("keys"))
@@ -88,7 +91,7 @@ def encode_lsn(commit_lsn: int) -> str:
 
 
 def decode_lsn(text: bytes) -> int:
-    """Raises ValueError."""
+    """Parse the file written by `encode_lsn`. Raises ValueError."""
     try:
         return int(json.loads(text)["commit_lsn"])
     except (ValueError, KeyError, TypeError) as error:

@@ -15,13 +15,13 @@ _FRAME = struct.Struct("!BI")
 
 
 def frame(schema_id: int) -> bytes:
-    """The 5 bytes before the Avro data."""
+    """Return the 5 bytes before the Avro data."""
     return _FRAME.pack(MAGIC, schema_id)
 
 
 def read_schema_id(payload: bytes) -> int:
-    """Schema id of a framed key or value. Raises SchemaError where the frame is short or of another
-    kind."""
+    """Return the schema id of a framed key or value. Raises SchemaError where the frame is too
+    short or of another kind."""
     if len(payload) < FRAME_BYTES:
         raise SchemaError(f"a value in Confluent's wire format has at least {FRAME_BYTES} bytes, got {len(payload)}")
     magic, schema_id = _FRAME.unpack_from(payload)

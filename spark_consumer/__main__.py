@@ -1,12 +1,12 @@
-"""`python -m spark_consumer`: the jobs, as `walgate mirror`, `walgate consume` and `walgate dump`
-start them."""
+"""The jobs as `python -m spark_consumer`, which `walgate mirror`, `walgate consume` and `walgate
+dump` run."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# `python -m` puts the working directory first: a package `schemas` there is not ours.
+# `python -m` puts the working directory first: a package `schemas` there is not Walgate's.
 if not sys.flags.safe_path and Path(sys.path[0]).resolve() != Path(__file__).resolve().parent.parent:
     del sys.path[0]
 

@@ -1,4 +1,4 @@
-"""Arrow tables as frames of Spark."""
+"""Conversion of Arrow tables to Spark frames."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _LEAST_ROWS = 10_000
 
 
 def to_frame(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
-    """`table` as a frame. Nothing else gives Arrow to createDataFrame, which silently leaves out
-    all rows behind an empty chunk (PySpark 4.2: ArrowConverters takes it for the end of its
-    partition)."""
+    """Return `table` as a frame. All calls of createDataFrame with Arrow data go through here,
+    because it silently drops all rows after an empty chunk (PySpark 4.2: ArrowConverters takes it
+    for the end of its partition)."""
     filled = [batch for batch in table.to_batches() if batch.num_rows]
     whole = pa.Table.from_batches(filled, table.schema) if filled else table.schema.empty_table()
     return spark.createDataFrame(whole) if schema is None else spark.createDataFrame(whole, schema)
 
 
 def out_of_plan(spark: SparkSession, rows: int) -> dict[str, str]:
-    """Settings with which frames of so many rows in all are read from Arrow's data, in up to a task
-    a core, not from the plan."""
+    """Return settings with which frames of `rows` rows in total are read from Arrow data, in up to
+    one task per core, instead of being part of the plan."""
     cores = spark.sparkContext.defaultParallelism
     return {_IN_PLAN_BYTES: "0", _ROWS_A_PARTITION: str(max(_LEAST_ROWS, -(-rows // cores)))}

@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose. A message says where in the stream it stood; never
+"""The exceptions that this package raises. A message names the position in the stream, but never
 row values or secrets."""
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ _TOLD = re.compile(r"spark_consumer\.errors\.(\w+: .*?)(?=\n *SQLSTATE|\n\tat |\
 
 
 def told_by(text: str) -> str | None:
-    """`TransactionIncomplete: ...` with its hint, out of what Spark makes of an error of ours;
-    None: it is none of ours."""
+    """Return `TransactionIncomplete: ...` with its hint, extracted from the text of Spark's
+    exception; None if it does not contain an exception of this package."""
     found = _TOLD.findall(text)
     return found[-1].strip() if found else None
 
 
-# Of Spark, about the Python processes of streaming sources: 10 s are all it gives them to start,
-# which nothing can change.
+# Spark's message about Python processes of streaming sources that did not start within 10 s, a
+# limit that cannot be configured.
 _SLOW_STARTS = ("Python worker failed to connect back", "Timed out while waiting for the Python worker to connect back")
 
 
 def slow_start_in(text: str) -> str | None:
-    """What Spark says where a Python process of its did not start in time: a busy machine, which
-    passes."""
+    """Return Spark's message about a Python process that did not start in time, which passes on a
+    busy machine; None if the text does not contain it."""
     return next((words for words in _SLOW_STARTS if words in text), None)
 
 
 class ConsumerError(Exception):
-    """Root of the errors of spark_consumer.
+    """The base class of spark_consumer's exceptions.
 
-    `hint` says what a person can do about it; it is part of the text, because Spark shows only the
-    text of a task's error.
+    `hint` tells the operator what to do; it is part of the text, because Spark shows only the text
+    of a task's exception.
     """
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -46,8 +46,8 @@ T = TypeVar("T")
 
 
 def briefly(method: Callable[P, T]) -> Callable[P, T]:
-    """Errors of ours leave the method without the lines of code within: Spark shows a person every
-    one of them."""
+    """Strip the traceback from this package's exceptions when they leave the method: Spark would
+    show all of it to the user."""
 
     @wraps(method)
     def call(*words: P.args, **named: P.kwargs) -> T:
@@ -60,51 +60,50 @@ def briefly(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class OptionError(ConsumerError):
-    """An option that is unknown, missing, malformed or in contradiction to another one."""
+    """An option is unknown, missing, malformed, or contradicts another one."""
 
 
 class MarkerError(ConsumerError):
-    """The transaction topic breaks its own rules: a marker that does not decode, a commit LSN that
-    does not rise, no manifest."""
+    """The transaction topic is inconsistent: a marker that cannot be decoded, a commit LSN that
+    does not rise, a missing manifest."""
 
 
 class TransactionIncomplete(ConsumerError):
-    """The records found do not add up to what the manifest says. Nothing of the read may be
-    used."""
+    """The number of records differs from the manifest. Nothing of the read may be used."""
 
 
 class RangeExpired(ConsumerError):
-    """Records that a manifest names are no longer in Kafka (retention) or never were (another
+    """Records that a manifest names are no longer in Kafka (retention), or never were (another
     cluster, a recreated topic)."""
 
 
 class SourceUnavailable(ConsumerError):
-    """The broker or the schema registry does not answer, or lacks a topic or schema. Trying again
-    may help."""
+    """The broker or the schema registry does not answer, or lacks a topic or schema. The same
+    request may succeed later."""
 
 
 class SourceRefused(ConsumerError):
-    """The broker or the schema registry does not let us in: a password, a certificate, a
-    permission. It stays so."""
+    """The broker or the schema registry denies access, because of a password, a certificate or a
+    permission. Retrying does not help."""
 
 
 class MalformedRecord(ConsumerError):
-    """A record's bytes are not what its schema says: too short, too long, impossible lengths or
+    """A record does not match its schema: it is too short or too long, or has impossible lengths or
     branches.
 
-        `record`: its place among those that were decoded together, where that is known.
+    `record`: its index among the records that were decoded together, if known.
     """
 
     record: int | None = None
 
 
 class UnsupportedSchema(ConsumerError):
-    """An Avro schema outside of what the columnar decoder reads, or one that the frame's schema
-    cannot take in."""
+    """The columnar decoder does not support the Avro schema, or the frame's columns cannot
+    represent it."""
 
 
 class MirrorError(ConsumerError):
-    """The mirror's target is not what the mirror left there, or cannot take a change."""
+    """The mirror's target is not as the mirror left it, or cannot take a change."""
 
 
 class JavaUnusable(ConsumerError):
@@ -114,9 +113,9 @@ class JavaUnusable(ConsumerError):
 class BatchInterrupted(ConsumerError):
     """The query was stopped during this batch, which the next query repeats.
 
-    Spark recognizes a stop by these words (StreamExecution.PROXY_ERROR). The regular expression by
-    which it looks for them overflows the stack of the JVM on an error as long as those of Java
-    usually are.
+    Spark recognizes a stop by these words (StreamExecution.PROXY_ERROR). The regular expression
+    with which it searches for them overflows the JVM's stack on messages as long as Java's usually
+    are.
     """
 
     def __init__(self) -> None:

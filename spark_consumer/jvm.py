@@ -1,8 +1,8 @@
-"""PySpark beyond its documented interface: the Java objects behind a session. Nothing else here
-touches them (ruff's SLF001).
+"""Access to the Java objects of a session, beyond PySpark's documented interface. No other module
+uses them (ruff's SLF001).
 
 Delta's snapshots, Hadoop's file systems and a session's own settings cannot be reached otherwise.
-Spark Connect has none.
+They are not available over Spark Connect.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from spark_consumer.errors import MirrorError
 
 
 def submitted_settings() -> dict[str, str]:
-    """What spark-submit was told: its Java runs already."""
+    """Return the settings given to spark-submit, whose Java process is already running."""
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """By its full name: py4j would ask for each package on the way, and Java look for a class of
-    that name in every jar. Raises MirrorError."""
+    """Return a class by its full name: py4j would otherwise look up each package of the name, for
+    which Java searches every jar. Raises MirrorError."""
     return getattr(_classic(spark)._jvm, name)
 
 
 def java_session(spark: SparkSession) -> Any:
-    """Raises MirrorError."""
+    """Return the Java object of the session. Raises MirrorError."""
     return _classic(spark)._jsparkSession
 
 
@@ -51,20 +51,20 @@ def _classic(spark: SparkSession) -> Any:
 
 
 def delta_log(spark: SparkSession) -> Any:
-    """Delta's class DeltaLog. Raises MirrorError."""
+    """Return Delta's class DeltaLog. Raises MirrorError."""
     return java_class(spark, "org.apache.spark.sql.delta.DeltaLog")
 
 
 def java_log(spark: SparkSession, location: str) -> Any:
-    """Delta's own object for the table there. Raises MirrorError."""
+    """Return Delta's own object for the table at the location. Raises MirrorError."""
     return delta_log(spark).forTable(java_session(spark), location)
 
 
 def java_snapshot(spark: SparkSession, location: str, version: int | None = None) -> Any:
-    """Delta's own snapshot of the table as it is now, or was; its history would cost a job. Raises
-    MirrorError."""
+    """Return Delta's own snapshot of the table, the current one or that of a version. Reading the
+    table's history instead would take a Spark job. Raises MirrorError."""
     log = java_log(spark, location)
-    if version is None:  # stalenessAcceptable = false, and Scala's defaults for the rest
+    if version is None:  # stalenessAcceptable = false, and Scala's defaults for the others
         return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
     return log.getSnapshotAt(version, *(getattr(log, f"getSnapshotAt$default${place}")() for place in (2, 3, 4)))
 
@@ -75,7 +75,7 @@ def java_frame(frame: DataFrame) -> Any:
 
 @contextmanager
 def activated(spark: SparkSession) -> Iterator[None]:
-    """What Java does within for this thread, it does with the settings of this session."""
+    """Make this the active session of the thread: Java code called within uses its settings."""
     sessions = SparkSession._get_j_spark_session_class(_classic(spark)._jvm)
     before = sessions.getActiveSession()
     sessions.setActiveSession(java_session(spark))
@@ -89,38 +89,38 @@ def activated(spark: SparkSession) -> Iterator[None]:
 
 
 def path_class(spark: SparkSession) -> Any:
-    """Hadoop's class Path. Raises MirrorError."""
+    """Return Hadoop's class Path. Raises MirrorError."""
     return java_class(spark, "org.apache.hadoop.fs.Path")
 
 
 def hadoop_path(spark: SparkSession, location: str) -> tuple[Any, Any]:
-    """A path or glob, and the file system that it is in."""
+    """Return a path or glob, and its file system."""
     path = path_class(spark)(location)
     return path, path.getFileSystem(java_session(spark).sessionState().newHadoopConf())
 
 
 def folder_names(spark: SparkSession, location: str) -> list[str]:
-    """Of what is in a folder; none where that does not exist."""
+    """Return the names in a folder; none if it does not exist."""
     path, files = hadoop_path(spark, location)
     return file_names(spark, location) if files.exists(path) else []
 
 
 def file_names(spark: SparkSession, location: str) -> list[str]:
-    """Of the files in a folder. As one text: each file of a long Delta log would cost several calls
-    of Java."""
+    """Return the names of the files in a folder. They are transferred as one text: single names
+    would take several calls of Java for each file of a long Delta log."""
     path, files = hadoop_path(spark, location)
     gateway = spark.sparkContext._gateway
     assert gateway is not None, "no Java"
     folders = gateway.new_array(path_class(spark), 1)
     folders[0] = path
-    # Of a single path, S3 gives an array of a class of its own, for which py4j finds no method.
+    # For a single path, S3 returns an array of its own class, for which py4j finds no method.
     found = java_class(spark, "org.apache.hadoop.fs.FileUtil").stat2Paths(files.listStatus(folders))
     listed: str = java_class(spark, "scala.runtime.ScalaRunTime").stringOf(found)
     return re.findall(r"/([^/,)]+)[,)]", listed)
 
 
 def file_text(spark: SparkSession, location: str) -> str:
-    """Of a small file."""
+    """Return the content of a small file."""
     path, files = hadoop_path(spark, location)
     stream = files.open(path)
     try:
@@ -131,5 +131,5 @@ def file_text(spark: SparkSession, location: str) -> str:
 
 
 def cloned(spark: SparkSession) -> SparkSession:
-    """With the same settings, and its own from now on."""
+    """Return a new session that begins with the settings of this one."""
     return SparkSession(spark.sparkContext, java_session(spark).cloneSession())

@@ -1,4 +1,4 @@
-"""Names of tables as users write them ("public.orders") to and from the topics of the gateway."""
+"""Names of tables, as users write them ("public.orders")."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from spark_consumer.errors import OptionError
 
 
 def is_one_of(table: TableName, patterns: Iterable[str]) -> bool:
-    """Whether a table's text matches a pattern with *, ? and [...]: public.tmp_*."""
+    """Return whether a table's text matches a pattern with *, ? and [...], such as public.tmp_*."""
     return any(fnmatchcase(str(table), pattern) for pattern in patterns)
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
-    """A relation's schema and name. Its text is `schema.name`; a part that holds a dot or a quote
-    is in double quotes, as in SQL. Unlike SQL nothing is folded to lower case: names are as the
-    catalog has them."""
+    """A relation's schema and name. Its text is `schema.name`; a part that contains a dot or a
+    quote is in double quotes, as in SQL. Unlike in SQL, names are not folded to lower case: they
+    are as in the catalog."""
 
     namespace: str
     name: str
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Raises OptionError unless there are exactly two parts."""
+        """Parse `schema.name`. Raises OptionError unless there are exactly two parts."""
         parts = parse_relation(text)
         if parts is None:
             raise OptionError(
@@ -36,7 +36,7 @@ class TableName:
         return cls(*parts)
 
     def record_namespace(self, prefix: str) -> str:
-        """Avro namespace of the records of its topic."""
+        """Return the Avro namespace of the records in the table's topic."""
         return avro_namespace(prefix, self.namespace, self.name)
 
     def __str__(self) -> str:

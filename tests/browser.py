@@ -1,5 +1,5 @@
-"""A real browser without a window: Chromium of this computer, driven by Playwright. None is
-installed for it."""
+"""A headless browser for tests: the computer's Chromium, driven by Playwright. It is not installed
+for the tests."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ expect.set_options(timeout=TIMEOUT_MS)
 
 
 def browser_path() -> str:
-    """Skips the test where there is none."""
+    """Return the path of Chromium; skip the test if there is none."""
     found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
         pytest.skip(f"no browser is installed (Debian: chromium): none of {', '.join(PROGRAMS)} is on the path")
@@ -28,7 +28,7 @@ def browser_path() -> str:
 
 @asynccontextmanager
 async def open_page(url: str, **options: Any) -> AsyncIterator[tuple[Page, list[str]]]:
-    """A page of its own, and what its script complained of. `options` are those of Playwright's
+    """Yield a new page, and the list of its script errors. `options` are those of Playwright's
     new_page."""
     complaints: list[str] = []
     async with async_playwright() as playwright:
@@ -45,5 +45,6 @@ async def open_page(url: str, **options: Any) -> AsyncIterator[tuple[Page, list[
 
 
 async def picture(page: Page, name: str, folder: Path) -> None:
-    """Into `folder`, or where the environment says (PICTURES=docs/pictures)."""
+    """Save a screenshot in `folder`, or in the folder of the environment variable PICTURES
+    (PICTURES=docs/pictures)."""
     await page.screenshot(path=Path(os.environ.get("PICTURES", folder)) / f"{name}.png")

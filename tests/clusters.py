@@ -1,4 +1,4 @@
-"""Three brokers on this computer, each also a controller, as small clusters are run."""
+"""A cluster of three brokers on this computer, each also a controller, as in small clusters."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _SETTINGS: dict[str, str | int] = {
 
 
 class ClusterBroker(Kafka):
-    """`peers` are all of the cluster, this one too; the first gives the cluster its id."""
+    """A broker of the cluster. `peers` are all its brokers, including this one; the first
+    determines the cluster id."""
 
     def __init__(self, number: int, settings: Mapping[str, str | int], peers: list[ClusterBroker]) -> None:
         super().__init__(settings={**_SETTINGS, **settings, "node.id": number}, heap_mb=320, jvm_options=[QUICK_START])
@@ -55,7 +56,7 @@ class ClusterBroker(Kafka):
             path.write_text(re.sub(rf"^{name}=.*$", f"{name}={value}", path.read_text(), flags=re.M))
 
     def freeze(self) -> None:
-        """SIGSTOP: takes connections, and answers nothing."""
+        """Send SIGSTOP: the broker then accepts connections, but does not answer."""
         assert self.pid is not None
         os.kill(self.pid, signal.SIGSTOP)
 
@@ -78,7 +79,7 @@ class Cluster:
 
     async def in_sync(self, prefix: str, count: int = BROKER_COUNT, timeout_s: float = 120) -> None:
         """Wait until every broker knows that each partition below the prefix, and each of the
-        cluster's own, has so many replicas in sync."""
+        cluster's own partitions, has `count` replicas in sync."""
         async with asyncio.timeout(timeout_s):
             for broker in self.brokers:
                 while await asyncio.to_thread(_least_in_sync, broker.bootstrap_servers, prefix) < count:
@@ -86,7 +87,8 @@ class Cluster:
 
 
 def _least_in_sync(bootstrap_servers: str, prefix: str) -> int:
-    """As this broker knows it, which may be behind the others."""
+    """Return the least number of in-sync replicas, as known to this broker, which may be behind the
+    others."""
     found = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0}).list_topics(timeout=30)
     if len(found.brokers) < BROKER_COUNT:
         return 0
@@ -102,7 +104,7 @@ def _least_in_sync(bootstrap_servers: str, prefix: str) -> int:
 async def cluster(
     settings: Mapping[str, str | int] | None = None, kind: type[ClusterBroker] = ClusterBroker
 ) -> AsyncIterator[Cluster]:
-    """Three brokers that know each other."""
+    """Run three brokers that form a cluster."""
     brokers: list[ClusterBroker] = []
     brokers += [kind(number, settings or {}, brokers) for number in range(1, BROKER_COUNT + 1)]
     made = Cluster(brokers)

@@ -1,9 +1,9 @@
-"""Real servers for the tests, started when the first test asks for them: one broker and one
-registry for the whole run, one PostgreSQL of a version for each worker.
+"""Real servers for the tests, started when the first test requests them: one broker and one
+registry for the whole run, and one PostgreSQL of each version for each worker.
 
-`postgres`, `postgres_oldest`, `kafka`, `registry`: the session's parts. `database`,
-`database_oldest`: a new, empty database for each test; `topic_prefix`: a prefix that no other test
-has. `start_postgres`: a server of the test's own.
+`postgres`, `postgres_oldest`, `kafka`, `registry`: servers of the session. `database`,
+`database_oldest`: a new, empty database for each test; `topic_prefix`: a unique prefix.
+`start_postgres`: a separate server for the test.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests import quick_java
 from tests.distribution import KindsInFewProcesses, in_order
 from tests.shared_servers import shared
 
-# A small buffer makes the server stream or spill with a few hundred rows.
+# With a small buffer, the server streams or spills transactions of a few hundred rows.
 TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}
 TERMINATE_TIMEOUT_MS = 10_000
 _OF_SETTINGS = "WALGATE_"
@@ -44,8 +44,8 @@ SERVERS = frozenset({"postgres", "postgres_oldest", "start_postgres", "kafka", "
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """A database of one test. Its end takes the connections, slots and prepared transactions that
-    the test left."""
+    """A database of one test. At the end, the test's remaining connections, slots and prepared
+    transactions are removed."""
 
     server: Postgres
     name: str
@@ -56,19 +56,19 @@ class Database:
         return self.server.database_dsn(self.name)
 
     def dsn_of(self, role: str) -> str:
-        """Of a role that was created with the server's password."""
+        """Return the DSN of a role that was created with the server's password."""
         return self.server.database_dsn(self.name, role)
 
     async def connect(self) -> asyncpg.Connection:
-        """A new connection as superuser."""
+        """Return a new connection as superuser."""
         connection = await self.server.connect(self.name)
         self.connections.append(connection)
         return connection
 
 
 class StartedVersions(logging.Handler):
-    """What was really started in this run: part -> versions. Fed by the parts' own log, and by
-    `add`."""
+    """The servers that were started in this run: part -> versions. Filled from the log of the local
+    servers, and by `add`."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -87,7 +87,8 @@ _started = StartedVersions()
 
 @pytest.fixture(autouse=True)
 def logs_of_the_run() -> Iterator[None]:
-    """A command that runs in this process sets up logs, to a stderr that is closed when it ends."""
+    """Restore logging after a test whose command in this process has set it up to write to a stderr
+    that is closed afterwards."""
     structlog_config, handlers, level = structlog.get_config(), logging.root.handlers[:], logging.root.level
     hook, formatwarning = sys.excepthook, warnings.formatwarning
     yield
@@ -100,8 +101,8 @@ def logs_of_the_run() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def variables_of_the_run() -> Iterator[None]:
-    """Loading settings sets variables (secrets from files), which are not for the programs that
-    other tests start."""
+    """Restore environment variables: loading settings sets some (secrets from files), which
+    programs started by other tests must not get."""
     before = {name: value for name, value in os.environ.items() if name.startswith(_OF_SETTINGS)}
     yield
     for name in [name for name in os.environ if name.startswith(_OF_SETTINGS)]:
@@ -111,7 +112,8 @@ def variables_of_the_run() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def started_versions() -> StartedVersions:
-    """For tests that start something of their own: `started_versions.add("Spark", "4.2.0")`."""
+    """Return the record of started versions, for tests that start other programs:
+    `started_versions.add("Spark", "4.2.0")`."""
     return _started
 
 
@@ -129,7 +131,8 @@ async def postgres_oldest() -> AsyncIterator[Postgres]:
 
 @pytest_asyncio.fixture
 async def start_postgres() -> AsyncIterator[Callable[..., Awaitable[Postgres]]]:
-    """`await start_postgres(version=16, settings={...})`: a server that ends with the test."""
+    """`await start_postgres(version=16, settings={...})` starts a server that ends with the
+    test."""
     servers: list[Postgres] = []
 
     async def start(version: int = NEWEST_VERSION, **options: Any) -> Postgres:
@@ -171,7 +174,8 @@ async def _new_database(server: Postgres) -> AsyncIterator[Database]:
 
 
 async def _drop(admin: asyncpg.Connection, server: Postgres, name: str) -> None:
-    """Walsenders, slots and prepared transactions each keep a database from being dropped."""
+    """Drop the database, after ending its walsenders, slots and prepared transactions, each of
+    which prevents that."""
     inside = await server.connect(name)
     for (gid,) in await inside.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
         await inside.execute(f"ROLLBACK PREPARED '{gid.replace(chr(39), chr(39) * 2)}'")
@@ -189,13 +193,12 @@ async def _drop(admin: asyncpg.Connection, server: Postgres, name: str) -> None:
 async def _kafka_and_registry(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[Kafka, Registry]]:
-    """Both start at once where the chosen tests need both; a part that no test needs is not
-    started."""
+    """Start both concurrently, but only those that the selected tests need."""
     kafka, registry = Kafka(), Registry()
     needed = {name for item in request.session.items for name in getattr(item, "fixturenames", ())}
     folder = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):
-        folder = folder.parent  # of all workers
+        folder = folder.parent  # shared by all workers
 
     async def find(name: str, product: str, server: Kafka | Registry) -> None:
         if name in needed:
@@ -224,8 +227,8 @@ def topic_prefix() -> str:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a test asks for says what it is: `make unit`, `make integration` and `make e2e` choose
-    by it."""
+    """Mark tests by the fixtures that they request: `make unit`, `make integration` and `make e2e`
+    select by these marks."""
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         if SERVERS.intersection(getattr(item, "fixturenames", ())):
@@ -244,8 +247,8 @@ def pytest_configure() -> None:
     logger = logging.getLogger("gateway.local")
     logger.setLevel(logging.INFO)
     logger.addHandler(_started)
-    # Properties are not to fail because the computer is busy. WALGATE_EXAMPLES=10000 for a long
-    # run.
+    # Property tests must not fail because the computer is busy. Set WALGATE_EXAMPLES=10000 for a
+    # long run.
     examples = int(os.environ.get("WALGATE_EXAMPLES", "100"))
     hypothesis.settings.register_profile(
         "walgate", deadline=None, max_examples=examples, suppress_health_check=[hypothesis.HealthCheck.too_slow]
@@ -254,7 +257,7 @@ def pytest_configure() -> None:
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """A worker of pytest-xdist hands over what it has started."""
+    """Record the versions of this process; a pytest-xdist worker passes them to the controller."""
     if _started.versions.keys() & {"Kafka", "Apicurio"}:
         _started.add("Java", java_version())
     pyspark = sys.modules.get("pyspark")
@@ -273,7 +276,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many tests ran, on which versions of what was really started."""
+    """Print how many tests ran, and the versions of all programs that were started."""
     ran = sum(len(terminalreporter.stats.get(outcome, ())) for outcome in ("passed", "failed", "error"))
     parts = [f"{part} {', '.join(sorted(found))}" for part, found in sorted(_started.versions.items())]
     terminalreporter.section("versions")

@@ -1,5 +1,5 @@
-"""Which test process runs which files, and in which order, so that no core is idle and none is idle
-at the end."""
+"""Distribution of test files to test processes, and their order, so that all cores are busy until
+the end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from pathlib import Path
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-_PLAYED_ONCE = "tests/evolution/"  # one scene for most files
+_PLAYED_ONCE = "tests/evolution/"  # most of its files share one scene
 _SPARK, _FAULTS, _OTHER = "spark_consumer", "exactly_once", "other"
-_KINDS = ({_SPARK}, {_SPARK, _OTHER}, {_FAULTS})  # of the first processes; the rest run others
+_KINDS = (
+    {_SPARK},
+    {_SPARK, _OTHER},
+    {_FAULTS},
+)  # kinds of the first processes; the remaining processes run the other kinds
 
 
 def _kind(path: Path) -> str:
@@ -19,15 +23,15 @@ def _kind(path: Path) -> str:
 
 
 def _rank(kind: str, own: set[str]) -> int:
-    """What a process with these kinds takes first: theirs, then what needs nothing that takes long
-    to start."""
+    """Return the order in which a process takes files: its own kinds first, then those that do not
+    need servers with a long start."""
     return 0 if kind in own else 1 if kind == _OTHER else 2
 
 
 def in_order(paths: Iterable[Path]) -> list[Path]:
-    """Large files come first, so that no process has a long one when the others are done. Files
-    with Spark are spread over the others: theirs is the CPU time, the others wait for servers most
-    of theirs."""
+    """Sort large files first, so that no process is left with a long one at the end. Files with
+    Spark are distributed among the others: they need CPU time, while the others mostly wait for
+    servers."""
     largest_first = sorted(paths, key=lambda path: -path.stat().st_size)
     spark = [path for path in largest_first if _kind(path) == _SPARK]
     order = [path for path in largest_first if _kind(path) != _SPARK]
@@ -38,8 +42,9 @@ def in_order(paths: Iterable[Path]) -> list[Path]:
 
 
 class KindsInFewProcesses(LoadFileScheduling):  # type: ignore[misc]
-    """Spark takes a minute of CPU time in each process until its Java is compiled, tests that break
-    servers a broker in each: a process takes files of its kinds as long as there are any."""
+    """Gives each process files of its own kinds as long as there are any. Spark takes a minute of
+    CPU time in each process until its Java is compiled, and tests that break servers need a broker
+    in each."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _PLAYED_ONCE if nodeid.startswith(_PLAYED_ONCE) else str(super()._split_scope(nodeid))

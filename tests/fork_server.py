@@ -1,8 +1,8 @@
-"""Gateways and commands of the tests are forked from a process that has imported the program's
-modules: starting Python and importing them takes 0.8 s of CPU time, a fork a tenth of it. The fork
-is a process of its own: environment, signals, exit code.
+"""A process from which the tests' gateways and commands are forked. It has imported the program's
+modules: starting Python and importing them takes 0.8 s of CPU time, a fork a tenth of that. The
+fork is a separate process with its own environment, signals and exit code.
 
-`python -m tests.fork_server FD`: takes requests from a socket until its other end is closed.
+`python -m tests.fork_server FD` takes requests from a socket until its other end is closed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _REQUEST_BYTES = 200_000
 
 
 class Forked:
-    """As subprocess.Popen: `pid`, `poll`, `send_signal`."""
+    """A forked process, with the interface of subprocess.Popen: `pid`, `poll`, `send_signal`."""
 
     def __init__(self, answers: socket.socket) -> None:
         self._answers = answers
@@ -41,7 +41,7 @@ class Forked:
         self._code: int | None = None
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal; None while it runs."""
+        """Return the exit code, negative for a signal; None while the process runs."""
         if self._code is None:
             try:
                 self._code = int(self._answers.recv(64, socket.MSG_DONTWAIT))
@@ -55,8 +55,8 @@ class Forked:
 
 
 def can(environment: Mapping[str, str]) -> bool:
-    """Whether there are forks here, and this environment changes nothing of what the server has
-    imported."""
+    """Return whether forking is supported here, and the environment does not affect what the server
+    has imported."""
     if sys.platform != "linux" or environment.get("PYTHONPATH") not in (None, os.environ.get("PYTHONPATH")):
         return False
     try:
@@ -67,7 +67,7 @@ def can(environment: Mapping[str, str]) -> bool:
 
 
 def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> Forked:
-    """`walgate` with these arguments, writing to these file descriptors."""
+    """Start `walgate` with these arguments, writing to these file descriptors."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     request = json.dumps({"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}).encode()
     socket.send_fds(_server(), [request], [theirs.fileno(), stdout, stderr])
@@ -76,15 +76,15 @@ def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: int,
 
 
 def die_with_parent() -> None:
-    """For preexec_fn: a test run that is killed leaves nothing behind (prctl(2), PR_SET_PDEATHSIG;
-    Linux only)."""
+    """Kill this process when its parent ends, so that a killed test run leaves no process behind.
+    For preexec_fn (prctl(2), PR_SET_PDEATHSIG; Linux only)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
 @cache
 def _server() -> socket.socket:
-    """Of this process; it ends with it."""
+    """Start the fork server, which ends with this process, and return its socket."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", __name__, str(theirs.fileno())]
     null = subprocess.DEVNULL
@@ -96,13 +96,13 @@ def _server() -> socket.socket:
 
 
 def _serve(requests: socket.socket) -> SimpleNamespace:
-    """Returns in each program that it forks, with what was asked for."""
+    """Serve requests. Returns only in each forked program, with the request."""
     for module in _MODULES:
         import_module(module)
     gc.collect()
-    gc.freeze()  # a collection in a fork would copy what is shared
+    gc.freeze()  # a collection in a fork would copy shared memory
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # so that nobody has to wait for the parents
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the programs' parents
     while True:
         request, files, _, _ = socket.recv_fds(requests, _REQUEST_BYTES, 3)
         if not request:
@@ -116,7 +116,8 @@ def _serve(requests: socket.socket) -> SimpleNamespace:
 
 
 def _is_program(files: Sequence[int]) -> bool:
-    """Its parent waits for it, and answers with its pid and its exit code."""
+    """Fork the program, and return True in it. Its parent waits for it, and sends its pid and exit
+    code."""
     answers = socket.socket(fileno=files[0])
     die_with_parent()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -133,7 +134,7 @@ def _is_program(files: Sequence[int]) -> bool:
 
 
 def _become(asked: SimpleNamespace) -> None:
-    """What the start of a Python and the program's imports would have done with these."""
+    """Set up the process as if Python had been started with this request."""
     os.chdir(asked.folder)
     os.environ.clear()
     os.environ.update(asked.environment)

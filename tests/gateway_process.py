@@ -1,4 +1,4 @@
-"""The gateway as operators run it: a process of its own, configured by its environment, ended by
+"""The gateway as operators run it: a separate process, configured by its environment, ended by
 signals."""
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ START_TIMEOUT_S = 90.0
 EXIT_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0
 DEFAULTS = {"snapshot__mode": "never"}
-"""Most tests are about what commits after the start."""
+"""Settings for most tests, which are about transactions that commit after the start."""
 
 
 class GatewayProcess:
-    """Started again and again with the same settings; `settings` are names like `kafka__prefix`
-    with their values."""
+    """A gateway that can be started repeatedly with the same settings: names like `kafka__prefix`,
+    and their values."""
 
     def __init__(self, log_path: Path, settings: Mapping[str, object]) -> None:
         self.log_path = log_path
@@ -39,7 +39,7 @@ class GatewayProcess:
         self.start_count = 0
 
     def start(self, failpoints: str = "", **settings: object) -> None:
-        """`settings` are for this start only."""
+        """Start the gateway. `settings` are for this start only."""
         assert not self.is_running
         environment = environment_of({**DEFAULTS, **self.settings, **settings})
         if failpoints:
@@ -65,7 +65,7 @@ class GatewayProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """By SIGSTOP, of ours or of a failpoint."""
+        """True if the process was stopped by SIGSTOP, of a test or of a failpoint."""
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     @property
@@ -78,7 +78,7 @@ class GatewayProcess:
         self._process.send_signal(number)
 
     async def wait(self, timeout_s: float = EXIT_TIMEOUT_S) -> int:
-        """The exit code; negative: the signal that ended it. Raises TimeoutError."""
+        """Return the exit code; negative if a signal ended it. Raises TimeoutError."""
         assert self._process is not None
         deadline = time.monotonic() + timeout_s
         while (code := self._process.poll()) is None:
@@ -89,26 +89,26 @@ class GatewayProcess:
         return code
 
     async def _log_tasks(self) -> None:
-        """Into the log, for the error message of a test: where every task of the gateway waits."""
+        """Make the gateway log where each of its tasks waits, for a test's error message."""
         self.signal(signal.SIGUSR1)
-        await asyncio.sleep(0.5)  # it may not answer at all
+        await asyncio.sleep(0.5)  # the gateway may not respond at all
 
     async def tasks(self) -> list[dict[str, Any]]:
-        """Where every task of the gateway waits now."""
+        """Return where each task of the gateway waits now."""
         before, times = len(self.events("task")), len(self.events("tasks"))
         self.signal(signal.SIGUSR1)
         await self.logged('"event": "tasks"', times=times + 1)
         return self.events("task")[before:]
 
     async def kill(self) -> None:
-        """kill -9; nothing when it has ended."""
+        """Send SIGKILL, unless the process has ended."""
         if self.is_running:
             self.signal(signal.SIGKILL)
             await self.wait()
 
     async def end(self) -> None:
-        """SIGTERM, and kill -9 where that takes too long: a transaction that is left open is in the
-        way of other gateways."""
+        """Send SIGTERM, then SIGKILL if the gateway does not end in time: an open transaction would
+        block other gateways."""
         if self.is_running:
             self.signal(signal.SIGCONT)
             self.signal(signal.SIGTERM)
@@ -125,7 +125,7 @@ class GatewayProcess:
 
     @property
     def resident_bytes(self) -> int:
-        """Resident set, from /proc."""
+        """The resident set size, from /proc."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
@@ -136,7 +136,7 @@ class GatewayProcess:
         return "\n".join(self.log().splitlines()[-line_count:])
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """Log lines of one event, as JSON."""
+        """Return the log lines of one event, as JSON."""
         found = []
         for line in self.log().splitlines():
             if line.startswith("{"):
@@ -146,13 +146,13 @@ class GatewayProcess:
         return found
 
     def last_words(self) -> str:
-        """Reason and hint of the last end that needed a person."""
+        """Return reason and hint of the last stop that needed the operator."""
         last = self.events("stopped")[-1]
         return f"{last['reason']}\nhint: {last.get('hint', '')}"
 
     async def logged(self, text: str, *, times: int = 1, timeout_s: float = 60.0) -> None:
-        """Wait until the text is in the log so often. Raises TimeoutError, AssertionError when it
-        ends before."""
+        """Wait until the log contains the text `times` times. Raises TimeoutError, or
+        AssertionError if the gateway ends before."""
         deadline = time.monotonic() + timeout_s
         while self.log().count(text) < times:
             if time.monotonic() > deadline:
@@ -163,7 +163,7 @@ class GatewayProcess:
 
 
 def environment_of(settings: Mapping[str, object]) -> dict[str, str]:
-    """That of the tests, with no other settings than these."""
+    """Return the environment of the tests, with only these settings of Walgate."""
     others = {name: value for name, value in os.environ.items() if not name.startswith("WALGATE_")}
     return others | variables_of(settings)
 
@@ -173,7 +173,7 @@ def variables_of(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 async def ended(arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """`walgate` until it has ended. Raises TimeoutError."""
+    """Run `walgate` until it ends. Raises TimeoutError."""
     with tempfile.TemporaryFile("w+") as stdout, tempfile.TemporaryFile("w+") as stderr:
         process = started((COMMAND[0], *arguments), environment, stdout.fileno(), stderr.fileno())
         try:
@@ -190,7 +190,7 @@ async def ended(arguments: Sequence[str], environment: Mapping[str, str]) -> sub
 def started(
     command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
 ) -> subprocess.Popen[bytes] | fork_server.Forked:
-    """A program of its own, forked where it is `walgate` as it is installed."""
+    """Start a program; it is forked if it is the installed `walgate`."""
     if command[0] == COMMAND[0] and fork_server.can(environment):
         return fork_server.start(command[1:], environment, stdout, stderr)
     return subprocess.Popen(

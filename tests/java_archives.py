@@ -1,5 +1,5 @@
-"""`python -m tests.java_archives`: what a broker, a registry and a mirror load, in archives for
-quick_java.py, and the jar of tests/java. 50 s, once."""
+"""`python -m tests.java_archives`: creates archives of the classes that a broker, a registry and a
+mirror load, for quick_java.py, and the jar of tests/java. Takes 50 s, once."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ITEMS = relation("items", {"id": INT8, "name": TEXT}, ("id",))
 
 
 def make() -> None:
-    """A broker, a registry and a mirror work for a moment; what they have loaded is archived when
-    they end."""
+    """Run a broker, a registry and a mirror for a moment; the classes they have loaded are archived
+    when they end."""
     if JAVA_HOME in os.environ or ((made := home()) / "ready").exists():
         return
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -46,7 +46,8 @@ def make() -> None:
 
 
 async def _work(jar: Path) -> None:
-    """All three start at once, and end at once: a start leaves a core idle for half of the time."""
+    """Start all three at once, and end them at once: a start leaves a core idle for half of the
+    time."""
     kafka, registry = Kafka(jvm_options=[QUICK_START]), Registry()
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -86,7 +87,7 @@ def _end(spark: Any) -> None:
 
 
 def _compile(jvm: Any, jar: Path) -> None:
-    """By the compiler that Spark has for its queries: the Java of the packages has none."""
+    """Compile with the compiler that Spark uses for its queries: the packages' Java has none."""
     with ZipFile(jar, "w") as file:
         for path in SOURCES.iterdir():
             if path.suffix != ".java":

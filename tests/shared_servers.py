@@ -1,7 +1,7 @@
-"""One broker and one registry for all processes of a test run: a warm one for each process would
-cost a twentieth of the run.
+"""Shares a broker and a registry among all processes of a test run: a warmed-up pair for each
+process would cost a twentieth of the run.
 
-`python -m tests.shared_servers NAME FOLDER`: starts that server, writes its port to
+`python -m tests.shared_servers NAME FOLDER` starts that server, writes its port to
 FOLDER/NAME.port, and ends with the last process that uses it.
 """
 
@@ -19,7 +19,7 @@ from gateway.local import Kafka, Registry
 from gateway.local.kafka import QUICK_START
 
 _ROOT = Path(__file__).parents[1]
-_started: list[subprocess.Popen[bytes]] = []  # Python complains of one that is forgotten while it runs
+_started: list[subprocess.Popen[bytes]] = []  # Python warns if a running one is garbage-collected
 _SERVERS: Mapping[str, Callable[[], Kafka | Registry]] = {
     "kafka": lambda: Kafka(jvm_options=[QUICK_START]),
     "registry": Registry,
@@ -28,12 +28,13 @@ _SERVERS: Mapping[str, Callable[[], Kafka | Registry]] = {
 
 @contextmanager
 def shared(name: str, folder: Path) -> Iterator[int]:
-    """The server's port; `folder` is the run's. The first process that asks starts the server.
+    """Yield the server's port. `folder` is that of the test run. The first process that requests
+    the server starts it.
 
-    Raises `RuntimeError` with the server's last words when it does not start.
+    Raises `RuntimeError` with the server's error output if it does not start.
     """
     with (folder / f"{name}.users").open("a") as users, (folder / f"{name}.starting").open("a") as starting:
-        fcntl.flock(users, fcntl.LOCK_SH)  # until this process ends, however it ends
+        fcntl.flock(users, fcntl.LOCK_SH)  # held until this process ends, for whatever reason
         fcntl.flock(starting, fcntl.LOCK_EX)
         port = folder / f"{name}.port"
         if not port.exists():
@@ -43,7 +44,8 @@ def shared(name: str, folder: Path) -> Iterator[int]:
 
 
 def _start(name: str, folder: Path) -> None:
-    """As a process of its own, which outlives this one, and says when it has written the port."""
+    """Start the server in a process that outlives this one, and wait until it has written its
+    port."""
     command = [sys.executable, "-m", __name__, name, str(folder)]
     errors, null, pipe = folder / f"{name}.errors", subprocess.DEVNULL, subprocess.PIPE
     with errors.open("w") as stderr:

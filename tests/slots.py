@@ -1,4 +1,4 @@
-"""A replication slot, and who reads it."""
+"""Waiting for replication slots."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ CONFIRMED_TIMEOUT_S = 200.0
 
 
 async def until_free(sql: asyncpg.Connection, slot: str) -> None:
-    """Who leaves is gone from the slot only when its walsender has heard of it. A slot that is not
-    there is free."""
+    """Wait until no walsender uses the slot, or it does not exist. After a client has left, its
+    walsender still holds the slot until it notices."""
     async with asyncio.timeout(FREE_TIMEOUT_S):
         while await sql.fetchval("SELECT active FROM pg_replication_slots WHERE slot_name = $1", slot):
             await asyncio.sleep(0.02)
 
 
 async def until_confirmed(sql: asyncpg.Connection, slot: str, *, timeout_s: float = CONFIRMED_TIMEOUT_S) -> None:
-    """Everything committed so far is in Kafka for good: no new attempt reads it again."""
+    """Wait until everything committed so far is durable in Kafka, so that it is never read
+    again."""
     flush = "SELECT confirmed_flush_lsn >= $1::text::pg_lsn FROM pg_replication_slots WHERE slot_name = $2"
     lsn = await sql.fetchval("SELECT pg_current_wal_lsn()::text")
     async with asyncio.timeout(timeout_s):

@@ -1,9 +1,9 @@
-"""Confluent's client of a schema registry, as subscribers have it."""
+"""Confluent's client of a schema registry, as consumers use it."""
 
 from __future__ import annotations
 
 
 def settings(url: str) -> dict[str, str | int]:
-    """With a limit, after which it asks again: it has none by itself, and a registry left a request
-    without an answer before."""
+    """Return settings with a time-out, after which the client repeats a request. By default it has
+    none, and a registry has left a request unanswered."""
     return {"url": url, "timeout": 10}

@@ -1,5 +1,5 @@
-"""docs/stops.md, from the code: every place where the gateway raises what ends it with exit code
-78.
+"""docs/stops.md, generated from the code: every place where the gateway raises the errors that end
+it with exit code 78.
 
 `python -m tests.stops > docs/stops.md`.
 """
@@ -179,8 +179,8 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/snapshot/stored_state.py _decode", ""): _SHARED,
     ("gateway/config/msk_iam.py __init__", ""): _LIBRARY,
 }
-"""Tests that go from a stop to a gateway that streams again, on real servers. Key: place, and a
-part of its class, message or hint."""
+"""Tests that lead from a stop to a gateway that streams again, on real servers. Key: the place, and
+a part of its class, message or hint."""
 
 _OTHER: Final = "exactly_once/test_ways_on_instead.py::test_the_other_way_that_a_message_names_leads_on_too"
 _NEWER: Final = "exactly_once/test_ways_on_instead.py::test_a_record_of_a_newer_version_is_read_by_that_version"
@@ -216,14 +216,14 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/snapshot/stored_state.py _decode", ""), _NEWER),
     (("gateway/transactions/position.py _not_a_position", ""), _NEWER),
 )
-"""Where a message names more than one way on: the tests of the others, where they are not in the
-same test."""
+"""Where a message names several ways to proceed: the tests of the other ways, if they are not in
+the same test."""
 
 DEFECTS: Final = frozenset(
     {"InternalError", "FrameError", "KeyNotSent", "OutOfOrder", "PgOutputError", "UnreadableSnapshot"}
 )
-"""What should never be raised: defects of the gateway, or of what it talks to. Only a repaired
-version goes on."""
+"""Errors that should never be raised: defects of the gateway, or of the servers. Only a corrected
+version resolves them."""
 
 _HEAD: Final = """# Errors with exit code 78
 
@@ -249,7 +249,7 @@ class Stop:
 
 
 def _is_of_command(path: Path) -> bool:
-    """Whether an error raised there ends a command that the operator has typed, and not the
+    """Return whether an error raised there ends a command typed by the operator, instead of the
     gateway."""
     return path.parts[0] in ("demo", "local") or path.parts[:2] == ("cli", "tail") or path.name in _OF_COMMANDS
 
@@ -270,7 +270,7 @@ def _by_sqlstate() -> Iterator[Stop]:
 
 
 def _kinds(trees: list[ast.Module]) -> set[str]:
-    """StopForOperator and what is derived from it."""
+    """Return the names of StopForOperator and its subclasses."""
     bases = {
         node.name: {base.id for base in node.bases if isinstance(base, ast.Name)}
         for tree in trees

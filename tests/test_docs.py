@@ -1,5 +1,5 @@
-"""docs/topics.md shows what the code writes, and names every field; docs/monitoring.md names every
-metric."""
+"""docs/topics.md shows the events that the code writes, and names every field; docs/monitoring.md
+names every metric."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VALUE_SCHEMA_ID, KEY_SCHEMA_ID = 10, 11
 
 
 class NewTopic:
-    """Three partitions that begin at offset 0."""
+    """A topic of three partitions that begin at offset 0."""
 
     def __init__(self, name: str) -> None:
         self.name = name

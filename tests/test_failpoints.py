@@ -1,4 +1,4 @@
-"""Failpoints: off by default and free, strict about names, and each one stands somewhere in the
+"""Failpoints are off by default and cost nothing, names are checked, and each one is used in the
 gateway."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The manifests for Kubernetes: their parts fit each other, the image and the settings."""
+"""The Kubernetes manifests are consistent with each other, with the image, and with the
+settings."""
 
 from __future__ import annotations
 

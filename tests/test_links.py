@@ -1,5 +1,5 @@
-"""What the pages point to is there: other pages and their sections, messages of the code,
-metrics."""
+"""Everything that the documentation refers to exists: pages and their sections, messages of the
+code, metrics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
 def sections(page: Path) -> set[str]:
-    """Anchors, as the usual viewers make them of headings."""
+    """Return the anchors that common viewers create for headings."""
     text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.S | re.M)
     titles = re.findall(r"^#+ (.+)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", title.replace("`", "")).strip().lower().replace(" ", "-") for title in titles}
@@ -36,7 +36,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_links_of_the_documentation_stay_within_it() -> None:
-    """What lies elsewhere in the repository is not on the site that `make docs` builds."""
+    """Other files of the repository are not on the site that `make docs` builds."""
     for page in sorted((ROOT / "docs").rglob("*.md")):
         for target in _LINK.findall(page.read_text("utf-8")):
             file = target.partition("#")[0]
@@ -45,7 +45,7 @@ def test_links_of_the_documentation_stay_within_it() -> None:
 
 
 def texts_of_the_code() -> str:
-    """All string constants, those of f-strings piece by piece."""
+    """Return all string constants, including the parts of f-strings."""
     found: list[str] = []
     for room in ("gateway", "schemas", "spark_consumer"):
         for path in (ROOT / room).rglob("*.py"):
@@ -57,7 +57,7 @@ def texts_of_the_code() -> str:
 
 
 def messages_of_the_index() -> list[str]:
-    """Each with ... for what stands between."""
+    """Return the messages of docs/symptoms.md, with ... for the variable parts."""
     page = (ROOT / "docs/symptoms.md").read_text("utf-8")
     tables = [table.split("\n\n")[0].splitlines()[2:] for table in page.split("| message |")[1:]]
     return [message for table in tables for line in table for message in re.findall(r"`([^`]+)`", line.split("|")[1])]
@@ -73,7 +73,7 @@ def test_messages_of_the_index_are_those_of_the_code() -> None:
 
 
 def test_every_metric_has_its_place_in_the_index() -> None:
-    """Those that an alert asks for lead to it."""
+    """Alerts refer to these metrics."""
     metrics.show(StatusBoard())
     exported = {family.name + "_total" * (family.type == "counter") for family in metrics.REGISTRY.collect()}
     named = set(re.findall(r"`(walgate_\w+)`", (ROOT / "docs/symptoms.md").read_text("utf-8")))

@@ -1,4 +1,4 @@
-"""README.md is short enough to be read, and what it shows is what the program writes.
+"""README.md is short enough to be read, and shows what the program really writes.
 
 Its commands are run by tests/walk/test_readme.py.
 """
@@ -27,13 +27,13 @@ TITLES = [
 
 
 def prose(text: str) -> str:
-    """The page without code blocks, pictures and the addresses of links."""
+    """Return the page without code blocks, images and link addresses."""
     text = re.sub(r"^```.*?^```$|^    .*$", ".", text, flags=re.S | re.M)
     return re.sub(r"\]\([^)]*\)", "]", re.sub(r"^!\[.*$", "", text, flags=re.M))
 
 
 def sentences(text: str) -> list[str]:
-    """Each sentence, item and cell of the prose, on one line."""
+    """Return each sentence, item and cell of the prose, on one line."""
     pieces = re.split(r"\n\s*\n|^[#*|]|\||(?<=[.?!])\s", prose(text), flags=re.M)
     return [" ".join(piece.split()) for piece in pieces if piece.strip()]
 
@@ -72,7 +72,7 @@ def test_it_has_its_parts_in_the_order_of_a_readers_questions() -> None:
 
 
 def test_its_event_is_one_that_the_gateway_writes() -> None:
-    """tests/test_docs.py holds those of docs/topics.md against a recorded transaction."""
+    """tests/test_docs.py compares those of docs/topics.md with a recorded transaction."""
     (event,) = re.findall(r"```json\n(.*?)```", README, re.S)
     topics = re.findall(r"```json\n(.*?)```", (ROOT / "docs/topics.md").read_text("utf-8"), re.S)
     assert json.loads(event) in [json.loads(block) for block in topics]

@@ -1,5 +1,5 @@
-"""No SQLSTATE and no answer of the registry is one that nobody has thought of;
-docs/server-errors.md is what the code does."""
+"""The gateway has a reaction to every SQLSTATE and every answer of the registry, and
+docs/server-errors.md matches the code."""
 
 from __future__ import annotations
 

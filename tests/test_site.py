@@ -1,5 +1,5 @@
-"""The documentation's site: every page has its place in the reading order, and a browser shows it
-without scrolling sideways."""
+"""Tests of the documentation's site: every page has its place in the reading order, and is
+displayed without horizontal scrolling."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def test_decisions_are_neither_in_the_navigation_nor_in_the_search() -> None:
 
 class Handler(SimpleHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
-        """A browser asks for hundreds of files."""
+        """Log nothing: a browser requests hundreds of files."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    """The address of the site as `make docs` builds it, and its folder."""
+    """Yield the address of the site as built by `make docs`, and its folder."""
     folder = tmp_path_factory.mktemp("site")
     subprocess.run(["make", ".venv-tools/.ready"], cwd=ROOT, check=True, capture_output=True)
     build = [".venv-tools/bin/mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]

@@ -1,4 +1,4 @@
-"""docs/stops.md is what the code says."""
+"""docs/stops.md matches the code."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The pure rooms wait for nothing and ask nobody: no loop, no socket, no thread, no clock; and no
-settings, no metrics."""
+"""Pure packages do no I/O: they use no event loop, socket, thread, clock, settings or metrics."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ def _pure_files() -> list[Path]:
 
 
 def breaches(source: str) -> Iterator[str]:
-    """What a pure room must not do, with its line."""
+    """Yield each violation of the rules for pure packages, with its line."""
     for node in ast.walk(ast.parse(source)):
         names: list[str] = []
         if isinstance(node, ast.Import):

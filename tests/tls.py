@@ -1,4 +1,4 @@
-"""A PostgreSQL server with TLS, and somebody between it and its clients."""
+"""A PostgreSQL server with TLS, and a TLS proxy between it and its clients."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ _SSL_REQUEST = struct.pack("!ii", 8, 80877103)
 
 @dataclass(frozen=True, slots=True)
 class TlsPostgres:
-    """Takes only TLS and SCRAM, but for `postgres`. `root` is its certificate's file."""
+    """A server that accepts only TLS and SCRAM, except for `postgres`. `root`: the file of its
+    certificate."""
 
     server: Postgres
     root: Path
@@ -41,7 +42,7 @@ class TlsPostgres:
 
 
 def certificate(folder: Path) -> dict[str, bytes]:
-    """A self-signed certificate of 127.0.0.1."""
+    """Create a self-signed certificate of 127.0.0.1."""
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost "
         "-addext subjectAltName=IP:127.0.0.1 -keyout server.key -out server.crt"
@@ -51,8 +52,8 @@ def certificate(folder: Path) -> dict[str, bytes]:
 
 
 def client_certificate(folder: Path, days: float) -> None:
-    """`client.crt` with `client.key`, signed by `certificate`'s, that ends in so many days; a
-    negative number: it has ended."""
+    """Create `client.crt` with `client.key`, signed by `certificate`'s, that expires in `days`; if
+    negative, it has expired."""
     authority = x509.load_pem_x509_certificate((folder / "server.crt").read_bytes())
     authority_key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), None)
     assert isinstance(authority_key, rsa.RSAPrivateKey)
@@ -63,9 +64,9 @@ def client_certificate(folder: Path, days: float) -> None:
 
 
 def private_authority(folder: Path, host: str) -> Path:
-    """`server.crt` with `server.key`, of a host and 127.0.0.1, signed by an authority that nobody
-    trusts: the file of its certificate. As strict as the strictest who look at both: an authority's
-    certificate may be no server's."""
+    """Create `server.crt` with `server.key` for a host and 127.0.0.1, signed by an untrusted
+    authority, and return the file of the authority's certificate. The two certificates satisfy the
+    strictest verifiers: an authority's certificate must not be that of a server."""
     key, server_key = (rsa.generate_private_key(65537, 2048) for _ in range(2))
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "company")])
     end = datetime.now(UTC) + timedelta(days=2)
@@ -131,8 +132,8 @@ async def tls_postgres(folder: Path) -> AsyncIterator[TlsPostgres]:
 
 @asynccontextmanager
 async def between(port: int, folder: Path, change: Callable[[bytes], bytes] = bytes) -> AsyncIterator[int]:
-    """Yields the port of one who speaks TLS with both sides and passes everything on, what the
-    server says through `change`."""
+    """Yield the port of a proxy that speaks TLS with both sides and forwards everything, passing
+    the server's data through `change`."""
     certificate(folder)
     to_client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     to_client.load_cert_chain(folder / "server.crt", folder / "server.key")

@@ -1,15 +1,15 @@
 """A changelog: every committed change of every table, appended once.
 
     <path>/tables/<schema>/<table>    Delta: one table
-                                      Parquet: one folder a batch, `batch=<commit LSN of its last transaction>`
+                                      Parquet: one folder per batch, `batch=<its last commit LSN>`
 
-What is there is not appended again, whatever became of the checkpoint: a table takes what is behind
+Changes are never appended twice, even if the checkpoint is lost: a table takes only what is after
 its last commit LSN.
 
 The columns are those of `format("walgate")` with `table`; a relation without replica identity has
-no `old_key`, one without columns no `before` and `after` either. A table that gets a column has it
-from then on (mergeSchema), and one whose type is widened has it wider (type widening of Delta; the
-folders of Parquet keep what they have).
+no `old_key`, and one without columns no `before` and `after` either. A column that is added to the
+source table is added to the changelog from then on (mergeSchema). A type that is widened is widened
+there, too (Delta's type widening; existing Parquet folders keep their type).
 """
 
 from __future__ import annotations
@@ -51,10 +51,11 @@ class Changelog:
     format: str  # delta or parquet
     schemas: SchemaCache
     report: Callable[[BatchReport], None] = lambda _: None
-    _applied: dict[str, int] = field(default_factory=dict, init=False)  # by location; -1: nothing is there
+    _applied: dict[str, int] = field(default_factory=dict, init=False)  # by location; -1: there is no table
 
     def apply(self, raw: DataFrame, batch: int) -> None:
-        """`raw`: frames.RAW, whole transactions. Raises MirrorError."""
+        """Append a batch of whole transactions. `raw`: a frame of frames.RAW. Raises
+        MirrorError."""
         began = time.monotonic()
         tune(raw.sparkSession, compacts=True)
         raw = without_signs(raw.where(f.col("table").isNotNull())).drop("topic", "partition", "offset").persist()
@@ -73,7 +74,8 @@ class Changelog:
         self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
 
     def _append(self, spark: SparkSession, records: DataFrame | pa.Table, part: TablePart, commit_lsn: int) -> None:
-        """Few records are decoded here: that spares Spark's workers a job."""
+        """Append the records of one table. Few records are decoded in this process, which saves a
+        Spark job."""
         location = table_path(self.path, part.table)
         if location not in self._applied:
             self._applied[location] = self._find_applied(spark, location, commit_lsn)
@@ -102,15 +104,16 @@ class Changelog:
         self._applied[location] = commit_lsn
 
     def _find_applied(self, spark: SparkSession, location: str, commit_lsn: int) -> int:
-        """The commit LSN up to which a table has everything; -1: there is none."""
+        """Return the commit LSN up to which a table is complete; -1: there is no table."""
         if self.format == "parquet":
             return last_folder(spark, location, commit_lsn)
         return applied_commit_lsn(spark, location, CHANGELOG) if exists(spark, location) else -1
 
 
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
-    """The highest commit LSN of a finished folder; -1: none. Raises MirrorError when there is a
-    folder whose writing was ended by a crash, unless the batch up to `commit_lsn` overwrites it."""
+    """Return the highest commit LSN of a finished folder; -1: none. Raises MirrorError if there is
+    a folder left by a crash while it was written, unless the batch up to `commit_lsn` overwrites
+    it."""
     found, files = hadoop_path(spark, f"{location}/batch=*")
     last = -1
     for status in files.globStatus(found) or ():

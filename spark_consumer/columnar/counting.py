@@ -1,7 +1,7 @@
-"""Which records of a read belong to its transactions, and the proof that none is missing: all
+"""Select the records of a read that belong to its transactions, and prove that none is missing; all
 records of a fetch at once.
 
-The rule is that of reader/counting.py, which has it for one record.
+reader/counting.py applies the same rule to one record at a time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spark_consumer.reader.planning import Numbers, Read
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Places of the records to give out, and for each the place of its range in the read."""
+    """Indexes of the records to give out, and for each the index of its range in the read."""
 
     rows: Longs
     ranges: Longs
@@ -33,7 +33,7 @@ def longs(values: Numbers) -> Longs:
 
 class RangeCounter:
     """Counts the records of one read, chunk by chunk in the order of their offsets; `finish`
-    compares with the manifests."""
+    compares the counts with the manifests."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -48,13 +48,14 @@ class RangeCounter:
         self._aborted = np.searchsorted(self._unique, aborted[:, 0]) << 32 | aborted[:, 1]
 
     def match(self, heads: Heads, offsets: Longs) -> Matched:
-        """The records that belong to a range of this read and to no aborted subtransaction."""
+        """Return the records that belong to a range of this read and to no aborted
+        subtransaction."""
         keys = heads.epoch << 32 | heads.xid
         places = np.searchsorted(self._unique, keys)
         places[places == len(self._unique)] = 0
         rows = np.flatnonzero((self._unique[places] == keys) & (heads.xid >> 32 == 0))
         places, at = places[rows], offsets[rows]
-        # The last range of the transaction that begins at or before the record; ranges of one
+        # Find the last range of the transaction that begins at or before the record; ranges of one
         # transaction are disjoint.
         starts = places * self._span + (at - self._read.first_offset)
         ranges = np.searchsorted(self._starts, starts, side="right") - 1
@@ -67,15 +68,15 @@ class RangeCounter:
         return matched.keep(~np.isin(places << 32 | heads.subxid[rows], self._aborted))
 
     def finish(self) -> None:
-        """Raises TransactionIncomplete unless each range held exactly its records."""
+        """Raise TransactionIncomplete unless each range had exactly its number of records."""
         if (self._seen != longs(self._read.record_counts)).any():
             check_counts(self._read, self._seen.tolist())
 
 
 def fold(heads: Heads, matched: Matched, read: Read) -> Matched:
-    """One change for each event: TRUNCATE is a record in every partition of its topic, and a change
-    of key is an UPDATE under the new key and a DELETE under the old one. The TRUNCATE of one
-    partition and the UPDATE (it has old_key) stay."""
+    """Keep one record for each event. A TRUNCATE is a record in every partition of its topic, of
+    which that of one partition is kept. A change of key is an UPDATE under the new key and a DELETE
+    under the old one, of which the UPDATE is kept (it has old_key)."""
     operation = heads.operation[matched.rows]
     drop = operation == TRUNCATE
     if drop.any():

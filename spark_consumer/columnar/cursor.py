@@ -1,4 +1,4 @@
-"""One position per record in a shared buffer of bytes, and the three moves that Avro needs: varint,
+"""A position per record in a shared buffer of bytes, and the three moves that Avro needs: varint,
 fixed, length-prefixed."""
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from spark_consumer.errors import MalformedRecord
 
 Longs: TypeAlias = npt.NDArray[np.int64]
 Bytes: TypeAlias = npt.NDArray[np.uint8]
-Rows: TypeAlias = Longs | None  # the records a decoder moves; None is all of them, which saves the gather
+Rows: TypeAlias = Longs | None  # the records that a decoder moves; None: all of them, without a gather
 
-# A varint read at the last byte of the buffer looks at most 9 bytes further.
+# A varint that begins at the last byte of the buffer is read up to 9 bytes beyond it.
 _PADDING = np.zeros(16, np.uint8)
 
 
 class Cursor:
-    """Positions of all records in `buffer`. `ends` (one a record) bounds every length, so no claim
-    of the data can make us allocate more than the record's own size."""
+    """Positions of all records in `buffer`. `ends` (one per record) limits every length, so that
+    damaged data cannot cause an allocation larger than the record."""
 
     __slots__ = ("buffer", "ends", "positions")
 
@@ -32,7 +32,7 @@ class Cursor:
 
     @classmethod
     def over(cls, values: pa.Array, skip: int) -> Cursor:
-        """A cursor at byte `skip` of each value of a pa.binary() array (32-bit offsets, no
+        """Return a cursor at byte `skip` of each value of a pa.binary() array (32-bit offsets, no
         nulls)."""
         offsets = np.frombuffer(values.buffers()[1], np.int32)[values.offset : values.offset + len(values) + 1].astype(
             np.int64
@@ -45,7 +45,7 @@ class Cursor:
         return cls(np.concatenate([raw, _PADDING]), starts, ends.copy())
 
     def select(self, rows: Longs) -> Cursor:
-        """The same records' positions, of `rows` only."""
+        """Return a cursor with the positions of `rows` only."""
         return Cursor(self.buffer, self.positions[rows], self.ends[rows])
 
     def at(self, rows: Rows) -> Longs:
@@ -65,7 +65,7 @@ class Cursor:
         return taken
 
     def varint(self, rows: Rows) -> Longs:
-        """Zigzag varints, at most 10 bytes each."""
+        """Read zigzag varints of at most 10 bytes."""
         start = self.at(rows)
         first = self._bytes(start)
         more = np.flatnonzero(first & 0x80)
@@ -90,14 +90,15 @@ class Cursor:
         return signed
 
     def fixed(self, rows: Rows, width: int) -> Bytes:
-        """(records, width) bytes."""
+        """Return an array (records, width) of bytes."""
         start = self.at(rows)
         taken = self._bytes(start[:, None] + np.arange(width))
         self._move(rows, start + width)
         return taken
 
     def span(self, rows: Rows) -> tuple[Longs, Longs]:
-        """Start and length of a length-prefixed value, checked to lie within its own record."""
+        """Return start and length of length-prefixed values, checked to be within their own
+        records."""
         length = self.varint(rows)
         start = self.at(rows)
         ends = self.ends if rows is None else self.ends[rows]
@@ -107,7 +108,7 @@ class Cursor:
         return start, length
 
     def check_at_end(self) -> None:
-        """Every record must have been read to its last byte, and not beyond."""
+        """Check that every record was read exactly to its last byte."""
         wrong = np.flatnonzero(self.positions != self.ends)
         if len(wrong):
             first = int(wrong[0])
@@ -118,7 +119,7 @@ class Cursor:
 
 
 def gather(buffer: Bytes, start: Longs, length: Longs) -> tuple[Bytes, npt.NDArray[np.int32]]:
-    """The spans one behind the other, and their Arrow offsets."""
+    """Return the concatenated spans, and their Arrow offsets."""
     offsets = np.zeros(len(length) + 1, np.int64)
     np.cumsum(length, out=offsets[1:])
     if int(offsets[-1]) > 0x7FFFFFFF:

@@ -1,9 +1,9 @@
-"""The first fields of every change event, read without its schema: enough to choose rows before the
-rest is decoded.
+"""Read the first fields of every change event without its schema, to select records before the rest
+is decoded.
 
 The envelope (record `Change` of every relation, and `LogicalMessage`) begins with op, xid, subxid,
-epoch, change_lsn, ordinal: plain varints in this order. Behind them come commit_lsn, commit_time,
-origin and, in a change, key_change.
+epoch, change_lsn, ordinal: plain varints in this order. They are followed by commit_lsn,
+commit_time, origin and, in a change, key_change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _OPTIONAL_STRING = optional_decoder(scalars.BYTES, 1)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """By equal index, the head of each record; `operation` is the place in OPERATIONS."""
+    """The first fields of each record, as parallel arrays; `operation` is the index in
+    OPERATIONS."""
 
     operation: Longs
     xid: Longs
@@ -36,10 +37,10 @@ class Heads:
     epoch: Longs
     change_lsn: Longs
     ordinal: Longs
-    cursor: Cursor  # stands behind ordinal
+    cursor: Cursor  # is after ordinal
 
     def key_changes(self, rows: Longs) -> Longs:
-        """Those of `rows` (records of a relation's topic) whose key_change is true."""
+        """Return those of `rows` (records of a relation's topic) whose key_change is true."""
         cursor = self.cursor.select(rows)
         for decoder in (_OPTIONAL_LONG, _OPTIONAL_LONG, _OPTIONAL_STRING):
             decoder.decode(cursor, None, len(rows))
@@ -49,7 +50,7 @@ class Heads:
 
 
 def decode_heads(values: pa.Array, *, skip: int) -> Heads:
-    """Heads of framed records (pa.binary()); their Avro begins at byte `skip`. Raises
+    """Return the heads of framed records (pa.binary()), whose Avro begins at byte `skip`. Raises
     MalformedRecord with its `record`."""
     try:
         return _decode_heads(values, skip)
@@ -70,9 +71,9 @@ def _decode_heads(values: pa.Array, skip: int) -> Heads:
 
 
 def schema_ids(values: pa.Array) -> Longs:
-    """The schema id in the header of each record (Confluent's wire format). Raises
+    """Return the schema id in the header of each record (Confluent's wire format). Raises
     MalformedRecord."""
-    cursor = Cursor.over(values, 5)  # each has 5 bytes at least
+    cursor = Cursor.over(values, 5)  # each has at least 5 bytes
     framing = cursor.buffer[(cursor.positions - 5)[:, None] + np.arange(5)]
     if framing[:, 0].any():
         raise MalformedRecord("a record is not in Confluent's wire format")

@@ -1,5 +1,5 @@
-"""Which record of many is not what its schema says. Columns are decoded for all records at once, so
-only a search tells."""
+"""Find the malformed record among many. Columns are decoded for all records at once, so finding it
+takes a search."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from spark_consumer.errors import MalformedRecord
 def first_malformed(
     decode: Callable[[pa.Array], object], values: pa.Array, problem: MalformedRecord
 ) -> MalformedRecord:
-    """`problem` came of decoding `values`: the same with `record`, where one of them alone cannot
-    be decoded."""
+    """Return the error of decoding `values` (`problem`) with its `record` set, if a single record
+    cannot be decoded."""
     first, end = 0, len(values)
     while end - first > 1:
         middle = (first + end) // 2

@@ -1,4 +1,4 @@
-"""Decoders built of decoders: null unions, records, arrays, maps."""
+"""Decoders composed of decoders: null unions, records, arrays, maps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spark_consumer.errors import MalformedRecord
 
 
 def optional_decoder(inner: Decoder, value_branch: int) -> Decoder:
-    """A union of null and one type; `value_branch` is the place (0 or 1) of the type in the
-    union."""
+    """Return a decoder of a union of null and one type; `value_branch` is the type's index (0 or
+    1)."""
 
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
         branch = cursor.varint(rows)
@@ -30,7 +30,7 @@ def optional_decoder(inner: Decoder, value_branch: int) -> Decoder:
 
 
 def _scatter(values: pa.Array, count: int, places: Longs) -> pa.Array:
-    """`values` at `places` of an array of `count`, null elsewhere."""
+    """Return an array of `count` with `values` at `places`, and null elsewhere."""
     index = np.zeros(count, np.int32)
     index[places] = np.arange(len(places), dtype=np.int32)
     missing = np.ones(count, bool)
@@ -43,7 +43,7 @@ def record_decoder(fields: list[tuple[str, Decoder]]) -> Decoder:
 
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
         columns = [decoder.decode(cursor, rows, count) for _, decoder in fields]
-        if not columns:  # a relation may have no columns at all; Arrow cannot tell the length of such a struct
+        if not columns:  # a relation may have no columns; Arrow cannot infer the length of such a struct
             return pa.array([{}] * count, pa.struct([]))
         return pa.StructArray.from_arrays(columns, fields=arrow_fields)
 
@@ -73,8 +73,8 @@ def map_decoder(values: Decoder) -> Decoder:
 def _decode_blocks(
     cursor: Cursor, rows: Rows, count: int, parts: tuple[Decoder, ...]
 ) -> tuple[pa.Array, list[pa.Array]]:
-    """Arrays and maps: blocks of items until a block of none. Turn k of the inner loop reads item k
-    of all records."""
+    """Decode arrays and maps: blocks of items up to an empty block. Iteration k of the inner loop
+    reads item k of all records."""
     records = np.arange(count) if rows is None else rows
     total = np.zeros(count, np.int32)
     pieces: list[list[pa.Array]] = [[] for _ in parts]
@@ -99,7 +99,8 @@ def _decode_blocks(
 
 
 def _block_sizes(cursor: Cursor, records: Longs, slots: Longs) -> tuple[Longs, Longs]:
-    """Reads one block header of each slot: the slots that have items in it, and how many."""
+    """Read one block header of each slot; return the slots whose block has items, and their
+    numbers."""
     sizes = cursor.varint(records[slots])
     negative = np.flatnonzero(sizes < 0)
     if len(

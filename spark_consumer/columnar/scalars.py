@@ -1,4 +1,4 @@
-"""Decoders of Avro's scalar types: cursor, rows and their count -> one Arrow array."""
+"""Decoders of Avro's scalar types, from a cursor, rows and their count to one Arrow array."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Decode: TypeAlias = Callable[[Cursor, Rows, int], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """How one Avro type is read: the Arrow type it becomes, and the function that reads it."""
+    """The decoder of one Avro type: the Arrow type of the result, and the function that reads
+    it."""
 
     arrow_type: pa.DataType
     decode: Decode
 
 
-# Spark's own Arrow forms: microseconds, UTC where the Avro type is an instant.
+# Spark's own Arrow types: microseconds, in UTC where the Avro type is an instant.
 _INTEGERS: dict[tuple[str, str | None], pa.DataType] = {
     ("int", None): pa.int32(),
     ("int", "date"): pa.date32(),
@@ -35,8 +36,8 @@ _INTEGERS: dict[tuple[str, str | None], pa.DataType] = {
 
 
 def integer_decoder(name: str, logical: str | None) -> Decoder:
-    """int and long with their dates and times. An unknown logical type is read as its base type, as
-    Avro demands."""
+    """Return a decoder of int or long, including dates and times. An unknown logical type is read
+    as its base type, as Avro requires."""
     if (name, logical) == ("long", "time-micros"):
         return Decoder(pa.string(), _decode_time)
     arrow_type = _INTEGERS.get((name, logical)) or _INTEGERS[name, None]
@@ -57,8 +58,8 @@ _DAY_US = 86_400_000_000
 
 
 def _decode_time(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
-    """time-micros as PostgreSQL's text ('04:05:06.5', '24:00:00'): Spark 4.2 and Delta have no time
-    of day that holds 24:00."""
+    """Decode time-micros to PostgreSQL's text ('04:05:06.5', '24:00:00'): Spark 4.2 and Delta have
+    no time type that holds 24:00."""
     micros = cursor.varint(rows)
     if count and (int(micros.min()) < 0 or int(micros.max()) > _DAY_US):
         raise MalformedRecord("a time of day is not between 00:00 and 24:00")
@@ -66,14 +67,14 @@ def _decode_time(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
 
 
 def time_text(micros: int) -> str:
-    """Microseconds since midnight -> PostgreSQL's text of a time."""
+    """Return PostgreSQL's text of a time that is given in microseconds since midnight."""
     seconds, fraction = divmod(micros, 1_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return f"{text}.{fraction:06d}".rstrip("0") if fraction else text
 
 
 def bytes_decoder(arrow_type: pa.DataType) -> Decoder:
-    """string (checked to be UTF-8) or bytes."""
+    """Return a decoder of string (checked to be UTF-8) or bytes."""
     is_text = pa.types.is_string(arrow_type)
 
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
@@ -95,7 +96,7 @@ def _validate(array: pa.Array, message: str) -> None:
 
 
 def decimal_decoder(schema: Mapping[str, Any]) -> Decoder:
-    """bytes or fixed with logicalType decimal; up to 38 digits."""
+    """Return a decoder of bytes or fixed with logicalType decimal, of up to 38 digits."""
     precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
     if not 1 <= precision <= 38:
         raise UnsupportedSchema(f"decimal with a precision of {precision}: Spark supports at most 38")
@@ -124,7 +125,7 @@ def _spans_little_endian(cursor: Cursor, start: Longs, length: Longs) -> Bytes:
 
 
 def _little_endian(big: Bytes) -> Bytes:
-    """(records, n) big-endian two's complement -> (records, 16) little-endian."""
+    """Convert big-endian two's complement (records, n) to little-endian (records, 16)."""
     size = big.shape[1]
     if size > 16:
         sign = np.where(big[:, size - 16] >= 128, 255, 0)
@@ -139,7 +140,7 @@ def _little_endian(big: Bytes) -> Bytes:
 
 
 def fixed_decoder(size: int) -> Decoder:
-    """fixed as binary: Spark has no binary of fixed length."""
+    """Return a decoder of fixed to binary, since Spark has no binary of fixed length."""
 
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
         data = np.ascontiguousarray(cursor.fixed(rows, size))

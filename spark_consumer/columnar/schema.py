@@ -1,4 +1,4 @@
-"""An Avro schema (as parsed JSON) -> decoders."""
+"""Build decoders from an Avro schema (parsed JSON)."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _PLAIN = {
 
 
 class RecordDecoder:
-    """Decoder of one record schema. `fields` keeps the order of the schema: name -> Decoder.
+    """Decoder of one record schema. `fields` maps name -> Decoder in the order of the schema.
 
-    Thread-safe: it holds no state of a decoding.
+    Thread-safe: it has no state while decoding.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -34,7 +34,7 @@ class RecordDecoder:
         self.fields = dict(_record_fields(schema, {}, ""))
 
     def decode(self, values: pa.Array, *, skip: int) -> dict[str, pa.Array]:
-        """All fields of all `values` (pa.binary()), whose Avro begins at byte `skip`. Raises
+        """Decode all fields of `values` (pa.binary()), whose Avro begins at byte `skip`. Raises
         MalformedRecord with `record`."""
         try:
             return self._decode(values, skip)
@@ -60,7 +60,8 @@ def _namespace(schema: dict[str, Any], enclosing: str) -> str:
 
 
 def _decoder(schema: Any, named: dict[str, Decoder], namespace: str) -> Decoder:
-    """`named` collects records, enums and fixeds by full name: later uses are by name alone."""
+    """Return the decoder of a type. `named` collects records, enums and fixeds by full name, since
+    they are later referred to by name."""
     if isinstance(schema, list):
         return _union(schema, named, namespace)
     if isinstance(schema, str):

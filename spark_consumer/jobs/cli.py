@@ -1,8 +1,8 @@
-"""The jobs of this package from the command line: `python -m spark_consumer
-mirror|merge|consume|dump`.
+"""The command line of this package's jobs: `python -m spark_consumer
+mirror|merge|consume|dump|versions`.
 
-`walgate mirror` starts the same program. With --progress json every batch is one line of JSON on
-standard output, for programs.
+`walgate mirror` runs the same program. With --progress json, each batch is one line of JSON on
+standard output, for other programs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
-DIFFERS = 3  # exit code: a VERIFY has found differences
+DIFFERS = 3  # exit code if a VERIFY has found differences
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A streaming query from the data source to what `start` gives. `given`: options of the source.
+    """A streaming query from the data source to the function returned by `start`. `given`: options
+    of the source.
 
-    `reached`: what a mirror has. `finish`: called at the end, with `is_done` where the job has done
-    what it was to do.
+    `reached`: returns the position of a mirror. `finish`: called at the end; `is_done` is true if
+    the job reached its end, false if it was stopped.
     """
 
     name: str
@@ -332,7 +333,7 @@ def versions(
 
 
 def _run(job: Job) -> None:
-    """Until the job has done what it was to do, or is stopped; an error ends the process."""
+    """Run the job until it reaches its end or is stopped; an error ends the process."""
     from pyspark.errors import PySparkException
 
     from spark_consumer.source.options import parse_options
@@ -362,7 +363,7 @@ def _keep_up(job: Job, run: Run) -> None:
     from spark_consumer.source.options import parse_options
 
     spark, given = job.spark.session(job.name, lasting=not job.once), job.given
-    run.stop_on_signals()  # PySpark has set a handler of its own for SIGINT
+    run.stop_on_signals()  # PySpark has set its own handler for SIGINT
     last = None if job.reached is None else job.reached(spark)
     before = last_offset(spark, job.checkpoint)
     if last is not None:
@@ -376,12 +377,12 @@ def _keep_up(job: Job, run: Run) -> None:
         if is_new(spark, job.checkpoint):
             check_continues(run.options.starting, last.commit_lsn, run.log)
         if given["startingPosition"] in ("earliest", "latest"):
-            # Of a new checkpoint; an old one knows better.
+            # Applies to a new checkpoint only; an existing one has its own offset.
             given = {**given, "startingPosition": f"lsn:{last.commit_lsn}"}
             run.options = parse_options(given, streaming=True)
     elif before is not None:
         run.begins_behind(before["commit_lsn"])
-    with suppress(ConsumerError):  # only figures are missing: what keeps the query from reading ends the query
+    with suppress(ConsumerError):  # only metrics are missing; an error that persists ends the query itself
         taken = None if last is None else resolve(Position("lsn", last.commit_lsn), run.log)
         positions = [taken, None if before is None else before["position"]]
         known = [position for position in positions if position is not None]

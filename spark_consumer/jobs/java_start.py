@@ -1,5 +1,5 @@
-"""Standard error of the Java that Spark starts: without the lines that each start writes, and with
-the cause if it fails."""
+"""Filter the standard error of Java when Spark starts it: drop the lines that each start writes,
+and report the cause if it fails."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ _ASK_S = 30.0
 
 
 class _Pipe:
-    """What Java writes: kept until the start has ended, then copied to where it would have gone."""
+    """The standard error of Java: buffered until the start has ended, then copied to this process's
+    standard error."""
 
     def __init__(self) -> None:
         self._out = os.dup(2)
@@ -42,14 +43,14 @@ class _Pipe:
         os.dup2(self._out, 2)
 
     def release(self) -> None:
-        """Writes what was kept, but for the noise; from now on everything as it comes."""
+        """Write what was buffered, without the noise; from now on copy everything as it arrives."""
         lines = self.kept().splitlines(keepends=True)
         with self._lock:
             self._write(b"".join(line for line in lines if not _NOISE.match(line)))
             self._kept = None
 
     def kept(self) -> bytes:
-        """All that was written until now."""
+        """Return everything written so far."""
         with self._lock:
             while select([self._reading], [], [], 0)[0] and (chunk := os.read(self._reading, 65536)):
                 self._kept = (self._kept or b"") + chunk
@@ -59,7 +60,7 @@ class _Pipe:
         while True:
             select([self._reading], [], [])
             with self._lock:
-                if not select([self._reading], [], [], 0)[0]:  # `kept` was faster
+                if not select([self._reading], [], [], 0)[0]:  # `kept` has read it in the meantime
                     continue
                 chunk = os.read(self._reading, 65536)
                 if not chunk:
@@ -76,10 +77,11 @@ class _Pipe:
 
 @contextmanager
 def quiet_start() -> Iterator[None]:
-    """Within it Spark starts Java. Raises JavaUnusable where it cannot."""
+    """Filter standard error while Spark starts Java within the context. Raises JavaUnusable if Java
+    does not start."""
     pipe = _Pipe()
     sys.stderr.flush()
-    os.dup2(pipe.writing, 2)  # Java inherits it
+    os.dup2(pipe.writing, 2)  # inherited by Java
     os.close(pipe.writing)
     try:
         yield
@@ -117,7 +119,7 @@ def _cause(said: str) -> str:
 
 
 def _version(java: str) -> int | None:
-    """None: it does not say."""
+    """Return Java's major version; None if it cannot be determined."""
     try:
         done = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=_ASK_S, check=False)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,5 +1,5 @@
-"""Options that several jobs have: as Typer takes them, and what they mean for Spark and for the
-data source."""
+"""Options that several jobs share: as Typer takes them, and their meaning for Spark and the data
+source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_consumer.mirror.merge_thread import MERGE_AT_LEAST_EVERY_S, MERGE_EVE
 
 SOURCE, OUTPUT, BATCHES = "What is read", "What is written", "Micro-batches"
 SPARK, OBSERVE = "Spark", "Watching it"
-"""Groups of options in the help."""
+"""Panels of options in the help."""
 
 Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.", rich_help_panel=SOURCE)]
 RegistryUrl = Annotated[
@@ -116,7 +116,7 @@ _SETTINGS = "what the settings file says"
 
 
 def _load(context: typer.Context, path: Path | None) -> Path | None:
-    """What --config says becomes the default of the other options."""
+    """Use the settings of the --config file as defaults of the other options."""
     if path is not None:
         try:
             settings = load_settings(path, (item.name or "" for item in context.command.params))
@@ -187,7 +187,7 @@ CatalogName = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """Which Spark, as the options of a command say."""
+    """The Spark to use, as given by the options of a command."""
 
     master: str
     conf: list[str]
@@ -198,7 +198,8 @@ class SparkChoice:
     of_file: Settings
 
     def session(self, name: str, *, lasting: bool = False) -> Any:
-        """`lasting`: for a job of hours. Raises OptionError, JavaUnusable."""
+        """Return a session. `lasting`: for a job that runs for hours. Raises OptionError,
+        JavaUnusable."""
         from spark_consumer.jobs.java_start import quiet_start
         from spark_consumer.jobs.session import is_submitted, job_session, local_session, set_up
 
@@ -237,7 +238,7 @@ def source_options(
     more: list[str],
     of_file: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Options of the data source from those of a command, and of its settings file. Raises
+    """Return options of the data source, from those of a command and of its settings file. Raises
     OptionError."""
     options = {
         "kafka.bootstrap.servers": servers,
@@ -265,7 +266,7 @@ def pair(option: str, item: str) -> tuple[str, str]:
 
 
 def check_progress(progress: str) -> None:
-    """Raises OptionError."""
+    """Raise OptionError unless the value of --progress is valid."""
     if progress not in ("lines", "json"):
         raise OptionError(f"--progress must be lines or json, not {progress}")
 

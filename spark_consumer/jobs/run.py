@@ -1,4 +1,4 @@
-"""One streaming job as it runs from the command line: says what it does, and knows when to stop."""
+"""A streaming job run from the command line: reports its progress, and decides when to stop."""
 
 from __future__ import annotations
 
@@ -43,46 +43,47 @@ from spark_consumer.source.options import Options
 from spark_consumer.source.shapes import ChangeShape
 
 _LOOK_EVERY_S = 0.2
-_ASK_EVERY_S = 1.0  # where the gateway stands
-_MEASURE_EVERY_S = 5.0  # what waits in Kafka
+_ASK_EVERY_S = 1.0  # for the gateway's position
+_MEASURE_EVERY_S = 5.0  # for the backlog in Kafka
 _PATIENCE_S = 5.0
 _LONGEST_PAUSE_S = 60.0
 
 
 def say(progress: str, facts: Mapping[str, Any], line: str) -> None:
-    """`progress`: the option, json or lines."""
+    """Print a report. `progress`: the option's value, json or lines."""
     print(json.dumps(facts) if progress == "json" else line, flush=True)
 
 
 class Run:
-    """`until_lsn`: stop when everything up to it is written; None: run until told to stop.
-    `progress`: lines or json."""
+    """State of a job. `until_lsn`: stop when everything up to it is written; None: run until
+    stopped. `progress`: lines or json."""
 
     def __init__(self, options: Options, until_lsn: int | None, progress: str) -> None:
         self.options = options
         self.stopping = threading.Event()
         self._is_query_stopped = False
         self.check: Callable[[], None] = lambda: None
-        """Raises what has failed beside the query, while no batch comes that would."""
+        """Raises the error of work beside the query, which would otherwise be noticed only with the
+        next batch."""
         self._until_lsn = until_lsn
         self._progress = progress
         self._commit_lsn = -1
-        self.differences = 0  # that a VERIFY has found
+        self.differences = 0  # found by a VERIFY
         self.status = Status(prefix=options.prefix)
         self._asked = -_ASK_EVERY_S
         self._measured = -_MEASURE_EVERY_S
-        self._looked_up_to = -1  # in the marker topic: what waited there was looked for at once
-        self._position: int | None = None  # in the marker topic: behind the last batch
-        self._has_failed = False  # the last query did, and no batch has ended since
-        # Position in the marker topic: between the last batch and it no marker is that of a
-        # transaction.
+        self._looked_up_to = -1  # in the marker topic: the end for which `_measure` was last run early
+        self._position: int | None = None  # in the marker topic: after the last batch
+        self._has_failed = False  # the last query failed, and no batch has ended since
+        # Position in the marker topic up to which no transaction waits after the last batch.
         self._nothing_up_to = 0
-        self._newest_position = 0  # as the last look at the topic has found it
-        # Transactions of other tables do not move a query's offset at once: they are no lag.
+        self._newest_position = 0  # the end of the topic when it was last read
+        # Transactions of other tables do not advance a query's offset at once, and do not count as
+        # lag.
         self._weight = ChangeShape(options, None).weight
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
-        # Nothing that is asked here is worth a long wait, which signals would have to wait for too.
+        # Requests of this object have short time-outs, since signals are handled only after them.
         broker = replace(options.broker, no_progress_s=min(options.broker.no_progress_s, _PATIENCE_S))
         self._asked_with = replace(options, broker=broker)
         self.log = MarkerLog(broker, options.marker_topic, MarkerDecoder(schemas, options.marker_topic))
@@ -95,26 +96,26 @@ class Run:
         say(self._progress, facts, line)
 
     def begins_behind(self, commit_lsn: int, commit_time: datetime | None = None) -> None:
-        """Everything up to there was written before this run."""
+        """Record that everything up to this commit LSN was written before this run."""
         self._commit_lsn = commit_lsn
         self.status.set("commit_lsn", commit_lsn)
         if commit_time is not None:
             self.status.set("commit_time_seconds", commit_time.timestamp())
 
     def begins_at(self, position: int) -> None:
-        """Where the first batch begins in the marker topic: from now on it is known how much
-        waits."""
+        """Record where the first batch begins in the marker topic. From now on the backlog is
+        measured."""
         self._position = position
         self._measure(position)
 
     def report(self, report: BatchReport) -> None:
-        """Called behind every batch that had changes, and every merge."""
+        """Report a batch that had changes, or a merge."""
         if not report.is_merge:
             self._commit_lsn = max(self._commit_lsn, report.commit_lsn)
         self.differences += report.differences
         self._note(report)
         self.say(facts_of(report), line_of(report))
-        if self._progress != "json":  # there it has them
+        if self._progress != "json":  # there they are part of the report
             for note in report.notes:
                 print(note, flush=True)
 
@@ -140,7 +141,8 @@ class Run:
         status.add("batch_seconds_total", report.seconds)
 
     def wait_for_topic(self) -> None:
-        """The gateway makes the topics at its first start, which may be after ours."""
+        """Wait for the marker topic, which the gateway creates at its first start, perhaps after
+        this job's."""
         told = False
         while not self.stopping.is_set():
             try:
@@ -155,12 +157,12 @@ class Run:
                 self.stopping.wait(0.5)
 
     def keep_up(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
-        """Runs the query that `start` starts, and another one where Spark could not start a Python
-        process in time, or where Kafka or the registry was away for too long (`outages`): it goes
-        on at its checkpoint. Raises what else ends a query.
+        """Run the query that `start` starts. Start it again from its checkpoint if Spark could not
+        start a Python process in time, or if Kafka or the registry was away for too long (only if
+        `outages`). Raises other errors of a query.
 
-        `until_position`: of queries that end behind one batch, as `availableNow` is on Spark 4.0
-        and 4.1: they are repeated until everything before it is written.
+        `until_position`: for queries that end after one batch, as with `availableNow` on Spark 4.0
+        and 4.1: they are repeated until everything before this position is written.
         """
         pause_s, reached = 1.0, self._commit_lsn
         while not self.stopping.is_set():
@@ -185,16 +187,16 @@ class Run:
             self.stopping.wait(pause_s)
 
     def _is_reached(self, progress: Any, position: int) -> bool:
-        """The query has no batch left, or its last one is behind everything wanted before
-        `position`."""
+        """Return whether the query has no batch left, or its last one is after everything wanted
+        before `position`."""
         if progress is None or not progress.sources or progress.sources[0].startOffset == progress.sources[0].endOffset:
             return True
         end = offset_of(progress.sources[0].endOffset)
         return end is None or self.log.first_between(end["position"], position, is_wanted=self._weight) is None
 
     def watch(self, query: Any) -> None:
-        """Until the query ends, a signal comes, or everything up to `until_lsn` is written. Raises
-        the query's own error."""
+        """Wait until the query ends, a signal arrives, or everything up to `until_lsn` is written.
+        Raises the query's own error."""
         self.say({"ready": True}, "reading")
         if not self._has_failed:
             self.status.waits_for = ""
@@ -206,8 +208,7 @@ class Run:
                 return
 
     def _goes_on(self) -> None:
-        """A batch has ended, or there was nothing to do: what a query failed with before is
-        over."""
+        """Clear the error of an earlier query: a batch has ended, or there was nothing to do."""
         if self._has_failed:
             self._has_failed, self.status.waits_for = False, ""
 
@@ -220,14 +221,14 @@ class Run:
             raise
 
     def retrying(self, problem: Exception, pause_s: float) -> None:
-        """A merge failed, and will be made again."""
+        """Report that a merge failed and will be repeated."""
         told = told_by(str(problem)) or str(problem).strip().partition("\n")[0]
         self.status.failed(told)
         self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
 
     def working(self, progress: Progress) -> None:
-        """Of a batch or merge that takes long. How many changes a batch has is known when it ends:
-        before, by what waited."""
+        """Report the progress of a long batch or merge. The number of a batch's changes is known
+        only when it ends; before, it is estimated from the backlog."""
         if progress.changes is None:
             waiting = int(self.status.values["walgate_job_lag_changes"])
             most = self.options.max_changes or waiting
@@ -239,8 +240,8 @@ class Run:
         self.say({"merges": False, "reason": told}, told)
 
     def interruptible(self, apply: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-        """`apply`, which fails with BatchInterrupted where `watch` stops the query during it,
-        whatever its own error is."""
+        """Return `apply` wrapped to raise BatchInterrupted instead of its own error, if `watch`
+        stopped the query during it."""
 
         def batch(frame: Any, number: int) -> None:
             try:
@@ -259,7 +260,8 @@ class Run:
         return self._commit_lsn >= self._until_lsn or self._is_delivered_beyond(self._until_lsn, position)
 
     def _catch_up(self, progress: Any) -> int | None:
-        """Position of the last batch; transactions that had no change to write count too."""
+        """Return the position of the last batch, including transactions without changes to
+        write."""
         end = offset_of(progress.sources[0].endOffset) if progress is not None and progress.sources else None
         if end is None:
             self._measure(self._position)
@@ -267,14 +269,14 @@ class Run:
         self._goes_on()
         self._position = end["position"]
         newest = offset_of(progress.sources[0].latestOffset)
-        # Spark 4.0 and 4.1 do not ask the source for the end of the topic: that of the last look
-        # serves.
+        # Spark 4.0 and 4.1 do not request the end of the topic from the source: use the last known
+        # one.
         newest_position = self._newest_position if newest is None else newest["position"]
         self.status.set("lag_markers", max(0, newest_position - end["position"]))
         is_behind = newest_position > max(end["position"], self._nothing_up_to)
         if is_behind and not self.status.is_behind and newest_position != self._looked_up_to:
             self._looked_up_to = newest_position
-            self._measured = -_MEASURE_EVERY_S  # the oldest that waits is looked for at once
+            self._measured = -_MEASURE_EVERY_S  # look for the oldest waiting transaction at once
         else:
             self.status.is_behind = is_behind
         if end["commit_lsn"] > self._commit_lsn:
@@ -283,14 +285,14 @@ class Run:
         return int(end["position"])
 
     def _measure(self, position: int | None) -> None:
-        """How far the job is behind, for those who watch it."""
+        """Update the metrics of the job's lag."""
         if position is None or time.monotonic() < self._measured + _MEASURE_EVERY_S:
             return
         self._measured = time.monotonic()
         try:
             newest_position = self.log.bounds(patience_s=0)[1]
             waiting = backlog(self.log, position, newest_position, self._weight)
-        except ConsumerError:  # only figures are missing: what keeps the query from going on ends the query
+        except ConsumerError:  # only metrics are missing; an error that persists ends the query itself
             return
         self._newest_position = newest_position
         status = self.status
@@ -304,8 +306,8 @@ class Run:
         status.set("lag_markers", newest_position - position)
 
     def _is_delivered_beyond(self, lsn: int, position: int | None) -> bool:
-        """The gateway has delivered everything up to `lsn`, and no transaction of it waits for
-        us."""
+        """Return whether the gateway has delivered everything up to `lsn`, and no transaction of it
+        waits."""
         if time.monotonic() < self._asked + _ASK_EVERY_S:
             return False
         self._asked = time.monotonic()
@@ -320,9 +322,10 @@ class Run:
 
 
 def offset_of(told: str | None) -> dict[str, int] | None:
-    """An offset in a query's progress; None: it has none.
+    """Return an offset in a query's progress; None if it has none.
 
-    It is JSON, which PySpark 4.0 and 4.1 have read and written down as Python does.
+    It is JSON, or the text of a Python dict: PySpark 4.0 and 4.1 parse it, and convert it back by
+    str.
     """
     if not told or not told.startswith("{"):
         return None
@@ -330,7 +333,7 @@ def offset_of(told: str | None) -> dict[str, int] | None:
 
 
 def facts_of(report: BatchReport) -> dict[str, Any]:
-    """For JSON. A merge has no `batch`: what it takes in was in batches before."""
+    """Return a report for JSON. A merge has no `batch`: it merges changes of earlier batches."""
     lsn = format_lsn(report.commit_lsn)
     if report.is_merge:
         tables, notes = list(report.tables), list(report.notes)
@@ -357,8 +360,8 @@ def line_of(report: BatchReport) -> str:
 
 
 def resume_lsn(options: Options, schemas: SchemaCache) -> int:
-    """How far the gateway of this prefix has delivered, from its durable position; -1: no position.
-    Raises SourceUnavailable."""
+    """Return the LSN up to which the gateway of this prefix has delivered, from its durable
+    position; -1 if there is none. Raises SourceUnavailable."""
     found = -1
     low, high = options.broker.offsets(POSITION_TOPIC)
     for _, values in options.broker.read(POSITION_TOPIC, 0, low, high - 1, skip_tombstones=True):

@@ -1,5 +1,4 @@
-"""A Spark session for the jobs: of this computer, of a cluster (`master`), or the one that
-spark-submit describes."""
+"""Spark sessions for the jobs: local, on a cluster (`master`), or as given by spark-submit."""
 
 from __future__ import annotations
 
@@ -21,29 +20,29 @@ from spark_consumer.jvm import connect_refused, file_text, folder_names, submitt
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.source.datasource import register
 
-# What the jobs rely on, wherever they run.
+# Settings that the jobs rely on, wherever they run.
 NEEDED = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's INT96 is nanoseconds: 1677 to 2262
-    "spark.executorEnv.PYTHONSAFEPATH": "1",  # a package `schemas` in a worker's directory is not ours
-    "spark.python.authenticate.socketTimeout": "120s",  # a busy machine needs more than 15 s to start a Python
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",  # Spark's default INT96 has nanoseconds: only 1677 to 2262
+    "spark.executorEnv.PYTHONSAFEPATH": "1",  # a package `schemas` in a worker's directory is not Walgate's
+    "spark.python.authenticate.socketTimeout": "120s",  # a busy machine may need more than 15 s to start Python
 }
-# Of mirrors and changelogs in Delta, and of who reads them: a query that only reads topics needs no
+# For mirrors and changelogs in Delta, and their readers; a query that only reads topics needs no
 # jar.
 DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
-# Batches are small and many. Shuffle and snapshot partitions: mirror/tuning.py.
+# Settings for many small batches. Shuffle and snapshot partitions: mirror/spark_settings.py.
 _CHEAP_BATCHES = {
-    # A merge compiles dozens of classes, a version of a Delta table as many: with Spark's 100 each
-    # would compile them all anew.
+    # A merge compiles dozens of classes, and so does each version of a Delta table: with Spark's
+    # default of 100, all would be compiled again each time.
     "spark.sql.codegen.cache.maxEntries": "1000",
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is kept for a moment, and read once or twice
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is cached briefly, and read once or twice
     "spark.sql.streaming.noDataMicroBatches.enabled": "false",
     "spark.sql.streaming.pollingDelay": "50ms",
-    # A batch is not to wait for the tasks of a merge that came before it: the mirror names a pool
-    # of its own for batches.
+    # A batch must not wait for the tasks of an earlier merge: the mirror uses a separate pool for
+    # batches.
     "spark.scheduler.mode": "FAIR",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.sql.execution.arrow.pyspark.fallback.enabled": "false",
@@ -57,30 +56,30 @@ _LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.sql.shuffle.partitions": "2",
-    # A merge of a few rows is a dozen small jobs: what follows takes a quarter of their CPU time
-    # away.
+    # A merge of a few rows is a dozen small jobs, whose CPU time these settings reduce by a
+    # quarter.
     "spark.sql.adaptive.enabled": "false",
     "spark.databricks.delta.snapshotPartitions": "1",
-    # Spark's own choice starts the program `readlink` a dozen times for each batch, which takes a
-    # tenth of the time. Both write a file under another name, rename it, and refuse a name that is
-    # taken.
+    # Spark's default starts the program `readlink` a dozen times for each batch, which takes a
+    # tenth of the time. Both managers write a file under a temporary name, rename it, and refuse a
+    # name that is taken.
     "spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS + "FileSystemBasedCheckpointFileManager",
 }
 _JAVA_OPTIONS = "spark.driver.extraJavaOptions"
 _JAVA = "-XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-# In a job of a minute or two the second compiler's work never pays back, and takes the cores that
-# Python needs. Without it Java reserves 48 MB for compiled code instead of 240, which Spark's
-# generated code fills in half an hour of many tables.
+# In a job of a minute or two the second compiler (C2) does not pay off, and takes cores that Python
+# needs. Without it Java reserves only 48 MB for compiled code by default: Spark's generated code
+# for many tables fills them in half an hour, so 240 MB are set.
 _QUICK_START = "-XX:TieredStopAtLevel=1"
 _NAMING_JARS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"}
-_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # of the spark-submit by which PySpark starts Java
+_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # arguments of the spark-submit with which PySpark starts Java
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"  # in the environment of a program that spark-submit has started
 
 
 def set_up() -> None:
-    """Gives the environment the variables (JAVA_HOME, WALGATE_SPARK_JARS) that it lacks and that
-    the program named by WALGATE_SPARK_SETUP prints as JSON. Its failure ends this process with its
-    exit code; it has said why."""
+    """Set environment variables (JAVA_HOME, WALGATE_SPARK_JARS) that the program named by
+    WALGATE_SPARK_SETUP prints as JSON. If the program fails, this process ends with its exit code;
+    the program has reported the reason."""
     if not (program := os.environ.get("WALGATE_SPARK_SETUP")):
         return
     done = subprocess.run(shlex.split(program), stdout=subprocess.PIPE, check=False)
@@ -101,18 +100,18 @@ def local_session(
     lasting: bool = False,
     delta: bool | None = None,
 ) -> SparkSession:
-    """A session in this process, with both data sources registered.
+    """Return a session in this process, with both data sources registered.
 
-    `lasting`: for a job of hours, whose rate counts more than its start. `jars`: Delta's; none
-    where Spark has them itself, or only topics are read. `delta`: whether the session knows Delta;
-    None: where its jars can be found. `java_home`: Java 17 or 21 whose `java` takes Spark's flags.
+    `lasting`: for a job of hours, whose throughput matters more than its start. `jars`: Delta's;
+    none if Spark has them itself, or only topics are read. `delta`: whether to configure Delta;
+    None: if its jars are found. `java_home`: a Java 17 or 21 whose `java` accepts Spark's flags.
     """
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # a worker takes python3 from PATH otherwise
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # otherwise a worker takes python3 from PATH
     os.environ.setdefault(
         "SPARK_LOCAL_IP", "127.0.0.1"
-    )  # else Spark warns of a host name that is one of this computer alone
+    )  # otherwise Spark warns about a host name that resolves to a loopback address
     given = {**_LOCAL, _JAVA_OPTIONS: _JAVA if lasting else f"{_QUICK_START} {_JAVA}", **(settings or {})}
     knows_delta = bool(jars) or _may_have_delta(given) if delta is None else delta
     return job_session(
@@ -136,11 +135,11 @@ def job_session(
     secrets: Mapping[str, str] | None = None,
     delta: bool = True,
 ) -> SparkSession:
-    """A session with both data sources registered; the driver is this process. `settings` win over
-    what the jobs rely on.
+    """Return a session with both data sources registered; the driver is this process. `settings`
+    override those that the jobs rely on.
 
-        `master` empty: spark-submit has said it, with the rest of its settings, which win too.
-        `secrets`: settings that the list of processes must not show. Raises MirrorError.
+    `master` is empty if spark-submit has set it, with other settings, which also override.
+    `secrets`: settings that must not appear in the list of processes. Raises MirrorError.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     packages = str(Path(__file__).resolve().parents[2])
@@ -165,23 +164,23 @@ def job_session(
         with _told_by_file(secrets or {}):
             spark = builder.getOrCreate()
     register(spark)
-    tune(spark)  # Delta looks at its log in threads that know no other session
+    tune(spark)  # Delta reads its log in threads that have no other session
     return spark
 
 
 def is_submitted() -> bool:
-    """spark-submit has started this program."""
+    """Return whether spark-submit has started this program."""
     return _SUBMITTED in os.environ
 
 
 def _may_have_delta(given: Mapping[str, str]) -> bool:
-    """Jars are named by settings, or Delta's are in Spark's own folder."""
+    """Return whether settings name jars, or Spark's own directory contains Delta's."""
     home = Path(os.environ.get("SPARK_HOME") or Path(pyspark.__file__).parent)
     return bool(given.keys() & _NAMING_JARS) or any((home / "jars").glob("delta-spark*.jar"))
 
 
 def _with_delta(given: Mapping[str, str]) -> str:
-    """Extensions of others stay."""
+    """Return spark.sql.extensions with Delta's; other extensions are kept."""
     delta = DELTA["spark.sql.extensions"]
     there = [name for name in given.get("spark.sql.extensions", "").split(",") if name]
     return ",".join(there if delta in there else [delta, *there])
@@ -189,8 +188,8 @@ def _with_delta(given: Mapping[str, str]) -> str:
 
 @contextmanager
 def _told_by_file(secrets: Mapping[str, str]) -> Iterator[None]:
-    """Spark's Java gets settings as arguments, which every user of the computer may read; these in
-    a file of this user's."""
+    """Pass secret settings to Spark's Java in a file that only this user can read. Other settings
+    are arguments, which every user of the computer can read."""
     if not secrets:
         yield
         return
@@ -208,21 +207,21 @@ def _told_by_file(secrets: Mapping[str, str]) -> Iterator[None]:
 
 
 def _property(value: str) -> str:
-    """As java.util.Properties reads it back."""
+    """Escape a value as java.util.Properties reads it."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
 def is_new(spark: SparkSession, checkpoint: str) -> bool:
-    """No query has ever planned a batch in this checkpoint location."""
+    """Return whether no query has ever planned a batch in this checkpoint location."""
     return not any(name.isdigit() for name in folder_names(spark, f"{checkpoint}/offsets"))
 
 
 def last_offset(spark: SparkSession, checkpoint: str) -> dict[str, int] | None:
-    """Where the last batch of this checkpoint location that has ended stands in the marker topic:
-    offsets of the data source. None: no batch has."""
+    """Return the end offset (of the data source) of the last completed batch in this checkpoint
+    location; None if there is none."""
     numbers = [int(name) for name in folder_names(spark, f"{checkpoint}/commits") if name.isdigit()]
     if not numbers:
         return None
     lines = file_text(spark, f"{checkpoint}/offsets/{max(numbers)}").splitlines()
-    found = json.loads(lines[-1])  # behind the version and what Spark notes of the batch, of the one source
+    found = json.loads(lines[-1])  # the offset of the only source, after the version and Spark's metadata of the batch
     return found if isinstance(found, dict) and "position" in found else None

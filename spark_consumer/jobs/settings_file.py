@@ -1,4 +1,4 @@
-"""`--config FILE`: what the command line would say, in TOML, with secrets in files of their own.
+"""Settings files (`--config FILE`): a command's options in TOML, with secrets in separate files.
 
     bootstrap_servers = "broker:9093"       # options of the command, by their names with _ for -
     registry = "https://registry/apis/ccompat/v7"
@@ -13,8 +13,8 @@
     "spark.hadoop.fs.s3a.endpoint" = "https://s3.example.com"
     "spark.hadoop.fs.s3a.secret.key" = { file = "/run/secrets/s3" }
 
-The command line wins over the file. A secret is what its file holds, without the line's end; it is
-read at the start.
+The command line overrides the file. A secret is the content of its file without the final newline;
+it is read at the start.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from spark_consumer.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Of the command, of the data source, of Spark; `secrets`: those of Spark that were in files of
-    their own."""
+    """Settings of the command, of the data source, and of Spark. `secrets`: those of Spark that
+    were read from separate files."""
 
     command: dict[str, Any] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class Settings:
 
 
 def load_settings(path: Path, names: Iterable[str]) -> Settings:
-    """`names`: those of the command's options. Raises OptionError."""
+    """Load a settings file. `names`: the names of the command's options. Raises OptionError."""
     try:
         with path.open("rb") as file:
             found = tomllib.load(file)
@@ -69,7 +69,7 @@ def load_settings(path: Path, names: Iterable[str]) -> Settings:
 
 
 def _table(path: Path, found: dict[str, Any], name: str) -> dict[str, Any]:
-    """Taken out of what was found."""
+    """Remove a table from the parsed file, and return it."""
     table = found.pop(name, {})
     if not isinstance(table, dict):
         raise OptionError(
@@ -79,7 +79,7 @@ def _table(path: Path, found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """kafka.sasl.password without quotes is a table in a table."""
+    """Flatten nested tables: kafka.sasl.password without quotes is a table within a table."""
     for name, value in options.items():
         if isinstance(value, dict) and set(value) != {"file"}:
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,12 +1,12 @@
-"""`--http HOST:PORT`: how a job does, for those who watch it.
+"""`--http HOST:PORT`: the state of a job, for monitoring.
 
     /livez     200 while the process answers
     /readyz    200 while its query runs, else 503 with what it waits for
     /metrics   Prometheus
     /status    the same as JSON, with the last error: for the gateway (http.mirrors)
 
-One request at a time, which must come within two seconds: for the probes and scrapers of an
-operator, not for the world.
+The server handles one request at a time, which must arrive within two seconds. It is meant for an
+operator's probes and scrapers, not for the public.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from spark_consumer.errors import OptionError
 
 _REQUEST_S = 2.0
 
-# Every metric by name, with its type and meaning.
+# All metrics: name -> type and meaning.
 METRICS = {
     "walgate_job_commit_lsn": ("gauge", "Commit LSN of the last transaction that was written."),
     "walgate_job_merged_lsn": ("gauge", "Commit LSN up to which the mirror's tables are merged."),
@@ -66,10 +66,13 @@ METRICS = {
 
 @dataclass
 class Status:
-    """What a job says of itself; written by its thread, read by the server's. `waits_for`: "" while
-    its query runs. `last_error`: what ended a query that was started again, and when (Unix).
-    `is_behind`: transactions wait in Kafka. `oldest_waiting`: commit time of the first of them
-    (Unix); 0: not known. `is_measured`: it is known whether any wait."""
+    """The state of a job; written by its thread, read by the server's.
+
+    `waits_for`: "" while its query runs. `last_error`: the error that ended a query which was
+    started again, and its Unix time. `is_behind`: transactions wait in Kafka. `oldest_waiting`:
+    commit time of the first of them (Unix); 0: not known. `is_measured`: whether `is_behind` is
+    known.
+    """
 
     prefix: str = ""
     waits_for: str = "its first query"
@@ -91,8 +94,8 @@ class Status:
         self.last_error = message, time.time()
 
     def as_json(self) -> str:
-        """LSNs are integers, 0: nothing is there, or not known; times are Unix seconds.
-        `lag_seconds` null: not known."""
+        """Return the state as JSON. LSNs are integers, 0 if there is none or it is not known; times
+        are Unix seconds. `lag_seconds` is null if it is not known."""
         values = dict(self.values)
         facts = {
             "prefix": self.prefix,
@@ -118,7 +121,7 @@ class Status:
         return json.dumps(facts) + "\n"
 
     def text(self, clock: Callable[[], float] = time.time) -> str:
-        """In Prometheus' format."""
+        """Return the metrics in Prometheus' format."""
         values = {**self.values, "walgate_job_lag_seconds": self._lag_s(clock())}
         lines = []
         for name, (kind, meaning) in METRICS.items():
@@ -130,7 +133,7 @@ class Status:
         return f"running, behind by {self._lag_s(time.time()):.1f} s, {behind} bytes of WAL, {changes} changes\n"
 
     def _lag_s(self, now: float) -> float:
-        # What has been written since the last look is no longer waiting.
+        # Transactions written since the last measurement no longer wait.
         oldest = max(self.oldest_waiting, self.values["walgate_job_commit_time_seconds"])
         return max(0.0, now - oldest) if self.is_behind and oldest else 0.0
 
@@ -148,7 +151,7 @@ class Status:
 
 
 def serve(status: Status, address: str) -> HTTPServer:
-    """In a thread, until its `shutdown`. Raises OptionError."""
+    """Start the server in a thread, which runs until its `shutdown`. Raises OptionError."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdecimal():
         raise OptionError(f"--http must be HOST:PORT, not {address!r}")
@@ -166,7 +169,7 @@ def serve(status: Status, address: str) -> HTTPServer:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """A probe every second is not worth a line."""
+            """Log nothing: a probe every second would fill the log."""
 
     try:
         server = HTTPServer((host.strip("[]"), int(port)), Handler)

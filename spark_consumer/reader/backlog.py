@@ -1,4 +1,4 @@
-"""What waits in the marker topic behind a position."""
+"""The backlog of a reader: the transactions in the marker topic after its position."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from operator import attrgetter
 from spark_consumer.reader.marker_log import MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction
 
-# Markers at each end of a backlog by which a longer one is judged: 50 ms, whatever waits.
+# Markers read at each end of a backlog, from which a longer one is estimated: 50 ms, whatever its
+# length.
 SAMPLE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """`changes`: exact up to 2 x SAMPLE markers, else an estimate. `newest_lsn`: of the last
-    transaction; None: nothing waits. `oldest_time_us`: commit time of the first one, since the Unix
-    epoch; None: nothing waits, or its marker has none."""
+    """The transactions that wait for a reader. `changes` is exact up to 2 x SAMPLE markers, and an
+    estimate above. `newest_lsn`: commit LSN of the last transaction; None if there is none.
+    `oldest_time_us`: commit time of the first one in microseconds since the Unix epoch; None if
+    there is none, or its marker has no time."""
 
     changes: int
     newest_lsn: int | None
@@ -30,10 +32,10 @@ def backlog(
     end: int,
     weight: Callable[[CommittedTransaction], int] = attrgetter("event_count"),
 ) -> Backlog:
-    """Counts what waits in [position, end). Raises what MarkerLog raises.
+    """Count what waits in [position, end). Raises what MarkerLog raises.
 
-    `weight`: the changes of a transaction that are wanted; where it is 0, the transaction does not
-    wait.
+    `weight` returns the number of changes of a transaction that the reader wants; a transaction
+    with 0 does not count as waiting.
     """
     low = min(position + SAMPLE, end)
     high = max(low, end - SAMPLE)

@@ -1,10 +1,9 @@
-"""Records of stretches of topic-partitions, from consumers that are kept as long as the process
-lives.
+"""Read ranges of offsets from topic-partitions, with consumers that live as long as the process.
 
-Spark keeps its Python workers, so a consumer (0.1-0.3 s to start) serves many tasks. Two are kept:
-with fetches of several megabytes an 11-record read took 70-270 ms, with small fetches 7-22 ms;
-large reads want the opposite. Stretches of many topic-partitions are read by one assignment: one by
-one each of them would cost those 7-22 ms.
+Spark keeps its Python workers, so a consumer (0.1-0.3 s to start) serves many tasks. There are two
+consumers: with fetches of several megabytes a read of 11 records took 70-270 ms, with small fetches
+7-22 ms; for large reads it is the opposite. Small stretches of many topic-partitions are read with
+one assignment: separate assignments would take 7-22 ms each.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ _SMALL_READ_RECORDS = 2_000
 _CHUNK_BYTES = 8 << 20
 _CHUNK_RECORDS = 10_000
 POLL_S = 0.2
-_ASK_S = 5.0  # for one question; a consumer says only between two what went wrong
+_ASK_S = 5.0  # for one request; a consumer reports connection errors only between requests
 
 _ALWAYS: dict[str, Any] = {
-    "group.id": "walgate-spark",  # librdkafka wants one; we neither join a group nor commit offsets
+    "group.id": "walgate-spark",  # required by librdkafka; no group is joined and no offset committed
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
@@ -42,7 +41,7 @@ _ALWAYS: dict[str, Any] = {
     "enable.partition.eof": True,
     "fetch.wait.max.ms": 10,
     "fetch.queue.backoff.ms": 5,
-    "log_level": 2,  # what goes wrong is raised
+    "log_level": 2,  # errors are raised instead
 }
 _SMALL = {
     "queued.min.messages": 1_000,
@@ -57,7 +56,7 @@ _LARGE = {
     "max.partition.fetch.bytes": 1 << 20,
 }
 
-# A broker that starts again, or the leader of a partition that moves.
+# Errors that pass: a broker restarts, or the leader of a partition moves.
 _PASSING = frozenset(
     {
         KafkaError._TRANSPORT,
@@ -72,7 +71,7 @@ _PASSING = frozenset(
         KafkaError.OFFSET_NOT_AVAILABLE,
     }
 )
-# A broker that has just started says so of topics that it has, too.
+# A broker that has just started reports this even for topics that it has.
 _MISSING = frozenset({KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION})
 _REFUSED = frozenset(
     {
@@ -90,8 +89,8 @@ _TOPIC_OPTIONS: Final = "check the options `prefix` and `kafka.bootstrap.servers
 
 
 class _Trouble:
-    """Why the connections of a consumer failed: the request itself says only that all brokers are
-    down."""
+    """Records why the connections of a consumer failed: the error of a request reports only that
+    all brokers are down."""
 
     def __init__(self) -> None:
         self.last: KafkaError | None = None
@@ -108,16 +107,16 @@ class _Trouble:
 class _Kept(NamedTuple):
     consumer: Consumer
     trouble: _Trouble
-    known: set[tuple[str, int]]  # topic-partitions that were there
-    met: set[str]  # topics whose leaders it has asked for
+    known: set[tuple[str, int]]  # topic-partitions that are known to exist
+    met: set[str]  # topics whose leaders have been requested
 
     def meet(self, topics: Iterable[str]) -> None:
-        """Asks for the leaders of topics that are new to the consumer. For those that it is only
-        assigned, librdkafka looks once a second: each of them would cost the first read up to
-        that."""
+        """Request the leaders of topics that are new to the consumer. For topics that are only
+        assigned, librdkafka looks for leaders once a second, which would delay the first read of
+        each by up to that time."""
         new = sorted(set(topics) - self.met)
         if new:
-            with suppress(KafkaException):  # the read meets the same, and tells it
+            with suppress(KafkaException):  # the read fails with the same error, and reports it
                 self.consumer.offsets_for_times([TopicPartition(topic, 0, -1) for topic in new], timeout=_ASK_S)
                 self.met.update(new)
 
@@ -127,19 +126,19 @@ _consumers: dict[tuple[tuple[tuple[str, str], ...], str], _Kept] = {}
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """How to reach Kafka. `settings` are librdkafka's, `bootstrap.servers` and security among them;
-    it pickles into tasks.
+    """The connection to Kafka; it can be pickled into tasks. `settings` are librdkafka's, including
+    `bootstrap.servers` and security.
 
-        `no_progress_s`: a read that gets no record for so long has failed. It must be longer than Kafka
-        takes to make a committed transaction visible in all its partitions, since the marker's may come
-        first.
+    `no_progress_s`: seconds without a record after which a read fails. It must be longer than Kafka
+    takes to make a committed transaction visible in all its partitions, since the marker may become
+    visible first.
     """
 
     settings: Mapping[str, str]
     no_progress_s: float = 30.0
 
     def _kept(self, size: str) -> _Kept:
-        """This process's consumer for `size` "small" or "large" reads."""
+        """Return this process's consumer for `size` "small" or "large" reads."""
         key = (tuple(sorted(self.settings.items())), size)
         found = _consumers.get(key)
         if found is None:
@@ -150,11 +149,11 @@ class Broker:
         return found
 
     def offsets(self, topic: str, partition: int = 0, *, patience_s: float | None = None) -> tuple[int, int]:
-        """First offset kept, and the offset behind the last committed record (the last stable
-        offset).
+        """Return the first offset that Kafka has, and the offset after the last committed record
+        (the last stable offset).
 
-                Asks for `patience_s` (None: `no_progress_s`) where no broker answers. Raises
-                SourceUnavailable, SourceRefused.
+        If no broker answers, retry for `patience_s` (None: `no_progress_s`). Raises
+        SourceUnavailable, SourceRefused.
         """
         consumer, trouble, known, _ = self._kept("small")
         deadline = time.monotonic() + (self.no_progress_s if patience_s is None else patience_s)
@@ -169,7 +168,7 @@ class Broker:
                 passes = error.code() in _PASSING or (error.code() in _MISSING and (topic, partition) in known)
                 if not passes or trouble.is_refusal or time.monotonic() > deadline:
                     raise unavailable(f"the offsets of {topic}[{partition}]", error, trouble.last) from problem
-                time.sleep(POLL_S)  # a leader that moves is told at once
+                time.sleep(POLL_S)  # while a leader moves, the error is returned immediately
             else:
                 known.add((topic, partition))
                 return low, high
@@ -177,17 +176,17 @@ class Broker:
     def read(
         self, topic: str, partition: int, first_offset: int, last_offset: int, *, skip_tombstones: bool = False
     ) -> Iterator[tuple[list[int], list[bytes]]]:
-        """Chunks (offsets, values) of all committed records from `first_offset` to `last_offset`,
-        as `read_many`."""
+        """Yield chunks (offsets, values) of all committed records from `first_offset` to
+        `last_offset`, as `read_many` does."""
         stretch = Stretch(topic, partition, first_offset, last_offset, skip_tombstones)
         return ((offsets, values) for _, offsets, values in self.read_many([stretch]))
 
     def read_many(self, stretches: Sequence[Stretch]) -> Iterator[tuple[int, list[int], list[bytes]]]:
-        """Chunks (index of the stretch, offsets, values): of each stretch in the order of its
-        offsets, of different topic-partitions as they arrive.
+        """Yield chunks (index of the stretch, offsets, values): those of one stretch in the order
+        of its offsets, those of different topic-partitions as they arrive.
 
-        Raises RangeExpired, SourceUnavailable, SourceRefused, and TransactionIncomplete where an
-        end is not reached.
+        Raises RangeExpired, SourceUnavailable, SourceRefused, and TransactionIncomplete where the
+        end of a stretch is not reached.
         """
         for together in _rounds(stretches):
             offsets = sum(stretch.last_offset - stretch.first_offset for _, stretch in together)
@@ -225,7 +224,7 @@ class Broker:
             elif time.monotonic() - last_progress > self.no_progress_s:
                 raise next(iter(reading.values())).stands_still(self.no_progress_s)
             if messages:
-                # Rows may have 16 MiB each: size the next chunk by this one's records.
+                # A row may have 16 MiB: the size of the next chunk follows from this one's records.
                 value_bytes = sum(one.value_bytes for one in reading.values())
                 value_count = sum(len(one.values) for one in reading.values())
                 chunk_records = max(1, min(_CHUNK_RECORDS, _CHUNK_BYTES * value_count // max(1, value_bytes)))
@@ -240,7 +239,7 @@ class Broker:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """What is to be read: both offsets included."""
+    """A range of offsets of a topic-partition to be read; both ends are included."""
 
     topic: str
     partition: int
@@ -253,8 +252,8 @@ class Stretch:
 
 
 def _rounds(stretches: Sequence[Stretch]) -> Iterator[list[tuple[int, Stretch]]]:
-    """Those that one assignment reads: at most one of each topic-partition, and large ones by
-    themselves."""
+    """Group the stretches into assignments: at most one stretch of each topic-partition, and each
+    large one alone."""
     rounds: list[list[tuple[int, Stretch]]] = []
     taken: Counter[tuple[str, int]] = Counter()
     for index, stretch in enumerate(stretches):
@@ -271,8 +270,8 @@ def _rounds(stretches: Sequence[Stretch]) -> Iterator[list[tuple[int, Stretch]]]
 
 @dataclass(slots=True)
 class _Reading:
-    """One stretch while it is read: `position` is the next offset, `offsets` and `values` wait to
-    be handed out."""
+    """A stretch while it is read. `position` is the next offset; `offsets` and `values` are the
+    next chunk."""
 
     index: int
     stretch: Stretch
@@ -287,8 +286,8 @@ class _Reading:
         return self.position > self.stretch.last_offset
 
     def take(self, messages: list[Message]) -> int:
-        """By how many offsets they move the position. Raises what an event of the consumer
-        means."""
+        """Return by how many offsets the messages advance the position. Raises the exception that
+        an error event stands for."""
         before = self.position
         for message in messages:
             error = message.error()
@@ -311,7 +310,8 @@ class _Reading:
         return self.position - before
 
     def _reached_by(self, error: KafkaError, offset: int | None) -> int:
-        """The end of the partition moves us only when it lies beyond the range."""
+        """Return the position after an error event. The end of the partition advances it only when
+        it lies beyond the stretch."""
         code, stretch = error.code(), self.stretch
         if code == KafkaError._PARTITION_EOF:
             return offset if offset is not None and offset > stretch.last_offset else self.position
@@ -324,7 +324,7 @@ class _Reading:
             )
         if error.retriable() or code in _PASSING or code in _MISSING:
             self.trouble(error)
-            return self.position  # librdkafka reconnects; the no-progress time ends it
+            return self.position  # librdkafka reconnects, until the no-progress time is over
         raise unavailable(str(stretch), error)
 
     def hand_out(self) -> tuple[int, list[int], list[bytes]]:
@@ -347,8 +347,8 @@ class _Reading:
 def _by_place(
     messages: list[Message], reading: dict[tuple[str, int], _Reading]
 ) -> Iterable[tuple[tuple[str, int], list[Message]]]:
-    """Messages by topic-partition. An event of no partition goes to the first; what a finished one
-    still sends is left out."""
+    """Group messages by topic-partition. An event without a partition goes to the first stretch;
+    messages of a stretch that is finished are dropped."""
     first = next(iter(reading))
     if len(reading) == 1:
         return [(first, messages)] if messages else []
@@ -363,9 +363,9 @@ def _by_place(
 
 
 def _next_messages(consumer: Consumer, chunk_records: int, offsets_left: int) -> list[Message]:
-    """`consume` waits until it has all it was asked for. Kafka's control records make fewer
-    messages than offsets, so near the end it would wait in vain for the whole time: there one
-    message is awaited, and what is at hand is taken with it."""
+    """Return the next messages. `consume` waits until it has as many as were requested. Kafka's
+    control records make messages fewer than offsets, so near the end it would always wait for the
+    full time-out: there, wait for one message, and take what else is available."""
     if offsets_left > chunk_records:
         return consumer.consume(chunk_records, POLL_S)
     messages = consumer.consume(1, POLL_S)
@@ -373,7 +373,7 @@ def _next_messages(consumer: Consumer, chunk_records: int, offsets_left: int) ->
 
 
 def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) -> SourceUnavailable | SourceRefused:
-    """`reason`: what went wrong with the connection."""
+    """Return the error to raise for a failed request. `reason`: the error of the connection."""
     message = f"Kafka did not return {what}: " + "; ".join(f"{e.name()}: {e.str()}" for e in (error, reason) if e)
     if any(e is not None and e.code() in _REFUSED for e in (error, reason)):
         return SourceRefused(message, hint="Check the options kafka.security.protocol, kafka.sasl.* and kafka.ssl.*.")
@@ -385,6 +385,6 @@ def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) 
         )
     elif error.code() in _MISSING:
         hint = "The topic is missing: " + _TOPIC_OPTIONS
-    elif reason is not None and "SSL_HANDSHAKE" in reason.str():  # the state in which the broker hung up
+    elif reason is not None and "SSL_HANDSHAKE" in reason.str():  # the state in which the broker closed the connection
         hint = "The broker closed the connection during the TLS handshake: check kafka.security.protocol for this port."
     return SourceUnavailable(message, hint=hint)

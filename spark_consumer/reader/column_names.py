@@ -1,4 +1,4 @@
-"""Columns by PostgreSQL's names, where Avro could not take them as they are."""
+"""PostgreSQL's column names, where they differ from the names of Avro fields."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from schemas.change_schema import BEFORE_PREFIX
 
 
 def true_names(change: Mapping[str, Any]) -> dict[str, str]:
-    """Avro field -> PostgreSQL's name, of a value schema, for the columns whose names differ."""
+    """Return Avro field -> PostgreSQL's name from a value schema, for the columns whose names
+    differ."""
     names: dict[str, str] = {}
 
     def walk(node: Any) -> None:
@@ -27,7 +28,8 @@ def true_names(change: Mapping[str, Any]) -> dict[str, str]:
 
 
 def true_name(field: str, names: Mapping[str, str]) -> str:
-    """Of an entry of `unchanged` or `special`, where "before." marks a field of the old row."""
+    """Return PostgreSQL's name for an entry of `unchanged` or `special`, where "before." marks a
+    field of the old row."""
     if field.startswith(BEFORE_PREFIX):
         own = field.removeprefix(BEFORE_PREFIX)
         return f"{BEFORE_PREFIX}{names.get(own, own)}"

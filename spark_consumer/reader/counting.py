@@ -1,10 +1,10 @@
-"""Which records of a read belong to its transaction, and the proof that none is missing: a record
-at a time.
+"""Select the records of a read that belong to its transaction, and prove that none is missing; one
+record at a time.
 
-A range may hold records of other transactions, of void epochs and of aborted subtransactions. A
-record belongs to a range when its (xid, epoch) are the transaction's and its offset lies within.
-Records of aborted subtransactions are counted, then dropped. columnar/counting.py has the same rule
-for all records of a fetch at once.
+A range may contain records of other transactions, of superseded epochs and of aborted
+subtransactions. A record belongs to a range if it has the transaction's (xid, epoch) and its offset
+lies within. Records of aborted subtransactions are counted, then dropped. columnar/counting.py
+applies the same rule to all records of a fetch at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import MalformedRecord, TransactionIncomplete
 from spark_consumer.reader.planning import Read, transaction_key
 
-# The fields that every change event and logical message begins with. An enum is written as an int
-# is; what a change has as key_change, a message has as `transactional`.
+# The fields with which every change event and logical message begins. An enum is encoded as an
+# int; the place of a change's key_change is that of `transactional` in a message.
 _HEAD: Any = fastavro.parse_schema(
     {
         "type": "record",
@@ -42,7 +42,8 @@ DELETE, TRUNCATE = OPERATIONS.index("DELETE"), OPERATIONS.index("TRUNCATE")
 
 
 class Head(NamedTuple):
-    """`operation` is the place in schemas.change_schema.OPERATIONS; 0 of a message."""
+    """The first fields of a record. `operation` is the index in schemas.change_schema.OPERATIONS; 0
+    for a message."""
 
     operation: int
     xid: int
@@ -54,19 +55,21 @@ class Head(NamedTuple):
 
 
 def decode_head(value: bytes, place: str) -> Head:
-    """Raises MalformedRecord, which names the `place`: topic, partition and offset."""
+    """Decode the first fields of a record. Raises MalformedRecord, which names the `place`: topic,
+    partition and offset."""
     data = io.BytesIO(value)
     data.seek(FRAME_BYTES)
     try:
         found: Any = fastavro.schemaless_reader(data, _HEAD, None)
-    except Exception as problem:  # fastavro raises a dozen kinds
+    except Exception as problem:  # fastavro raises a dozen exception types
         raise MalformedRecord(f"{place}: a record ends within its first fields") from problem
     names = ("op", "xid", "subxid", "epoch", "change_lsn", "ordinal", "key_change")
     return Head(*(found[name] for name in names))
 
 
 class TransactionCounter:
-    """Counts the records of a read of one transaction; `finish` compares with its manifest."""
+    """Counts the records of a read of one transaction; `finish` compares the counts with the
+    manifest."""
 
     def __init__(self, read: Read) -> None:
         self._read = read
@@ -75,8 +78,8 @@ class TransactionCounter:
         self._seen = [0] * len(read.record_counts)
 
     def takes(self, offset: int, head: Head) -> bool:
-        """Whether to give out the record: it is the transaction's, and the one of its event's
-        records that stays."""
+        """Count a record, and return whether it is to be given out: it belongs to the transaction,
+        and is the record of its event that is kept."""
         read = self._read
         place = bisect_right(read.first_offsets, offset) - 1
         if transaction_key(head.xid, head.epoch) != self._key or place < 0 or offset > read.last_offsets[place]:
@@ -89,12 +92,12 @@ class TransactionCounter:
         return not (head.operation == DELETE and head.key_change)
 
     def finish(self) -> None:
-        """Raises TransactionIncomplete unless each range held exactly its records."""
+        """Raise TransactionIncomplete unless each range had exactly its number of records."""
         check_counts(self._read, self._seen)
 
 
 def check_counts(read: Read, seen: Sequence[int]) -> None:
-    """`seen`: records of each range. Raises TransactionIncomplete."""
+    """Raise TransactionIncomplete unless `seen` has the record counts of the manifest, by range."""
     wrong = [at for at, count in enumerate(read.record_counts) if seen[at] != count]
     if not wrong:
         return

@@ -1,9 +1,9 @@
-"""The committed transactions between two positions of the transaction topic, kept in memory while a
-query looks at them: with the notices among them (manifest.NOTICES).
+"""The committed transactions between two positions of the transaction topic, and the notices
+(markers.NOTICES) among them, cached for a query.
 
-A streaming query asks for the same stretch twice (how far to go, then what to read) and for the
-next one soon after, so what has been read is kept as one interval [start, end) without a hole, and
-forgotten from below when Spark has committed it.
+A streaming query requests the same interval twice (how far to go, then what to read), and the next
+one soon after. What has been read is therefore kept as one contiguous interval [start, end), and
+forgotten from the start once Spark has committed it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from spark_consumer.reader.broker import Broker
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder
 
 _LOOK_BACK = 256
-STEP = 50_000  # markers read at once where the end is not known: 60 MB and a second
+STEP = 50_000  # markers read at once where the number is not known: 60 MB and a second
 
 
 class MarkerLog:
@@ -28,12 +28,12 @@ class MarkerLog:
         self._transactions: list[CommittedTransaction] = []
 
     def bounds(self, *, patience_s: float | None = None) -> tuple[int, int]:
-        """First marker offset kept by Kafka, and the one behind the last. `patience_s`: as of
-        Broker.offsets."""
+        """Return the first marker offset that Kafka has, and the one after the last. `patience_s`:
+        as of Broker.offsets."""
         return self._broker.offsets(self._topic, patience_s=patience_s)
 
     def between(self, start: int, end: int) -> list[CommittedTransaction]:
-        """Transactions whose committing marker lies in [start, end), in commit order."""
+        """Return the transactions whose committing marker lies in [start, end), in commit order."""
         if not self._start <= start <= self._end:
             self._transactions.clear()
             self._start = self._end = start
@@ -43,7 +43,7 @@ class MarkerLog:
         return [transaction for transaction in self._transactions if start <= transaction.marker_offset < end]
 
     def walk(self, start: int, end: int) -> Iterator[CommittedTransaction]:
-        """The same, read step by step and not kept."""
+        """Yield the same transactions as `between`, read in steps and not cached."""
         for place in range(start, end, STEP):
             yield from self._fetch(place, min(place + STEP, end))
 
@@ -54,8 +54,9 @@ class MarkerLog:
         ]
 
     def forget(self, is_needless: Callable[[CommittedTransaction], bool], before: int) -> None:
-        """Forgets those before a position that nobody will ask for. The last one stays, and every
-        one that a notice follows: an offset behind them has their place and commit LSN."""
+        """Forget the needless transactions before a position. The last one is kept, and so is every
+        one that a notice follows: an offset after them is computed from their position and commit
+        LSN."""
         followers = [*self._transactions[1:], None]
         self._transactions = [
             transaction
@@ -76,9 +77,9 @@ class MarkerLog:
         return found
 
     def first_where(self, holds: Callable[[CommittedTransaction], bool]) -> int:
-        """Position of the first transaction for which `holds`, which must hold for all later ones
-        too: the end of the topic where there is none. Reads a few markers at about log2(n)
-        places."""
+        """Return the position of the first transaction for which `holds` is true; the end of the
+        topic where there is none. It must be true for all later transactions, too. Reads a few
+        markers at about log2(n) positions."""
         low, high = self.bounds()
         end = high
         while low < high:
@@ -94,8 +95,8 @@ class MarkerLog:
         return end
 
     def before_notices(self, position: int, after_lsn: int) -> int:
-        """Position of the first of the notices directly before `position` whose LSN is above
-        `after_lsn`."""
+        """Return the position of the first of the notices directly before `position` whose LSN is
+        above `after_lsn`."""
         low, _ = self.bounds()
         place = position
         while place > low:
@@ -108,8 +109,8 @@ class MarkerLog:
         return position
 
     def newest_lsn(self, end: int) -> int:
-        """Commit LSN of the last transaction before `end`, as far as the last markers tell; 0: they
-        have none."""
+        """Return the commit LSN of the last transaction before `end`, among the last markers; 0
+        where they have none."""
         last = self._transactions if end == self._end else []
         if not last:
             low, _ = self.bounds()

@@ -1,9 +1,9 @@
-"""Markers of the transaction topic -> committed transactions and what they consist of.
+"""Decode markers of the transaction topic to committed transactions and their manifests.
 
-Only COMMIT, STREAM_COMMIT and COMMIT_PREPARED end a transaction with rows that count. A few kinds
-say what those rows are worth: the bounds of a snapshot, a skipped transaction, a gap. All others
-tell a story (open streams, prepared and rolled back transactions, a new incarnation of the gateway)
-that a reader of committed changes needs not; so do kinds that are unknown.
+Only COMMIT, STREAM_COMMIT and COMMIT_PREPARED end a transaction whose rows count. A few kinds
+qualify these rows: the bounds of a snapshot, a skipped transaction, a gap. All other kinds (open
+streams, prepared and rolled back transactions, a restart of the gateway) are irrelevant to a reader
+of committed changes, and so are unknown ones.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ NOTICES = frozenset({"SNAPSHOT_BEGIN", "SNAPSHOT_END", "SKIP", "GAP"})
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A stretch of one topic-partition, both ends included, that holds exactly `record_count`
-    records of the transaction, and perhaps others."""
+    """A range of offsets of one topic-partition, both ends included, that contains exactly
+    `record_count` records of the transaction, and possibly others."""
 
     topic: str
     partition: int
@@ -43,7 +43,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedRelation:
-    """A relation whose events of a transaction were not written. `relation_oid` 0: logical
+    """A relation whose events were left out of a transaction. `relation_oid` 0: logical
     messages."""
 
     relation_oid: int
@@ -55,8 +55,8 @@ class ExcludedRelation:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChunk:
-    """What makes a transaction a chunk of a snapshot, or a notice a bound of one. `relation_oid` 0:
-    all its relations."""
+    """Facts about a snapshot, in the marker of a chunk, or in a notice that begins or ends the
+    snapshot. `relation_oid` 0: all its relations."""
 
     snapshot_id: str
     relation_oid: int
@@ -70,9 +70,9 @@ class SnapshotChunk:
 
 @dataclass(frozen=True, slots=True)
 class CommittedTransaction:
-    """One transaction whose commit is in the transaction topic. Its records carry (xid, epoch):
-    `epoch` is that of the rows, older than the marker's where the transaction was prepared before
-    the gateway started again.
+    """A transaction whose commit is in the transaction topic. Its records carry (xid, epoch).
+    `epoch` is that of the records, which is older than the marker's where the transaction was
+    prepared before the gateway was restarted.
 
     A notice (`kind` is one of NOTICES) has no records; its `commit_lsn` is the marker's LSN, which
     need not rise.
@@ -87,13 +87,13 @@ class CommittedTransaction:
     epoch: int
     gid: str | None
     origin: str | None
-    event_count: int  # events of aborted subtransactions included; an event may be several records
+    event_count: int  # including events of aborted subtransactions; an event may be several records
     aborted_subxids: tuple[int, ...]
     schema_ids: tuple[int, ...]
     ranges: tuple[Range, ...]
     excluded: tuple[ExcludedRelation, ...] = ()
     snapshot: SnapshotChunk | None = None
-    detail: str | None = None  # SKIP, GAP: why
+    detail: str | None = None  # SKIP, GAP: the reason
 
     @property
     def is_notice(self) -> bool:
@@ -107,13 +107,13 @@ class CommittedTransaction:
 
 @cache
 def marker_schema() -> Any:
-    """The schema of TransactionMarker that this package reads by, times left as integers."""
+    """Return this package's reader schema of TransactionMarker, with times left as integers."""
     return _parsed(TRANSACTION_MARKER)
 
 
 def _parsed(schema: Any) -> Any:
-    """fastavro's form of a marker schema, without the logical types: microseconds stay exact
-    integers."""
+    """Return fastavro's form of a marker schema, without the logical types: microseconds remain
+    exact integers."""
 
     def strip(node: Any) -> Any:
         if isinstance(node, dict):
@@ -124,11 +124,11 @@ def _parsed(schema: Any) -> Any:
 
 
 class MarkerDecoder:
-    """Marker record -> CommittedTransaction, or None for the kinds that neither end a transaction
-    nor are notices.
+    """Decodes a marker record to a CommittedTransaction, or None for the kinds that neither end a
+    transaction nor are notices.
 
-        `writer_schemas`: schema id -> schema, asked once for each id; it may raise SourceUnavailable.
-        `topic`: of the markers, for errors.
+    `writer_schemas`: schema id -> schema, looked up once for each id; it may raise
+    SourceUnavailable. `topic`: the topic of the markers, for errors.
     """
 
     def __init__(self, writer_schemas: Mapping[int, Any], topic: str) -> None:
@@ -176,7 +176,7 @@ class MarkerDecoder:
         data.seek(FRAME_BYTES)
         try:
             marker: Any = fastavro.schemaless_reader(data, self._parsed[schema_id], marker_schema())
-        except Exception as problem:  # fastavro raises a dozen kinds
+        except Exception as problem:  # fastavro raises a dozen exception types
             raise MarkerError(
                 f"{self._place(offset)}: the marker does not decode with schema {schema_id}: {type(problem).__name__}"
             ) from problem
@@ -206,8 +206,8 @@ def _chunk(item: dict[str, Any]) -> SnapshotChunk:
 
 
 def check_ranges(transaction: CommittedTransaction) -> None:
-    """A manifest must be possible: ranges disjoint within a topic-partition, and not more records
-    than offsets."""
+    """Check that a manifest is consistent: ranges are disjoint within a topic-partition, and have
+    no more records than offsets."""
     if not 0 <= transaction.xid < 2**32 or not 0 <= transaction.epoch < 2**31:
         raise MarkerError(f"{transaction}: xid or epoch is out of range")
     last: dict[tuple[str, int], int] = {}
@@ -223,8 +223,8 @@ def check_ranges(transaction: CommittedTransaction) -> None:
 
 
 def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: int) -> None:
-    """commit_lsn rises strictly from each committing marker to the next, over restarts of the
-    gateway too."""
+    """Check that commit_lsn rises strictly from each committing marker to the next, across restarts
+    of the gateway, too."""
     for transaction in transactions:
         if transaction.is_notice:
             continue

@@ -1,8 +1,9 @@
-"""Committed transactions -> disjoint reads of topic-partitions.
+"""Turn committed transactions into disjoint reads of topic-partitions.
 
-A read is one contiguous stretch of one topic-partition with all ranges that begin in it. A range
-belongs to exactly one read, so every record is counted and given out once; two reads may overlap in
-offsets where transactions interleave, and then fetch the same records for different owners.
+A read is a contiguous stretch of one topic-partition with all ranges that begin in it. A range
+belongs to exactly one read, so every record is counted and given out once. The offsets of two reads
+may overlap where transactions interleave; the reads then fetch the same records for different
+transactions.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from typing import TypeAlias
 from spark_consumer.reader.markers import CommittedTransaction, Range
 
 RECORDS_PER_TASK = 200_000
-# Smaller reads share a task: a task costs 10-20 ms in Spark, whatever it does.
+# Smaller reads share a task: the overhead of a task in Spark is 10-20 ms.
 RECORDS_WORTH_A_TASK = 5_000
-# Offsets between two ranges that are cheaper to read and drop than to seek over.
+# The gap between two ranges, in offsets, up to which reading and dropping is cheaper than seeking.
 GAP_WORTH_A_SEEK = 5_000
 
 Numbers: TypeAlias = "array[int]"  # 64 bits each: a batch may have millions of ranges, and numpy reads them in place
@@ -26,8 +27,8 @@ Numbers: TypeAlias = "array[int]"  # 64 bits each: a batch may have millions of 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """One contiguous stretch of a topic-partition and, by equal index, the ranges of it: parallel
-    arrays, in order of (transaction_key, first_offset)."""
+    """A contiguous stretch of a topic-partition and its ranges, as parallel arrays in the order of
+    (transaction_key, first_offset)."""
 
     topic: str
     partition: int
@@ -41,13 +42,13 @@ class Read:
     commit_lsns: Numbers
     commit_times_us: Numbers
     keeps_truncate: (
-        bytes  # of the TRUNCATE records of one event, the one in this partition is kept: 0 or 1 for each range
+        bytes  # for each range, 1 if the TRUNCATE record in this partition is the one of its event that is kept
     )
     aborted: tuple[tuple[int, int], ...]  # (transaction_key, subxid), sorted
 
 
 def transaction_key(xid: int, epoch: int) -> int:
-    """(xid, epoch) in one sortable number; xid has 32 bits."""
+    """Return (xid, epoch) as one sortable number; xid has 32 bits."""
     return epoch << 32 | xid
 
 
@@ -60,14 +61,15 @@ def plan(
     *,
     records_per_task: int = RECORDS_PER_TASK,
 ) -> list[list[Read]]:
-    """Reads grouped into tasks, largest first. `wants` says of a topic whether to read it."""
+    """Return reads grouped into tasks, largest first. `wants` returns whether a topic is to be
+    read."""
     return _share_tasks(
         [read for owned in _by_partition(transactions, wants).values() for read in _cut(owned, records_per_task)]
     )
 
 
 def reads_of(transaction: CommittedTransaction) -> list[Read]:
-    """One read for each topic-partition of one transaction, however large."""
+    """Return one read for each topic-partition of a transaction, however large."""
     return [_read(owned) for owned in _by_partition([transaction], lambda _: True).values()]
 
 
@@ -88,10 +90,10 @@ def _by_partition(
 def first_complete(
     transactions: Iterable[CommittedTransaction], wants: Callable[[str], bool], first_kept: Callable[[str, int], int]
 ) -> int | None:
-    """Position behind the last transaction with wanted records that Kafka no longer keeps; None: it
-    has them all.
+    """Return the position after the last transaction with wanted records that Kafka no longer has;
+    None if it has all of them.
 
-        `first_kept`: first offset of a topic-partition.
+    `first_kept` returns the first offset of a topic-partition.
     """
     found = None
     for transaction in transactions:
@@ -103,7 +105,7 @@ def first_complete(
 
 
 def _cut(owned: list[_Owned], records_per_task: int) -> Iterable[Read]:
-    """The ranges of one topic-partition, cut where a task is full or a gap is wide."""
+    """Cut the ranges of one topic-partition into reads, where a task is full or a gap is wide."""
     owned.sort(key=lambda entry: entry[0].first_offset)
     group: list[_Owned] = []
     records, end = 0, -1
@@ -144,7 +146,8 @@ def _read(group: list[_Owned]) -> Read:
 
 
 def _share_tasks(reads: list[Read]) -> list[list[Read]]:
-    """Large reads each get a task; small ones share tasks of about RECORDS_WORTH_A_TASK records."""
+    """Give each large read its own task, and let small ones share tasks of about
+    RECORDS_WORTH_A_TASK records."""
     tasks: list[list[Read]] = []
     shared, records = [], 0
     for read in sorted(reads, key=lambda read: -read.record_count):

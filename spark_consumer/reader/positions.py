@@ -1,8 +1,8 @@
-"""Where a read begins and ends: earliest, latest, marker:<offset>, lsn:<commit LSN>, time:<ISO
-8601>.
+"""Positions at which a read begins or ends: earliest, latest, marker:<offset>, lsn:<commit LSN>,
+time:<ISO 8601>.
 
-A read covers (start, end]: `lsn:X` as a start is behind the transaction that committed at X, as an
-end it is behind it too. So the end of one read is the start of the next.
+A read covers (start, end]: `lsn:X` is the position after the transaction that committed at X, both
+as a start and as an end. The end of one read is therefore the start of the next.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.errors import OptionError, RangeExpired
 from spark_consumer.reader.marker_log import MarkerLog
 
-# PostgreSQL takes commit times a little before the commit's place in the log is fixed, so
-# neighbours may be out of order.
+# PostgreSQL takes the commit time shortly before it assigns the commit LSN, so neighbours may be
+# out of order.
 _TIME_DISORDER_US = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """`value`: marker offset, LSN, or microseconds since the Unix epoch."""
+    """A parsed position. `value`: marker offset, LSN, or microseconds since the Unix epoch."""
 
     kind: Literal["earliest", "latest", "marker", "lsn", "time"]
     value: int = 0
 
 
 def parse_position(option: str, text: str) -> Position:
-    """Raises OptionError."""
+    """Parse a position. Raises OptionError, which names the option."""
     word, _, rest = text.strip().partition(":")
     try:
         match word:
@@ -53,7 +53,7 @@ def parse_position(option: str, text: str) -> Position:
 
 
 def resolve(position: Position, log: MarkerLog) -> int:
-    """The marker offset to begin at, or to end before."""
+    """Return the marker offset to begin at, or to end before."""
     low, high = log.bounds()
     match position.kind:
         case "earliest":
@@ -77,12 +77,12 @@ def resolve(position: Position, log: MarkerLog) -> int:
 
 
 def check_continues(position: Position, taken_lsn: int, log: MarkerLog) -> None:
-    """Raises RangeExpired or OptionError where a mirror that has everything up to `taken_lsn` may
-    miss what follows.
+    """Raise RangeExpired or OptionError where a mirror that has everything up to `taken_lsn` may
+    miss later changes.
 
-        Markers are removed in the order of commits: one that is left, of a transaction that the mirror
-        has, shows that none behind it was removed. A person who names an offset (marker:N) has been
-        told what may be missing.
+    Markers are removed in commit order: if the marker of a transaction that the mirror has still
+    exists, no later one was removed. This is not checked for a given offset (marker:N): the error
+    that suggests it warns about what may be missing.
     """
     low, high = log.bounds()
     first = log.first_between(low, high, notices=False)

@@ -1,4 +1,4 @@
-"""Writer schemas from a Confluent-compatible schema registry, each fetched once a process."""
+"""Writer schemas from a Confluent-compatible schema registry, fetched once per process."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 from spark_consumer.errors import SourceRefused, SourceUnavailable
 
-if TYPE_CHECKING:  # its import takes 0.3 s, and most Python workers never ask a registry
+if TYPE_CHECKING:  # its import takes 0.3 s, and most Python workers never use a registry
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
 Schema = dict[str, Any]
 
 _NOT_FOUND = (40401, 40402)
-"""No such subject, no such version."""
+"""Error codes for a missing subject or version."""
 
 _clients: dict[tuple[tuple[str, str], ...], SchemaRegistryClient] = {}
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """How to reach the registry. `settings` are those of confluent_kafka's client (`url`,
-    `basic.auth.user.info`, `ssl.ca.location`, ...); it pickles into tasks."""
+    """The connection to the registry; it can be pickled into tasks. `settings` are those of
+    confluent_kafka's client (`url`, `basic.auth.user.info`, `ssl.ca.location`, ...)."""
 
     settings: Mapping[str, str]
 
@@ -38,18 +38,18 @@ class Registry:
         return found
 
     def schema(self, schema_id: int) -> Schema:
-        """The schema with this id. Raises SourceUnavailable."""
+        """Return the schema with this id. Raises SourceUnavailable."""
         try:
             text = self._client().get_schema(schema_id).schema_str
-        except Exception as problem:  # httpx's and the registry's own; all mean that it cannot be had
+        except Exception as problem:  # httpx's and the registry's own: the schema is not available
             raise _unavailable(f"schema {schema_id}", problem) from problem
         return _record(text, f"schema {schema_id}")
 
     def latest(self, subject: str) -> tuple[int, Schema]:
-        """Id and schema of the newest version of a subject. Raises SourceUnavailable, also where
-        there is none."""
+        """Return id and schema of the newest version of a subject. Raises SourceUnavailable, also
+        where there is none."""
         try:
-            # not the cached one: confluent_kafka keeps `latest` for ever unless told otherwise
+            # by default confluent_kafka caches the result of `latest` for ever
             found = self._client().get_latest_version(subject)
         except Exception as problem:
             raise _unavailable(f"subject {subject}", problem) from problem
@@ -58,7 +58,7 @@ class Registry:
         return found.schema_id, _record(found.schema.schema_str, subject)
 
     def find(self, subject: str) -> tuple[int, Schema] | None:
-        """As `latest`; None where the registry has no such subject."""
+        """Return what `latest` returns; None where the registry has no such subject."""
         try:
             return self.latest(subject)
         except SourceUnavailable as problem:
@@ -67,20 +67,21 @@ class Registry:
             raise
 
     def subjects(self, prefix: str) -> list[str]:
-        """Those that begin with `prefix`. Raises SourceUnavailable."""
+        """Return the subjects that begin with `prefix`. Raises SourceUnavailable."""
         found: set[str] = set()
         try:
-            # Page by page: Apicurio returns 1,000 at most. A registry that does not know `offset`
-            # repeats the same ones.
+            # Page by page: Apicurio returns at most 1,000 subjects. A registry without `offset`
+            # returns the same page again.
             while page := set(self._client().get_subjects(subject_prefix=prefix, offset=len(found))) - found:
                 found |= page
         except Exception as problem:
             raise _unavailable(f"the subjects of {prefix}", problem) from problem
-        # Not every registry knows `subjectPrefix`.
+        # Not every registry supports `subjectPrefix`.
         return sorted(subject for subject in found if subject.startswith(prefix))
 
     def versions(self, subject: str) -> list[int]:
-        """Schema ids of all versions of a subject, oldest first. Raises SourceUnavailable."""
+        """Return the schema ids of all versions of a subject, oldest first. Raises
+        SourceUnavailable."""
         try:
             client = self._client()
             found = [client.get_version(subject, version).schema_id for version in client.get_versions(subject)]
@@ -120,8 +121,8 @@ def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRef
 
 
 class SchemaCache(dict[int, Schema]):
-    """Schema id -> schema; what is not there is fetched. Ids never change their meaning, so nothing
-    ever leaves."""
+    """Schemas by id, fetched when first used. The schema of an id never changes, so nothing is
+    evicted."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""What the markers say about tables, beside the changes: bounds and chunks of snapshots, tables
-that were left out, gaps.
+"""Table marks: facts about tables from the markers, such as bounds and chunks of snapshots,
+excluded tables, and gaps.
 
-A sign stands where its marker does: at a commit LSN, behind the changes of that transaction.
+A mark has the position of its marker: a commit LSN, after the changes of that transaction.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ KINDS = (SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK, EXCLUDED, SKIP, GAP)
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """`kind`: one of KINDS. `table` None: all of them. `facts`: the marker's own, and its offset,
-    for JSON: who stores signs keeps their order with them, since those of one transaction have one
-    commit LSN."""
+    """A table mark. `kind` is one of KINDS; `table` is None for all tables. `facts` are those of
+    the marker and its offset, for JSON. The offset preserves the order of marks that are stored:
+    marks of one transaction have the same commit LSN."""
 
     kind: str
     table: TableName | None
@@ -36,7 +36,7 @@ class TableMark:
 
 
 def marks_of(transactions: Iterable[CommittedTransaction], wants: Callable[[TableName], bool]) -> list[TableMark]:
-    """Of the tables that `wants` chooses, and of all together."""
+    """Return the marks of the tables that `wants` selects, and those that concern all tables."""
     found = [sign for transaction in transactions for sign in _signs(transaction)]
     return [sign for sign in found if sign.table is None or wants(sign.table)]
 
@@ -53,7 +53,7 @@ def _signs(transaction: CommittedTransaction) -> list[TableMark]:
         facts = {"detail": transaction.detail, "end_lsn": transaction.end_lsn}
         found.append(_sign(transaction, transaction.kind, None, ordinal, facts))
     for place, each in enumerate(transaction.excluded):
-        if each.relation_oid:  # the others are logical messages
+        if each.relation_oid:  # 0: logical messages
             table = TableName(each.namespace, each.name)
             found.append(_sign(transaction, EXCLUDED, table, ordinal + place, asdict(each)))
     return found
@@ -62,7 +62,7 @@ def _signs(transaction: CommittedTransaction) -> list[TableMark]:
 def _sign(
     transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
 ) -> TableMark:
-    # Delivery goes on at `end_lsn`, which may be that of the next commit: a gap ends just before
+    # Delivery continues at `end_lsn`, which may be that of the next commit: a gap ends just before
     # it.
     at = transaction.end_lsn - 1 if kind == GAP and transaction.end_lsn else transaction.commit_lsn
     return TableMark(

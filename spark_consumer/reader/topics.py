@@ -1,5 +1,5 @@
-"""Which table a topic holds, and which topic a table has: by the name where it says so, else by
-`pg.relation` of the schema."""
+"""Map topics to tables and back: by the topic's name where it has the table's full name, otherwise
+by `pg.relation` of the schema."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from spark_consumer.tables import TableName
 _SUFFIX = value_subject("")
 
 _tables: dict[tuple[str, str], TableName | None] = {}
-"""Of topics whose name does not say it, by registry and topic; a topic never changes its table."""
+"""Tables of topics without the table's full name, by registry and topic. A topic never changes its
+table."""
 
 
 def table_of_topic(registry: Registry, prefix: str, topic: str) -> TableName | None:
-    """None for the topic of markers or messages. Raises SourceUnavailable, SourceRefused."""
+    """Return the table of a topic; None for the topic of markers or messages. Raises
+    SourceUnavailable, SourceRefused."""
     relation = relation_of_topic(prefix, topic)
     if relation is not None:
         return TableName(*relation)
@@ -40,7 +42,7 @@ def table_of_topic(registry: Registry, prefix: str, topic: str) -> TableName | N
 
 
 def refuse_debezium(registry: Registry, prefix: str) -> None:
-    """Raises OptionError where the gateway writes the prefix in Debezium's dialect."""
+    """Raise OptionError where the gateway writes the prefix in Debezium's format."""
     found = registry.find(value_subject(transaction_topic(prefix)))
     if found is not None and found[1].get("name") == DEBEZIUM_TRANSACTION_RECORD:
         raise OptionError(
@@ -51,7 +53,8 @@ def refuse_debezium(registry: Registry, prefix: str) -> None:
 
 
 def topic_of_table(registry: Registry, prefix: str, table: TableName) -> str:
-    """Raises SourceUnavailable where the registry has no schema of the table, SourceRefused."""
+    """Return the topic of a table. Raises SourceUnavailable where the registry has no schema of the
+    table, SourceRefused."""
     names = topic_names(prefix, table.namespace, table.name)
     for topic in chain(names, _named_by_setting(registry, prefix)):
         found = registry.find(value_subject(topic))
@@ -64,7 +67,8 @@ def topic_of_table(registry: Registry, prefix: str, table: TableName) -> str:
 
 
 def _named_by_setting(registry: Registry, prefix: str) -> Iterator[str]:
-    """Topics that got their name from kafka.topic_names: all others say in it which they are."""
+    """Yield topics that are named by the setting kafka.topic_names; the names of all others follow
+    from the table."""
     others = {transaction_topic(prefix), message_topic(prefix)}
     for subject in registry.subjects(f"{prefix}."):
         topic = subject.removesuffix(_SUFFIX)
@@ -73,6 +77,6 @@ def _named_by_setting(registry: Registry, prefix: str) -> Iterator[str]:
 
 
 def table_of_schema(schema: Schema) -> TableName | None:
-    """None for the value schema of messages."""
+    """Return the table of a value schema; None for that of messages."""
     relation = recorded_relation(schema)
     return None if relation is None else TableName(*relation)

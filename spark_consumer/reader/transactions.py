@@ -8,9 +8,9 @@ completeness.
             remember(transaction.next_position)
 
 Memory is bounded by one fetch of each topic-partition, however large the transaction: changes are
-merged by ordinal while they are read. A transaction that does not add up raises where its iteration
-would end, so act on it only when the iteration is through: collect in a database transaction,
-commit behind the loop.
+merged by ordinal while they are read. An incomplete transaction raises at the end of its iteration,
+so act on it only after the loop: for example, collect changes in a database transaction, and commit
+after the loop.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change. Rows are columns by PostgreSQL's names, values as fastavro gives them; `table`
-    None: a logical message, whose prefix and content are in `after`."""
+    """A change. Rows are columns by PostgreSQL's names, with values as fastavro returns them.
+    `table` is None for a logical message, whose prefix and content are in `after`."""
 
     table: TableName | None
     op: str
@@ -81,21 +81,24 @@ class Transaction:
 
     @property
     def next_position(self) -> int:
-        """Where a reader goes on behind this transaction: `TransactionReader(position=...)`."""
+        """The position after this transaction, for `TransactionReader(position=...)`."""
         return self.facts.marker_offset + 1
 
     def changes(self) -> AsyncIterator[Change]:
-        """In order of their ordinals. Raises TransactionIncomplete at the end when they do not add
-        up."""
+        """Return the changes in the order of their ordinals. Raises TransactionIncomplete at the
+        end if records are missing or surplus."""
         return self._reader.changes_of(self.facts)
 
 
 class TransactionReader:
-    """`position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`: of
-    the last transaction before it, so that a restart notices a topic that was recreated, and checks
-    the order too. `kafka`: more options of aiokafka (security); `registry`: of confluent_kafka's
-    registry client. `no_progress_s`: a record of a manifest must come within this time of
-    waiting."""
+    """Reads committed transactions.
+
+    `position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`:
+    commit LSN of the transaction before it, with which a restart detects a topic that was
+    recreated, and checks the order. `kafka`: additional options of aiokafka (security). `registry`:
+    those of confluent_kafka's registry client. `no_progress_s`: seconds to wait for a record of a
+    manifest before it counts as missing.
+    """
 
     def __init__(
         self,
@@ -119,7 +122,7 @@ class TransactionReader:
         self._prefix = prefix
         self._position = position
         self._commit_lsn = after_commit_lsn
-        self._begins_before = False  # with the last transaction that was read, as a proof
+        self._begins_before = False  # one marker early, to check that the topic is the same
         self._no_progress_s = no_progress_s
         self._schemas = SchemaCache(Registry({**(registry or {}), "url": registry_url}))
         self._decoder = MarkerDecoder(self._schemas, transaction_topic(prefix))
@@ -146,11 +149,11 @@ class TransactionReader:
     ) -> None:
         started = [consumer for consumer in (self._markers, self._records) if consumer is not None]
         self._markers = self._records = None
-        if started:  # an error of one neither keeps the other open nor takes the place of the block's: asyncio logs it
+        if started:  # both stop even if one fails; asyncio logs the error, which must not replace that of the block
             stopping = [asyncio.create_task(consumer.stop()) for consumer in started]
             await asyncio.wait(stopping, timeout=_STOP_S)
             for task in stopping:
-                task.cancel()  # one that hangs
+                task.cancel()  # if it hangs
 
     async def _seek_markers(self) -> None:
         markers = _started(self._markers)
@@ -169,7 +172,8 @@ class TransactionReader:
         markers.seek(place, self._position - self._begins_before)
 
     async def __aiter__(self) -> AsyncIterator[Transaction]:
-        """Every committed transaction from the position on, and then each new one as it comes."""
+        """Yield every committed transaction from the position on, then each new one as it
+        arrives."""
         while True:
             for message in await self._next_markers():
                 await self._load(read_schema_id(message.value))
@@ -202,7 +206,7 @@ class TransactionReader:
         return [message for messages in found.values() for message in messages]
 
     async def changes_of(self, facts: CommittedTransaction) -> AsyncIterator[Change]:
-        """See Transaction.changes."""
+        """Implement Transaction.changes."""
         reads = reads_of(facts)
         records = _started(self._records)
         places = [TopicPartition(read.topic, read.partition) for read in reads]
@@ -210,8 +214,8 @@ class TransactionReader:
         for place, read in zip(places, reads, strict=True):
             records.seek(place, read.first_offset)
         cursors = [self._ordered(read, place) for place, read in zip(places, reads, strict=True)]
-        # A partition keeps the order of a transaction, so the smallest ordinal of all partitions is
-        # the next one.
+        # Each partition has the records of a transaction in order, so the smallest ordinal of all
+        # partitions is the next one.
         waiting: list[tuple[int, int, int, bytes]] = []
         for number, cursor in enumerate(cursors):
             async for ordinal, offset, value in cursor:
@@ -225,11 +229,11 @@ class TransactionReader:
                 break
 
     async def _ordered(self, read: Read, place: TopicPartition) -> AsyncIterator[tuple[int, int, bytes]]:
-        """(ordinal, offset, record) of one topic-partition; raises when its ranges do not add
-        up."""
+        """Yield (ordinal, offset, record) of one topic-partition. Raises TransactionIncomplete if
+        its ranges are not complete."""
         counter = TransactionCounter(read)
         position = read.first_offset
-        waited_s = 0.0  # here, not in what the caller does with the records
+        waited_s = 0.0  # time spent in `_fetch` alone, without that of the caller
         while position <= read.last_offset:
             began = time.monotonic()
             messages = await self._fetch(read, place)
@@ -257,7 +261,7 @@ class TransactionReader:
         return messages
 
     async def _load(self, schema_id: int) -> None:
-        """The registry's client blocks, so an unknown schema is fetched by a thread."""
+        """Fetch an unknown schema in a thread, since the registry's client blocks."""
         if schema_id not in self._schemas:
             await asyncio.to_thread(self._schemas.__getitem__, schema_id)
 
@@ -297,7 +301,7 @@ def _read_record(value: bytes, parsed: Any, place: str) -> Any:
     data.seek(FRAME_BYTES)
     try:
         record: Any = fastavro.schemaless_reader(data, parsed, None)
-    except Exception as problem:  # fastavro raises a dozen kinds
+    except Exception as problem:  # fastavro raises a dozen exception types
         raise MalformedRecord(f"{place}: the record cannot be decoded ({type(problem).__name__})") from problem
     if data.tell() != len(value):
         raise MalformedRecord(f"{place}: the record has {len(value) - data.tell()} extra bytes")

@@ -1,8 +1,8 @@
-"""How far a micro-batch goes: whole transactions up to a limit of the rows that the query wants.
+"""Decide how far a micro-batch goes: whole transactions, up to a limit of rows that the query gets.
 
-An offset that moves makes Spark run a batch. Behind transactions that a query wants it moves at
-once; over a stretch that has none, only after a while, so that a restart does not begin long
-before, where retention may have removed the markers.
+A new offset makes Spark run a batch. After transactions that the query wants the offset advances at
+once. Over a stretch without any it advances only after a while, so that a restart does not begin
+far back, where retention may have removed the markers.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ from typing import TypeAlias
 from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction, check_order
 
-# The driver has the transactions of a micro-batch in memory: 1.2 kB each.
+# The driver holds the transactions of a micro-batch in memory: 1.2 kB each.
 _TRANSACTIONS_PER_TRIGGER = 200_000
-# Markers that are looked at for one answer to Spark where the query wants none of them: 20 seconds.
+# The most markers read for one answer to Spark where the query wants none of them: 20 seconds.
 _MARKERS_PER_ANSWER = 20 * STEP
 
 Weight: TypeAlias = Callable[[CommittedTransaction], int]
-"""Rows that a query gets of a transaction or notice, 0 where it wants nothing of it."""
+"""Returns the number of rows that a query gets of a transaction or notice; 0 if it wants none."""
 
 
 class Admission:
-    """Says how far a batch goes.
+    """Decides how far a batch goes.
 
-    `hold_s`: how long an offset stands before transactions of which the query wants nothing.
+    `hold_s`: seconds for which an offset is held before transactions that the query does not want.
     """
 
     def __init__(self, weight: Weight, hold_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._weight = weight
         self._hold_s = hold_s
         self._clock = clock
-        self._held: tuple[int, float] | None = None  # a position, and since when it has been held
+        self._held: tuple[int, float] | None = None  # a position, and the time since which it is held
 
     def admitted(
         self, log: MarkerLog, position: int, after_commit_lsn: int, end: int, limit: int | None
     ) -> list[CommittedTransaction]:
-        """The transactions of [position, end) that a batch takes; none where no batch is to run.
+        """Return the transactions of [position, end) that a batch takes; none if no batch is to
+        run.
 
-        Reads no whole backlog for it, and keeps nothing in memory that the query does not want.
+        Reads no more of the backlog than that takes, and keeps in memory only what the query wants.
         Raises MarkerError.
         """
         reached = position
@@ -67,9 +68,9 @@ class Admission:
 
 
 def admit(transactions: list[CommittedTransaction], limit: int | None, weight: Weight) -> list[CommittedTransaction]:
-    """The first transactions of which the query gets no more rows than `limit`.
+    """Return the first transactions, of which the query gets at most `limit` rows.
 
-    At least one that it wants is among them, and everything before the next one that it wants.
+    They include at least one that it wants, and everything before the next one that it wants.
     """
     rows = wanted = 0
     for place, transaction in enumerate(transactions):

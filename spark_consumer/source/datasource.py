@@ -1,13 +1,12 @@
-"""The Python data sources `walgate` (committed changes) and `walgate-transactions` (one row a
+"""The Python data sources `walgate` (committed changes) and `walgate-transactions` (one row per
 transaction).
 
-Thin shells: what to read is planned in planning.py, read and counted in reading.py, shaped in
-frames.py. There is no state but the offset {position in the transaction topic, last commit LSN};
-Kafka keeps the rows, also those of streamed transactions.
+The classes are thin: reads are planned in planning.py, read and counted in reading.py, and shaped
+in frames.py. The only state is the offset {position in the transaction topic, last commit LSN}; the
+rows, including those of streamed transactions, stay in Kafka.
 
-Who runs where: one Python process on the driver plans (StreamReader, BatchReader); the workers call
-`read`, which must use nothing but the partition it is given and what was there when the query
-began.
+One Python process on the driver plans (StreamReader, BatchReader). The workers call `read`, which
+may use only its partition and what was known when the query began.
 """
 
 from __future__ import annotations
@@ -49,18 +48,18 @@ else:
     except ImportError:  # Spark 4.0 and 4.1
         SupportsTriggerAvailableNow = object
 
-# How long an offset stands before transactions of which the query wants nothing. A query with
-# markers is a mirror, which is asked how far it is.
+# Seconds for which an offset is held before transactions that the query does not want. A query with
+# markers is a mirror, whose progress is observed.
 _HOLD_S, _HOLD_WITH_MARKERS_S = 60.0, 5.0
-# Spark 4.0 and 4.1 tell a reader neither where a batch begins nor that it is to take what is there:
-# with `availableNow` they run one batch.
+# Spark 4.0 and 4.1 tell a reader neither where a batch begins nor that the trigger is
+# `availableNow`, with which they run one batch.
 ENDS_AVAILABLE_NOW = hasattr(DataSourceStreamReader, "getDefaultReadLimit")
 
 FirstKept = Callable[[str, int], int]  # (topic, partition) -> offset
 
 
 def register(spark: SparkSession) -> None:
-    """Makes both formats known to a session, where Spark has not found them by itself
+    """Register both formats with a session, where Spark has not found them automatically
     (pyspark_walgate)."""
     for source in (WalgateChanges, WalgateTransactions):
         try:
@@ -71,8 +70,8 @@ def register(spark: SparkSession) -> None:
 
 
 class _Planner:
-    """What the two kinds of reader share on the driver: the transaction topic and the schemas,
-    opened when first used, so that a reader pickles."""
+    """The parts that both kinds of reader share on the driver: the transaction topic and the
+    schemas. They are opened when first used, so that a reader can be pickled."""
 
     def __init__(self, options: Options, shape: Shape) -> None:
         self.options = options
@@ -97,8 +96,9 @@ class _Planner:
         return self._log
 
     def check_kept(self, transactions: list[CommittedTransaction], first_kept: FirstKept) -> None:
-        """Raises RangeExpired, with the position from which on all is there. For the first
-        transactions of a read: retention does not shorten the topics of markers and rows alike."""
+        """Raise RangeExpired, with the first position from which everything is available. Called
+        for the first transactions of a read, since retention does not shorten the topics of markers
+        and rows equally."""
         wants = self.shape.wants
         expired = first_complete(transactions, wants, first_kept)
         if expired is not None:
@@ -112,7 +112,7 @@ class _Planner:
             )
 
     def first_kept(self) -> FirstKept:
-        """First offset of a topic-partition that Kafka has; asked for once."""
+        """Return a cached function for the first offset of a topic-partition that Kafka has."""
         return cache(lambda topic, partition: self.options.broker.offsets(topic, partition)[0])
 
     def tasks(self, transactions: list[CommittedTransaction]) -> list[InputPartition]:
@@ -120,14 +120,14 @@ class _Planner:
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Of Spark 4.2 and later."""
+    """Streaming reads on Spark 4.2 and later."""
 
     def __init__(self, planner: _Planner) -> None:
         self._planner = planner
         hold_s = _HOLD_WITH_MARKERS_S if planner.options.include_markers else _HOLD_S
         self._admission = Admission(planner.shape.weight, hold_s)
-        self._stop_position: int | None = None  # of a query that takes what is there now
-        self._is_checked = False  # that this is the topic in which the offsets were counted
+        self._stop_position: int | None = None  # the end, with `availableNow`
+        self._is_checked = False  # whether the topic is the one of the offsets
 
     def initialOffset(self) -> StreamOffset:
         return {"position": resolve(self._planner.options.starting, self._planner.log), "commit_lsn": 0}
@@ -142,8 +142,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._stop_position = self._planner.log.bounds()[1]
 
     def reportLatestOffset(self) -> StreamOffset | None:
-        """Spark's `latestOffset`: the end of the transaction topic. Less the end offset of a batch
-        it is the lag: Spark asks a Python source for no metrics."""
+        """Spark's `latestOffset`: the end of the transaction topic. Minus the end offset of a batch
+        it is the lag. Spark requests no metrics from a Python source."""
         end = self._planner.log.bounds()[1]
         return {"position": end, "commit_lsn": self._planner.log.newest_lsn(end)}
 
@@ -152,13 +152,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def max_changes(self) -> int | None:
-        """The limit of a micro-batch; None: none."""
+        """The most changes of a micro-batch; None: no limit."""
         return self._planner.options.max_changes
 
     def next_offset(self, start: StreamOffset, limit: int | None) -> StreamOffset:
-        """Behind as many whole transactions as the limit admits, and at least one.
+        """Return the offset after as many whole transactions as the limit admits, and at least one.
 
-        Stands still until there is a new one that the query wants, whatever else comes.
+        It does not advance until there is a new transaction that the query wants, or the hold time
+        is over.
         """
         low, end = self._planner.log.bounds()
         if self._stop_position is not None:
@@ -174,8 +175,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset if commit_lsn else {**offset, "began": position}
 
     def _check_topic(self, start: StreamOffset, low: int, end: int) -> None:
-        """Raises MarkerError unless the offset was counted in this topic: the marker before it
-        tells, if it is still there."""
+        """Raise MarkerError unless the offset belongs to this topic: the marker before it shows
+        that, if it still exists."""
         position, commit_lsn = start["position"], start["commit_lsn"]
         if end < position:
             raise other_topic(f"the marker topic ends at {end}", start)
@@ -186,13 +187,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         if start == end:
             return []
-        # A first batch that was killed is planned again from an initial offset of now, where
-        # `latest` is another place.
+        # A first batch that was killed is planned again from the current initial offset, where
+        # `latest` is a different position.
         position = end.get("began", start["position"])
         if end["position"] <= position:
             raise other_topic(f"this batch begins at offset {position}", end)
         transactions = self._planner.log.between(position, end["position"])
-        check_last(transactions, end, start["commit_lsn"])  # a query that was killed begins with what it had planned
+        check_last(transactions, end, start["commit_lsn"])  # a restarted query begins with the batch it had planned
         if not start["commit_lsn"]:
             self._planner.check_kept(transactions, self._planner.first_kept())
         return self._planner.tasks(transactions)
@@ -216,10 +217,10 @@ class BatchReader(DataSourceReader):
         self._planner.shape.wanted = self._wanted
 
     def _bounds(self) -> tuple[int, int]:
-        """Positions in the marker topic."""
+        """Return first and end position in the marker topic."""
         options, log, wanted = self._planner.options, self._planner.log, self._wanted
         position, end = resolve(options.starting, log), resolve(options.ending, log)
-        if not options.include_markers:  # a gap has the LSN at which it ends
+        if not options.include_markers:  # the mark of a gap has the LSN at which it ends
             if wanted.first_lsn is not None:
                 position = max(position, resolve(Position("lsn", max(0, wanted.first_lsn - 1)), log))
             if wanted.last_lsn is not None:
@@ -231,7 +232,7 @@ class BatchReader(DataSourceReader):
         position, end = self._bounds()
         first_kept, commit_lsn = planner.first_kept(), 0
         tasks: list[InputPartition] = []
-        while position < end:  # step by step: a transaction is larger than its part of the plan
+        while position < end:  # in steps: a transaction takes more memory than its part of the plan
             reached = min(position + STEP, end)
             transactions = planner.log.between(position, reached)
             check_order(transactions, commit_lsn)
@@ -247,7 +248,7 @@ class BatchReader(DataSourceReader):
 
 
 class WalgateChanges(DataSource):
-    """`format("walgate")`: docs/spark.md has the options and columns."""
+    """`format("walgate")`; docs/spark.md has its options and columns."""
 
     @classmethod
     def name(cls) -> str:
@@ -266,7 +267,7 @@ class WalgateChanges(DataSource):
         return with_options(from_arrow_schema(self._shape(options).schema), self.options)
 
     def _planner(self, loaded: StructType, *, streaming: bool) -> _Planner:
-        """`loaded`: the columns that the frame got when it was made."""
+        """`loaded`: the columns that the frame got when it was created."""
         self.options = {**noted_options(loaded), **self.options}
         options = self._options(streaming=streaming)
         shape = self._shape(options)
@@ -288,7 +289,7 @@ class WalgateChanges(DataSource):
 
 
 class WalgateTransactions(WalgateChanges):
-    """`format("walgate-transactions")`: the same options, but those about tables."""
+    """`format("walgate-transactions")`, with the same options except those about tables."""
 
     @classmethod
     def name(cls) -> str:
@@ -310,7 +311,7 @@ class WalgateTransactions(WalgateChanges):
 
 
 def table_frame(options: Options, table: TableName) -> TableFrame:
-    """Columns of the newest version of a table's schema. Raises SourceUnavailable,
+    """Return the columns of the newest version of a table's schema. Raises SourceUnavailable,
     UnsupportedSchema."""
     topic = topic_of_table(options.registry, options.prefix, table)
     return TableFrame.of(options.registry.latest(value_subject(topic))[1])

@@ -1,4 +1,4 @@
-"""Raw records of one table -> its typed frame, by Spark's workers or in this process."""
+"""Decode raw records of one table to its typed frame, in Spark's workers or in this process."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ PLACE = ("topic", "partition", "offset")
 
 
 def typed(records: DataFrame, frame: TableFrame, texts: Mapping[int, str]) -> DataFrame:
-    """The typed frame of raw records of one table; `texts`: schema id -> JSON text of every schema
-    they have."""
+    """Return the typed frame of raw records of one table. `texts`: schema id -> JSON text, for
+    every schema that the records have."""
     columns = records.select(*head_columns(frame), "schema_id", *PLACE, "value")
     return columns.mapInArrow(partial(decode_changes, frame=frame, schemas=texts), from_arrow_schema(frame.schema))
 
 
 def head_columns(frame: TableFrame) -> list[str]:
-    """op to change_lsn: raw and typed frames have them alike."""
+    """Return the columns from op to change_lsn, which are the same in raw and typed frames."""
     names: list[str] = frame.schema.names
     return names[: names.index("old_key")]
 
@@ -33,7 +33,7 @@ def head_columns(frame: TableFrame) -> list[str]:
 def decode_changes(
     batches: Iterator[pa.RecordBatch], frame: TableFrame, schemas: Mapping[int, str]
 ) -> Iterator[pa.RecordBatch]:
-    """For mapInArrow over raw records of one table."""
+    """Decode raw records of one table; a function for mapInArrow."""
     for batch in batches:
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
@@ -44,8 +44,8 @@ def decode_changes(
 
 
 def decode_values(records: pa.RecordBatch, frame: TableFrame, schema_text: str) -> list[pa.Array]:
-    """`frame.decode` of raw records, which have the columns `value` and PLACE: an error names the
-    record by these, or the first that was written with the schema."""
+    """Decode raw records, which have the columns `value` and PLACE, by `frame.decode`. An error
+    names the record by PLACE, or, if the record is not known, the first record with the schema."""
 
     def place(record: int) -> str:
         topic, partition, offset = (records.column(name)[record].as_py() for name in PLACE)

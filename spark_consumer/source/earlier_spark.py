@@ -1,6 +1,6 @@
 """Streaming reads on Spark 4.0 and 4.1.
 
-They do not tell a Python source where a micro-batch begins, nor how much it may take.
+These versions do not tell a Python source where a micro-batch begins, nor how much it may take.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 class EarlierStreamReader(DataSourceStreamReader):
-    """Keeps in mind how far the batches have come, and answers as `reader` would there.
+    """Keeps track of how far the batches have advanced, and calls `reader` with that offset.
 
-    Spark asks a new query for the latest offset, then for the initial one. Of a query that goes on
-    it first asks for the partitions between the last planned offset and itself, which tells where
-    the query stands. With `availableNow` it asks for the latest offset once, and ends behind that
-    batch.
+    For a new query, Spark requests the latest offset, then the initial one. For a query that
+    continues, it first requests the partitions between the last planned offset and itself, which
+    shows where the query is. With `availableNow` it requests the latest offset once, and ends after
+    that batch.
     """
 
     def __init__(self, reader: StreamReader) -> None:

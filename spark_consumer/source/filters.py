@@ -1,7 +1,7 @@
-"""Filters of a query that spare a batch read work. Spark evaluates all of them itself behind the
-read, too.
+"""Filters of a query that reduce the work of a batch read. Spark also evaluates all of them itself,
+after the read.
 
-Spark 4.1 and later hand them over where `spark.sql.python.filterPushdown.enabled` is set.
+Spark 4.1 and later pass them to the source if `spark.sql.python.filterPushdown.enabled` is set.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _UPPER = {"EqualTo": 0, "LessThanOrEqual": 0, "LessThan": -1}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What the filters of a query leave; None: everything. Both LSNs are included."""
+    """The changes that pass the filters of a query; None: all. Both LSNs are inclusive."""
 
     first_lsn: int | None = None
     last_lsn: int | None = None
@@ -26,7 +26,7 @@ class Wanted:
     tables: frozenset[str] | None = None  # as in the column `table` of the raw format
 
     def narrowed(self, given: Any) -> Wanted:
-        """By one of Spark's filters, if it is of a kind that spares anything."""
+        """Return this narrowed by one of Spark's filters, or unchanged if its kind is not used."""
         kind, (name, *nested) = type(given).__name__, given.attribute if hasattr(given, "attribute") else (None,)
         if nested or kind not in ("EqualTo", "In", *_LOWER, *_UPPER):
             return self
@@ -51,10 +51,10 @@ def _common(before: frozenset[str] | None, values: Iterable[str]) -> frozenset[s
 
 
 class FilterPushdown:
-    """A reader's `pushFilters`, which Spark calls where the setting is on.
+    """A reader's `pushFilters`, which Spark calls if the setting is on.
 
-    Where it is off, Spark refuses a reader whose class has a `pushFilters` of its own: it compares
-    `__func__` with that of the base class.
+    If it is off, Spark refuses a reader whose class overrides `pushFilters`: it compares `__func__`
+    with that of the base class.
     """
 
     __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", lambda _, filters: filters))
@@ -63,6 +63,6 @@ class FilterPushdown:
         self._take = take
 
     def __call__(self, filters: list[Any]) -> list[Any]:
-        """All of them: Spark evaluates those that are returned."""
+        """Return all filters: Spark evaluates those that are returned."""
         self._take(filters)
         return filters

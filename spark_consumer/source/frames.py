@@ -1,7 +1,8 @@
-"""Columns of the frames, and chunks of records -> Arrow batches of exactly these columns.
+"""Columns of the frames, and conversion of chunks of records to Arrow batches with exactly these
+columns.
 
-Spark takes an Arrow batch only when its schema equals the frame's to the letter: nested
-nullability, names of list elements, zones.
+Spark accepts an Arrow batch only if its schema equals the frame's exactly, including nested
+nullability, names of list elements, and time zones.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ _WORDS = strings(OPERATIONS)
 
 
 def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
-    """`table` None: records of the message topic, whose op is MESSAGE."""
+    """Return a chunk in the raw form. `table` is None for records of the message topic, whose op is
+    MESSAGE."""
     count = len(chunk)
     words = _operations(chunk) if table is not None else repeated("MESSAGE", count)
     columns = [
@@ -72,8 +74,8 @@ def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
 
 
 def marks_batch(signs: Sequence[TableMark], topic: str) -> pa.RecordBatch:
-    """What markers say, as rows of the raw form: `op` is their kind, `value` JSON, `schema_id`
-    null, `offset` the marker's."""
+    """Return table marks as rows of the raw form: `op` is their kind, `value` their JSON,
+    `schema_id` null, `offset` that of the marker."""
     rows = [
         {
             "table": None if sign.table is None else str(sign.table),
@@ -98,7 +100,7 @@ def _operations(chunk: Chunk) -> pa.Array:
 
 
 def _position_columns(chunk: Chunk) -> list[pa.Array]:
-    """commit_lsn to change_lsn."""
+    """Return the columns from commit_lsn to change_lsn."""
     return [
         numbers(chunk.commit_lsn),
         numbers(chunk.commit_time_us, INSTANT),
@@ -110,10 +112,10 @@ def _position_columns(chunk: Chunk) -> list[pa.Array]:
 
 @dataclass(frozen=True, slots=True)
 class TableFrame:
-    """The typed columns of one table, of one version of its schema: every record is projected to
-    it, whatever version wrote it.
+    """The typed columns of one table, by one version of its schema. Every record is projected to
+    them, whatever version it was written with.
 
-        `names`: Avro field -> column, for the fields whose name PostgreSQL's is not.
+    `names`: Avro field -> column, for the fields whose names differ from PostgreSQL's.
     """
 
     schema: pa.Schema
@@ -121,7 +123,7 @@ class TableFrame:
 
     @classmethod
     def of(cls, change: Schema) -> TableFrame:
-        """From the value schema of a table. Raises UnsupportedSchema."""
+        """Return the frame for the value schema of a table. Raises UnsupportedSchema."""
         decoder = RecordDecoder(change)
         missing = {"old_key", "before", "after", "unchanged", "special"} - decoder.fields.keys()
         if missing:
@@ -133,7 +135,7 @@ class TableFrame:
         return cls(pa.schema([*_POSITION, *rows, ("unchanged", STRINGS), ("special", TEXTS)]), names)
 
     def batches(self, chunk: Chunk, schemas: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
-        """One batch for each schema id of the chunk. `schemas`: id -> JSON text."""
+        """Yield one batch for each schema id of the chunk. `schemas`: id -> JSON text."""
         ids = schema_ids(chunk.values)
         for schema_id in np.unique(ids).tolist():
             rows = np.flatnonzero(ids == schema_id)
@@ -159,7 +161,8 @@ class TableFrame:
                 raise UnsupportedSchema(f"{place} from offset {first}, schema {schema_id}: {problem}") from problem
 
     def decode(self, values: pa.Array, schema_text: str) -> list[pa.Array]:
-        """old_key, before, after, unchanged, special of framed records that one schema wrote."""
+        """Return old_key, before, after, unchanged and special of framed records with the same
+        schema."""
         written = record_decoder(schema_text).decode(values, skip=FRAME_BYTES)
         names = _writer_names(schema_text)
         rows = [
@@ -171,7 +174,8 @@ class TableFrame:
 
 @lru_cache(256)
 def record_decoder(schema_text: str) -> RecordDecoder:
-    """Kept by text, which tasks bring along: a schema id is unique only within one registry."""
+    """Return the decoder of a schema. Cached by text, which tasks carry: a schema id is unique only
+    within one registry."""
     return RecordDecoder(json.loads(schema_text))
 
 
@@ -209,10 +213,10 @@ def _rename_map(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
 
 
 def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
-    """A row of an older or newer version in the columns of `target`: missing ones null, others
-    dropped, values as they were.
+    """Return rows of an older or newer version in the columns of `target`: missing columns are
+    null, others dropped, values unchanged.
 
-        Raises UnsupportedSchema when a value does not fit.
+    Raises UnsupportedSchema if a value does not fit.
     """
     if array.type.equals(target):
         return array
@@ -237,9 +241,9 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
 
 
-# Kinds whose values may be the same in the other kind. A float and a decimal may look the same
-# after the way back, and are not.
-_TEXT_IS_ALIKE = ("integer", "decimal", "boolean", "date")  # in Arrow and in PostgreSQL
+# Pairs of kinds between which a value may be converted without loss. A float and a decimal may be
+# equal after conversion in both directions, although they differ.
+_TEXT_IS_ALIKE = ("integer", "decimal", "boolean", "date")  # the same text in Arrow and in PostgreSQL
 _CARRIED_OVER = {
     frozenset(kinds)
     for kinds in [
@@ -250,9 +254,9 @@ _CARRIED_OVER = {
 
 
 def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """The same values in another type. Raises ArrowInvalid unless each of them comes back from
-    there as it was: Arrow's own check lets fractions be rounded, large floats become infinite and
-    times of day be cut off."""
+    """Convert values to another type. Raises ArrowInvalid unless each is the same after conversion
+    back: Arrow's own check allows fractions to be rounded, large floats to become infinite, and
+    times of day to be cut off."""
     written = values.type
     nested = pa.types.is_list(written) and pa.types.is_list(target)
     inner = (written.value_type, target.value_type) if nested else (written, target)
@@ -273,8 +277,8 @@ def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
     nested = pa.types.is_list(target)
     inner = target.value_type if nested else target
     if pa.types.is_integer(values.type.value_type if nested else values.type) and pa.types.is_decimal(inner):
-        # Arrow goes by the types there: it takes only a decimal for which every integer is small
-        # enough.
+        # Arrow checks types here, not values: it accepts only a decimal that holds every integer of
+        # the type.
         wide = pa.decimal256(76, inner.scale)
         values = values.cast(pa.list_(wide) if nested else wide)
     return values.cast(target)
@@ -312,7 +316,7 @@ TRANSACTIONS = pa.schema(
 def transactions_batch(
     transactions: list[CommittedTransaction], table_of: Callable[[str], TableName | None]
 ) -> pa.RecordBatch:
-    """`table_of` gives the table of a topic."""
+    """Return one row per transaction. `table_of` returns the table of a topic."""
     rows = [
         {
             "commit_lsn": transaction.commit_lsn,

@@ -1,6 +1,6 @@
 """Offsets of a streaming query in Spark's checkpoint.
 
-They are held against the marker topic: it may have been recreated since.
+They are checked against the marker topic, which may have been recreated since.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ from spark_consumer.reader.markers import CommittedTransaction
 StreamOffset: TypeAlias = dict[str, int]
 """{"position": next marker offset, "commit_lsn": of the last transaction before it}.
 
-Behind the first batch, `began` is the position at which that batch begins.
+The end offset of a query's first batch also has `began`, the position at which that batch begins.
 """
 
 
 def behind(transactions: list[CommittedTransaction], commit_lsn: int) -> StreamOffset:
-    """The offset behind these; `commit_lsn`: of the last transaction before them.
-
-    A notice has none of its own.
-    """
+    """Return the offset after these transactions. `commit_lsn`: of the last transaction before
+    them, which applies if there are only notices."""
     for transaction in transactions:
         commit_lsn = commit_lsn if transaction.is_notice else transaction.commit_lsn
     return {"position": transactions[-1].marker_offset + 1, "commit_lsn": commit_lsn}
 
 
 def check_last(transactions: list[CommittedTransaction], offset: StreamOffset, commit_lsn: int) -> None:
-    """Raises MarkerError unless `offset` was counted behind the last of these.
+    """Raise MarkerError unless `offset` is the one after the last of these transactions.
 
     `commit_lsn`: of the last transaction before them.
     """

@@ -1,5 +1,5 @@
-"""Options of the data sources: their names, what they mean, and the check that none is unknown or
-contradicts another."""
+"""Options of the data sources: their names and meaning, and checks for unknown and contradictory
+ones."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from spark_consumer.reader.positions import Position, parse_position
 from spark_consumer.reader.registry import Registry
 from spark_consumer.tables import TableName
 
-# Every option by the name to write; Spark compares without case. docs/spark.md explains them one by
-# one.
+# Every option as it is documented; Spark ignores case. docs/spark.md explains each of them.
 NAMES = (
     "kafka.bootstrap.servers",
     "registry.url",
@@ -34,8 +33,8 @@ NAMES = (
     "includeMessages",
     "includeMarkers",
 )
-MAX_CHANGES = 500_000  # of a micro-batch, where nobody says otherwise
-# A reader that let users change these could lose or repeat records.
+MAX_CHANGES = 500_000  # of a micro-batch, by default
+# If users could change these, a reader could lose or repeat records.
 _OURS = frozenset(
     {
         "group.id",
@@ -55,7 +54,7 @@ class Options:
     prefix: str
     table: TableName | None
     tables: tuple[TableName, ...]  # empty: all
-    exclude: tuple[str, ...]  # patterns of tables that are left out
+    exclude: tuple[str, ...]  # patterns of excluded tables
     starting: Position
     ending: Position
     max_changes: int | None  # of a micro-batch; None: no limit
@@ -69,9 +68,11 @@ class Options:
 
 
 def parse_options(given: Mapping[str, str], *, streaming: bool | None) -> Options:
-    """Raises OptionError: unknown name (with the near one), missing, malformed, contradictory.
+    """Parse options. Raises OptionError for an unknown name (with a similar one), and for a
+    missing, malformed or contradictory option.
 
-    `streaming` None: Spark asks for the columns before it says which it will be.
+    `streaming` is None while Spark requests the columns, before it is known whether the read is
+    streaming.
     """
     values = {name.lower(): value for name, value in given.items()}
     _check_names(values)
@@ -131,13 +132,14 @@ def _check_names(values: Mapping[str, str]) -> None:
 
 
 def _kafka_settings(values: Mapping[str, str]) -> dict[str, str]:
-    """kafka.* without the prefix: settings of librdkafka. Its own check names an unknown one."""
+    """Return librdkafka's settings: kafka.* without the prefix. librdkafka's own check names
+    unknown ones."""
     settings = {name.removeprefix("kafka."): value for name, value in values.items() if name.startswith("kafka.")}
     ours = sorted(_OURS & settings.keys())
     if ours:
         raise OptionError(f"kafka.{ours[0]} is set by the data source and cannot be changed")
     try:
-        # Only a check of names and values: it connects to nothing before it is told to.
+        # Only checks names and values: the consumer does not connect before it is used.
         Consumer({**settings, "bootstrap.servers": "", "group.id": "check"}).close()
     except KafkaException as problem:
         raise OptionError(

@@ -1,5 +1,5 @@
-"""Reads, chunk by chunk: the records that belong to their transactions, counted, with double
-records folded."""
+"""Read chunks of the records that belong to their transactions: counted, with several records of
+one event folded to one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from spark_consumer.reader.planning import Read
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The chosen records of one fetch, by equal index; heads and ranges are of the chosen ones
-    only."""
+    """The selected records of one fetch, as parallel arrays; heads and ranges are those of the
+    selected records."""
 
     read: Read
     offsets: Longs
@@ -38,7 +38,7 @@ class Chunk:
         return len(self.offsets)
 
     def of_operations(self, names: Collection[str] | None) -> Chunk:
-        """The records of these operations only; None: of all."""
+        """Return the records of these operations; None: all records."""
         if names is None:
             return self
         chosen = [number for number, name in enumerate(OPERATIONS) if name in names]
@@ -48,8 +48,8 @@ class Chunk:
 
 
 def read_chunks(broker: Broker, reads: Sequence[Read]) -> Iterator[Chunk]:
-    """All changes of the reads. Raises TransactionIncomplete behind the last chunk when they do not
-    add up: whoever consumes this must not let any of it out before."""
+    """Yield all changes of the reads. Raises TransactionIncomplete after the last chunk if records
+    are missing or surplus: the caller must not release any chunk before."""
     counters = [RangeCounter(read) for read in reads]
     stretches = [Stretch(read.topic, read.partition, read.first_offset, read.last_offset) for read in reads]
     for index, offsets, values in broker.read_many(stretches):

@@ -1,4 +1,4 @@
-"""From changes to rows: flat columns, versions of a row, the last state of each key. Functions of
+"""Turn changes into rows: flat columns, versions of a row, the last state of each key. Functions of
 DataFrames, for `transform`.
 
 They take the typed frame of one table (`format("walgate")` with `table`, or `decode`) and its key
@@ -26,7 +26,7 @@ POSITION = ("commit_lsn", "ordinal")
 
 
 class KnownSchemas(dict[int, str]):
-    """Id -> JSON text of the schemas that a table had when `decode` was called."""
+    """Schema id -> JSON text, of the schemas that a table had when `decode` was called."""
 
     def __missing__(self, schema_id: int) -> str:
         raise UnsupportedSchema(
@@ -37,11 +37,11 @@ class KnownSchemas(dict[int, str]):
 
 
 def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
-    """The typed frame of one table out of the raw one of all tables. `options`: those that `raw`
-    was read with.
+    """Return the typed frame of one table from the raw frame of all tables. `options`: those with
+    which `raw` was read.
 
-        Knows the schemas that the registry has for the table now; a record that was written by a later
-        one raises.
+    Uses the schemas that the registry has for the table now; a record with a later schema raises
+    UnsupportedSchema.
     """
     parsed = parse_options(options, streaming=None)
     name = TableName.parse(table)
@@ -54,9 +54,9 @@ def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
 
 
 def flat(changes: DataFrame) -> DataFrame:
-    """_op, _commit_lsn, _commit_time, _ordinal, then the columns of the row: the new one, for a
-    DELETE the old one (what its replica identity sent). Columns that were not sent are null here;
-    `_unchanged` names them."""
+    """Return _op, _commit_lsn, _commit_time, _ordinal, _unchanged, then the columns of the new row;
+    for a DELETE, those of the old row, as far as its replica identity sent them. Columns that were
+    not sent are null; `_unchanged` names them."""
     after = changes.schema["after"].dataType
     columns = [_value(changes, name).alias(name) for name in after.fieldNames()]  # type: ignore[attr-defined]
     return changes.select(
@@ -83,8 +83,8 @@ def _value(changes: DataFrame, name: str) -> Column:
 
 
 def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """As `flat`, with a change of key as two rows: `_op` DELETE under the old key, UPDATE under the
-    new one. No TRUNCATE."""
+    """Return rows as `flat` does, with a change of key as two rows: `_op` DELETE under the old key,
+    UPDATE under the new one. Without TRUNCATE."""
     rows = changes.where(f.col("op") != "TRUNCATE")
     kinds = changes.schema["after"].dataType
     old = [f.col("old_key")[name].cast(kinds[name].dataType) for name in key]  # type: ignore[index]
@@ -95,17 +95,18 @@ def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def feed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """For AUTO CDC and other MERGEs: as `keyed`, with `_sequence`, text that rises with every
-    change of a row. A column that was not sent is null here: REPLICA IDENTITY FULL sends all."""
+    """Return rows for AUTO CDC and other MERGEs: as `keyed` does, with `_sequence`, a text that
+    rises with every change of a row. A column that was not sent is null; REPLICA IDENTITY FULL
+    sends all."""
     sequence = f.format_string("%016X/%016X", "_commit_lsn", "_ordinal")
     return keyed(changes, key).withColumn("_sequence", sequence)
 
 
 def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """The rows that the changes leave, from an empty table: key columns and the rest; deleted keys
-    are not there.
+    """Return the rows that result from applying the changes to an empty table: key columns, then
+    the others. Deleted keys are left out.
 
-        A TRUNCATE ends everything before it. A column that no change in range has sent is null.
+    A TRUNCATE ends all rows before it. A column that no change in range has sent is null.
     """
     cut = changes.where(f.col("op") == "TRUNCATE").agg(f.max(f.struct(*POSITION)).alias("cut"))
     rows = keyed(changes, key).crossJoin(f.broadcast(cut))
@@ -118,13 +119,14 @@ def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def _sent(name: str) -> Column:
-    """The value in a struct, so that a null that was sent is told from one that was not."""
+    """Return the value in a struct, to distinguish a null that was sent from a column that was
+    not."""
     return f.when(~f.array_contains("_unchanged", name), f.struct(f.col(name).alias("value")))
 
 
 def versions(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Slowly changing dimension, type 2: every version of every row with `valid_from` and
-    `valid_to` (null: it is valid now)."""
+    """Return a slowly changing dimension, type 2: every version of every row, with `valid_from` and
+    `valid_to` (null: the current version)."""
     moment = f.struct("commit_lsn", "ordinal", "commit_time")
     cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("_cuts"))
     rows = keyed(changes, key).crossJoin(f.broadcast(cuts))

@@ -1,5 +1,5 @@
-"""What a query gets: changes or transactions, how they are cut into tasks, and how a task reads
-them."""
+"""The two shapes of a query's rows, changes and transactions: how they are divided into tasks, and
+how a task reads them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TRANSACTIONS_PER_TASK = 10_000
 
 
 class ReadTask(InputPartition):
-    """What one Spark task reads. `schemas`: id -> JSON text, of the typed table only."""
+    """The reads of one Spark task. `schemas`: id -> JSON text, for a typed table only."""
 
     def __init__(self, reads: list[Read], schemas: dict[int, str]) -> None:
         self.reads = reads
@@ -35,14 +35,14 @@ class ReadTask(InputPartition):
 
 
 class SignTask(InputPartition):
-    """What the markers say about the tables, at hand when the read is planned."""
+    """The table marks, which are already known when the read is planned."""
 
     def __init__(self, signs: list[TableMark]) -> None:
         self.signs = signs
 
 
 class TransactionTask(InputPartition):
-    """A slice of the transactions themselves: they are at hand when the read is planned."""
+    """A slice of the transactions, which are already known when the read is planned."""
 
     def __init__(self, transactions: list[CommittedTransaction]) -> None:
         self.transactions = transactions
@@ -75,9 +75,9 @@ class ChangeShape:
         return [*reads, SignTask(signs)] if signs else reads
 
     def weight(self, transaction: CommittedTransaction) -> int:
-        """About how many rows of it the frame has.
+        """Return about how many rows of a transaction the frame has.
 
-        An event may be several records, and a subtransaction may have been rolled back.
+        The number is exact only if each event is one record, and no subtransaction was rolled back.
         """
         rows = sum(item.record_count for item in transaction.ranges if self.wants(item.topic))
         return rows + len(marks_of([transaction], self._wants_table)) if self._options.include_markers else rows
@@ -105,11 +105,11 @@ class ChangeShape:
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(task, SignTask):
             yield marks_batch(task.signs, self._options.marker_topic)
-        if not isinstance(task, ReadTask):  # or Spark's own empty partition, when a batch read has nothing to read
+        if not isinstance(task, ReadTask):  # including Spark's own empty partition, if a batch read has nothing to read
             return
         for chunk in read_chunks(self._options.broker, task.reads):
             table = table_of_topic(self._options.registry, self._options.prefix, chunk.read.topic)
-            if table is not None:  # every message has the same op
+            if table is not None:  # all messages have the same op
                 chunk = chunk.of_operations(self.wanted.operations)
             if not len(chunk):
                 continue
@@ -120,11 +120,11 @@ class ChangeShape:
 
 
 class TransactionShape:
-    """One row a transaction."""
+    """Transactions, one row for each."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self.wanted = Wanted()  # of which only the LSNs say anything here
+        self.wanted = Wanted()  # only its LSNs apply here
 
     @property
     def schema(self) -> pa.Schema:
@@ -139,7 +139,7 @@ class TransactionShape:
         return 0 if transaction.is_notice else 1
 
     def wants(self, _: str) -> bool:
-        return False  # no records: the markers say it all
+        return False  # the markers suffice: no records are read
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(task, TransactionTask):

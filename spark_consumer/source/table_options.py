@@ -1,8 +1,8 @@
 """Options of a table in a catalog: `CREATE TABLE ... USING walgate OPTIONS (...)`.
 
-Spark gives them to a Python source when the table is created, each twice (as `option.table` and as
-`table`) beside properties of its own, and not when the table is read. What it keeps and gives back
-then are the columns, so the options are noted with the first of them.
+Spark passes them to a Python source when the table is created, each twice (as `option.table` and as
+`table`), beside its own properties, but not when the table is read. What Spark stores and passes
+then are the columns, so the options are stored in the metadata of the first column.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _SECRET = re.compile(r"secret|password|token|user\.info|\.key(\.pem)?$|jaas", re
 
 
 def options_of_table(given: Mapping[str, str]) -> dict[str, str]:
-    """The options as a person wrote them."""
+    """Return the options as they were written."""
     written = {name.removeprefix(_PREFIX): text for name, text in given.items() if name.startswith(_PREFIX)}
     return written or dict(given)
 
 
 def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
-    """The columns, with the options noted where they are those of a table. Raises OptionError."""
+    """Return the columns, with the options stored in them if they are those of a table. Raises
+    OptionError."""
     if not any(name.startswith(_PREFIX) for name in given):
         return columns
     options = options_of_table(given)
@@ -42,5 +43,6 @@ def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
 
 
 def noted_options(columns: StructType) -> dict[str, str]:
-    """Of a table; none of a frame that `load()` has made."""
+    """Return the options that are stored in the columns of a table; none for a frame made by
+    `load()`."""
     return dict(columns.fields[0].metadata.get(_NOTE, {})) if columns.fields else {}
