@@ -56,4 +56,8 @@ class RegistryMissing(RegistryRefused):
 
 class RegistryUnwilling(RegistryRefused):
     """Any other error, such as a registry in read-only mode or a limit of a proxy. It does not
-    concern the schema, and may pass."""
+    concern the schema, and may pass. `status` is that of the response."""
+
+    def __init__(self, message: str, *, hint: str = "", status: int = 0) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status

@@ -63,7 +63,8 @@ def error_of(status: int, content: bytes, what: str) -> SchemaError:
         return RegistryDenied(said, hint=_HINT_CREDENTIALS)
     if (status in (404, 405) and code < 1000) or (not code and 200 <= status < 400):
         return no_registry(what, f"{status}, but not in the format of the Confluent API")
-    return RegistryUnwilling(f"{said}: {message}", hint=_HINT_READ_ONLY if code == READ_ONLY else _HINT_UNWILLING)
+    hint = _HINT_READ_ONLY if code == READ_ONLY else _HINT_UNWILLING
+    return RegistryUnwilling(f"{said}: {message}", hint=hint, status=status)
 
 
 def _problem(answer: bytes) -> tuple[int, str]:

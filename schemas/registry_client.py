@@ -20,7 +20,7 @@ import httpx2
 
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.compatibility_levels import CompatibilityLevels, LevelChange
-from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable
+from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable, RegistryUnwilling
 from schemas.refusals import NOT_FOUND, Refused, error_of, no_registry
 
 Schema = dict[str, Any]
@@ -206,8 +206,8 @@ class RegistryClient:
         path = f"/config/{_quoted(subject)}"
         try:
             await self._ask("PUT", path, body)
-        except Refused as error:
-            if error.code != 409:
+        except RegistryUnwilling as error:
+            if error.status != 409:
                 raise
             await self._ask("PUT", path, body)  # Apicurio: another client has just set it for the first time
 

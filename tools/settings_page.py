@@ -75,7 +75,8 @@ def settings_page() -> str:
     for section, field in Settings.model_fields.items():
         model = field.annotation
         assert isinstance(model, type) and issubclass(model, BaseModel)
-        parts.append(f"## {section}\n\n{(model.__doc__ or '').strip()}\n")
+        description = " ".join((model.__doc__ or "").split())
+        parts.append(f"## {section}\n\n{description}\n")
         parts.append("| setting | values | default | |\n|---|---|---|---|")
         inherited_last = sorted(model.model_fields.items(), key=lambda field: field[0] not in model.__annotations__)
         parts.extend(_row(name, info) for name, info in inherited_last)

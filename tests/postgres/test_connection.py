@@ -13,6 +13,7 @@ import uvloop
 
 from gateway.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.local import Postgres
+from gateway.postgres import credentials
 from gateway.postgres.connection import connect_replication, connect_sql, leave_with
 from gateway.postgres.copy_frames import DRAINED, XLOG_DATA, split
 from gateway.postgres.errors import LossReported
@@ -283,7 +284,10 @@ async def test_role_without_replication_is_refused_with_the_remedy(sql: asyncpg.
         await sql.execute(f"DROP ROLE {role}")
 
 
-async def test_hosts_without_a_primary_are_tried_again(database: Database) -> None:
+async def test_hosts_without_a_primary_are_tried_again(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        credentials, "_STANDBYS", ()
+    )  # a primary does not satisfy it, as a standby does not satisfy others
     with pytest.raises(RetrySlowly, match="target_session_attrs=standby"):
         await connect_sql(f"{database.dsn}?target_session_attrs=standby")
 

@@ -13,7 +13,7 @@ import pytest_asyncio
 import structlog
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.postgres import login
+from gateway.postgres import credentials, login
 from gateway.postgres.asyncpg_internals import address_of
 from gateway.postgres.connection import connect_replication, connect_sql
 from tests.conftest import Database
@@ -55,7 +55,10 @@ async def test_a_host_that_says_nothing_leaves_time_for_the_next(
         connection.terminate()
 
 
-async def test_all_hosts_are_named_when_none_lets_us_in(database: Database) -> None:
+async def test_all_hosts_are_named_when_none_lets_us_in(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        credentials, "_STANDBYS", ()
+    )  # a primary does not satisfy it, as a standby does not satisfy others
     with pytest.raises(Retry) as caught:
         await connect_sql(with_hosts(database, NOBODY, "", target_session_attrs="standby"))
     assert f"at {NOBODY}: ConnectionRefusedError" in caught.value.message

@@ -16,7 +16,7 @@ from tests.gateway_process import OPTIONS, GatewayProcess
 NewGateway = Callable[..., GatewayProcess]
 
 SEEDED = """
-from gateway.values import codec
+from gateway.values import column_codec as codec
 from schemas.avro_types import Form
 
 def broken(value):

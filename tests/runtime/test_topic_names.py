@@ -22,7 +22,7 @@ LONG = ("производство данных", "заказы клиентов 
 async def rows(topics: Topics, topic: str, count: int) -> list[int]:
     """The ids of the records of a topic, once there are `count`."""
     found = await asyncio.to_thread(topics.read, topic, until=lambda values: len(values) >= count)
-    return sorted(value["after"]["id"] for _, value in found)
+    return sorted(value["after"]["id"] for _, value in found if value["after"] is not None)
 
 
 @pytest.mark.parametrize(("early", "late"), [(("s", "o_i"), ("s_o", "i")), (("s_o", "i"), ("s", "o_i"))])
@@ -147,6 +147,6 @@ async def test_partitions_have_topics_only_where_rows_come_as_their_own(
     await committed(topics, topic_prefix, 3)
     assert tables_with_topics() == {"whole", "high"}
     assert await rows(topics, f"{topic_prefix}.public.high", 1) == [21]
-    assert 22 in await rows(topics, f"{topic_prefix}.public.whole", 4)
+    assert 22 in await rows(topics, f"{topic_prefix}.public.whole", 5)  # one is the DELETE of the old key
     assert await gateway.stop() == 0
     await sql.close()

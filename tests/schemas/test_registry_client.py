@@ -206,7 +206,7 @@ async def test_a_level_of_the_user_stays(registry: Registry, topic_prefix: str, 
         assert await _level(strict, subject) == level
         with pytest.raises(IncompatibleSchema) as caught:
             await strict.register(subject, text)
-        assert f"set the compatibility back to {level}." in caught.value.hint
+        assert f"set the compatibility back to {level}, and restart" in caught.value.hint
         await lenient.register(subject, wider)
         await lenient.register(subject, text)
         assert await _level(strict, subject) == level

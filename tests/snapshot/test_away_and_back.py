@@ -122,8 +122,8 @@ PAIRS = "SELECT id, p::text AS p FROM spread.pairs"
 RENAMED_LABEL = (
     "ALTER TYPE listed.mood ADD VALUE 'new'",
     "ALTER TYPE listed.mood RENAME VALUE 'sad' TO 'gone'",
-    "UPDATE spread.moods SET n = 2 WHERE k = 'gone'",
-    "DELETE FROM spread.moods WHERE k = 'gone'",
+    "UPDATE spread.moods SET n = 2 WHERE k::listed.mood = 'gone'",
+    "DELETE FROM spread.moods WHERE k::listed.mood = 'gone'",
     "ALTER TYPE listed.pair ADD ATTRIBUTE c int",
 )
 

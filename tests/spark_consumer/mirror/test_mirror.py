@@ -126,7 +126,7 @@ def test_a_large_batch_is_folded_to_the_same_rows(
     fits may have many columns."""
     if not batch_here:
         for module in (merge_batch, unmerged_overlay):
-            monkeypatch.setattr(module, "look_at", lambda raw, _: (batch_contents.batch_content(raw), None))
+            monkeypatch.setattr(module, "summarize", lambda raw, _: (batch_contents.batch_content(raw), None))
         monkeypatch.setattr(unmerged_overlay, "READ_HERE", 1_000_000 if tables_here else 0)
     if not tables_here:
         monkeypatch.setattr(batch_contents, "_SMALL_CELLS", 0)
