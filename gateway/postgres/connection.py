@@ -54,6 +54,9 @@ PINNED_SETTINGS: Final = {
     "enable_tidscan": "on",
     "enable_indexscan": "on",
     "enable_bitmapscan": "on",
+    # With higher limits, planning a query of the catalog that joins many tables can take minutes.
+    "from_collapse_limit": "8",
+    "join_collapse_limit": "8",
     # A statement is run once: compiling it takes longer than it saves.
     "jit": "off",
     # A notice in the stream is taken as bad news (see classify_notice), so no debug message may
