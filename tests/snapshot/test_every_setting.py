@@ -45,6 +45,8 @@ _NOT_CHANGED: Final = {
     *("default_table_access_method", "extension_control_path"),
     # Each connection would sleep for an hour.
     *("post_auth_delay", "pre_auth_delay"),
+    # A query of the catalog would take all memory of the machine.
+    *("work_mem", "hash_mem_multiplier", "maintenance_work_mem", "temp_buffers"),
     # Any statement would fail: no session can help it, the error is named, and the gateway waits.
     *("max_stack_depth", "temp_file_limit"),
     *("oauth_validator_libraries", "output_plugin_libraries"),
@@ -91,6 +93,7 @@ async def _give_odd_settings(sql: asyncpg.Connection, role: str, *, largest: boo
     return given
 
 
+@pytest.mark.long  # open (docs/faults.md, P32): not seen to pass yet
 @pytest.mark.parametrize("largest", [False, True], ids=["least", "largest"])
 async def test_no_setting_of_the_role_changes_what_arrives(
     largest: bool, database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
