@@ -33,19 +33,19 @@ async def test_a_reader_that_is_refused_at_its_login_ends_nothing(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     role = f"role_{topic_prefix}"
-    settings = {"source__dsn": database.dsn_of(role), "snapshot__chunk_bytes": 1 << 16, "snapshot__rows_per_s": 10_000}
+    settings = {"source__dsn": database.dsn_of(role), "snapshot__chunk_bytes": 1 << 16, "snapshot__rows_per_s": 2_000}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         sql, gateway = scene.sql, scene.gateway
         await sql.execute(
             f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD '{database.server.password}'; GRANT pg_read_all_data TO {role};"
             "CREATE TABLE public.small (id int PRIMARY KEY); CREATE TABLE public.large (id int PRIMARY KEY);"
-            "INSERT INTO public.large SELECT generate_series(1, 50000);"
+            "INSERT INTO public.large SELECT generate_series(1, 30000);"
             f"CREATE PUBLICATION {PUBLICATION} FOR TABLE public.small, public.large"
         )
         await sql.execute(_TRIGGER.format(role=role))
         try:
             await gateway.streaming()
-            await scene.in_the_middle(5000)
+            await scene.in_the_middle(2000)
             await sql.execute("UPDATE public.control SET shut = true")
             async with asyncio.timeout(30):
                 while not await sql.fetch(_END_READERS, role):
