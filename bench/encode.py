@@ -180,8 +180,15 @@ class _Nowhere:
         raise AssertionError(what)
 
 
+class _NoneExcluded:
+    async def find(self, _: Relation) -> None:
+        return None
+
+
 class _Announcer:
     """Relation versions from the captured facts, without registry and topics."""
+
+    excluded_tables = _NoneExcluded()
 
     def __init__(self, captured: Capture, outlet: Callable[[str], Any]) -> None:
         self._captured = captured
@@ -190,6 +197,9 @@ class _Announcer:
     async def announce(self, relation: Relation, _: RelationVersion | None, xid: int | None = None) -> RelationVersion:
         description = describe(relation, self._captured.facts)
         return RelationVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
+
+    async def comes_as_root(self, _: Relation) -> bool:
+        return False
 
 
 class _DebeziumAnnouncer(_Announcer):
