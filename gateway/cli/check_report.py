@@ -18,7 +18,7 @@ EXIT_STOPS: Final = 78
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """One line of the report. Outcomes other than ok are `warning`: the gateway would start
+    """A line of the report. Outcomes other than ok are `warning`: the gateway would start
     nevertheless; `waits`: it would wait for a repair; `stops`: it would exit (78)."""
 
     area: Area

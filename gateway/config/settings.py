@@ -173,7 +173,7 @@ class TableErrors(Section):
 
 
 class ErrorSettings(Section):
-    """What happens if a row or a schema change cannot be written (docs/quarantine.md)."""
+    """The reaction to a row or a schema change that cannot be written (docs/quarantine.md)."""
 
     on_error: Literal["stop", "quarantine"] = Field(
         default="stop",

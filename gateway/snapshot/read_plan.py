@@ -186,8 +186,8 @@ def as_message(relation: PublishedRelation) -> Relation:
 class ReadPlan:
     """The way in which the rows of a relation are queried and encoded.
 
-    `is_binary`: for each column, whether it is sent in binary form. `keeps_tuples`: rows are encoded
-    only when they are handed over.
+    `is_binary`: for each column, whether it is sent in binary form. `keeps_tuples`: rows are
+    encoded only when they are handed over.
     """
 
     surveyed: Surveyed

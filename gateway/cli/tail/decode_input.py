@@ -28,7 +28,7 @@ _TEXT = frozenset(b"0123456789abcdefABCDEFx\\/|, \t\r\n")
 
 @dataclass(frozen=True, slots=True)
 class DecodeInput:
-    """One message or record. `place` is for errors, such as "line 3"."""
+    """A message or record. `place` is for errors, such as "line 3"."""
 
     place: str
     payload: bytes

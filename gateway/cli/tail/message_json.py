@@ -1,4 +1,4 @@
-"""One pgoutput message -> a JSON object, with the names of the relation and its columns if a
+"""A pgoutput message -> a JSON object, with the names of the relation and its columns if a
 Relation message was seen.
 
     {"message": "Update", "lsn": "0/1A2B3C8", "relation": "public.orders",
