@@ -21,13 +21,13 @@ class Lsn(int):
     @classmethod
     def parse(cls, text: str) -> Self:
         """Parse PostgreSQL's text. Raises ValueError."""
-        match = _TEXT.fullmatch(text)
-        if match is None:
+        number = _number(text)
+        if number is None:
             raise ValueError(f"not an LSN: {text!r}, expected two hexadecimal numbers like 16/B374D848")
-        return cls(int(match[1], 16) << 32 | int(match[2], 16))
+        return cls(number)
 
     def __str__(self) -> str:
-        return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
+        return format_lsn(self)
 
     def __repr__(self) -> str:
         return f"Lsn({str(self)!r})"
@@ -42,7 +42,12 @@ def parse_lsn(text: str) -> int:
     """Parse `16/B374D848`, or a plain number. Raises ValueError on anything else."""
     if text.isdecimal():
         return int(text)
-    match = _TEXT.fullmatch(text)
-    if match is None:
+    number = _number(text)
+    if number is None:
         raise ValueError(f"{text!r} is not an LSN such as 16/B374D848")
-    return int(match[1], 16) << 32 | int(match[2], 16)
+    return number
+
+
+def _number(text: str) -> int | None:
+    match = _TEXT.fullmatch(text)
+    return None if match is None else int(match[1], 16) << 32 | int(match[2], 16)
