@@ -118,7 +118,7 @@ class RegistrySettings(TokenSettings):
 
 
 class SchemaSettings(Section):
-    """Changes of a table's columns (docs/schema-evolution.md)."""
+    """Changes to a table's columns (docs/schema-evolution.md)."""
 
     on_incompatible: Literal["stop", "register"] = Field(
         default="stop",
@@ -128,7 +128,7 @@ class SchemaSettings(Section):
 
 
 class SnapshotSettings(Section):
-    """Existing rows (docs/snapshot.md)."""
+    """Snapshots of existing rows (docs/snapshot.md)."""
 
     mode: Literal["initial", "on_command", "never"] = Field(
         default="initial",
@@ -196,8 +196,8 @@ class ErrorSettings(Section):
         return "quarantine" in (self.on_error, *(rule.on_error for rule in self.tables))
 
     def on_error_of(self, table: str) -> str:
-        """Return the rule for `table`, given as schema.table. The last pattern that matches it
-        applies."""
+        """Return `on_error` for `table`, given as schema.table: that of the last rule whose pattern
+        matches it, or the section's own if none does."""
         rules = [rule.on_error for rule in self.tables if re.fullmatch(rule.pattern, table)]
         return rules[-1] if rules else self.on_error
 

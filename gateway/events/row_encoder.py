@@ -1,7 +1,7 @@
 """Encodes row messages as Avro records, for one version of a relation.
 
-A message is read in place, from its TupleData (manual 55.9) straight into Avro, without dataclasses
-and Python values. There are two ways:
+A message is read in place, from its TupleData (manual 55.9) directly into Avro, without
+intermediate dataclasses or Python values. There are two paths:
 
 * The fast one is for nearly all rows: values and NULLs. It has one reader for each column
   (gateway/values/column_readers.py), or for a run of columns (gateway/values/row_readers.py), and

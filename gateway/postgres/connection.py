@@ -113,9 +113,9 @@ async def _pin_newer_settings(connection: asyncpg.Connection, doing: str) -> Non
 
 @asynccontextmanager
 async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[None]:
-    """Run the block as `sql.transaction(**options)` does; but if it ends by anything else than an
-    error of the server or of the gateway (above all by a cancellation), close the session. Raises
-    what the block and the driver raise."""
+    """Run the block as `sql.transaction(**options)` does, but close the session if the block is
+    ended by an exception that is neither an error from the server nor one of the gateway's own
+    (above all by a cancellation). Raises what the block and the driver raise."""
     begun = sql.transaction(**options)
     try:
         await begun.start()
@@ -150,9 +150,9 @@ async def connect_replication(
     largest_message: int = LARGEST_MESSAGE,
     silence_limit_s: float = LONGEST_SILENCE_S,
 ) -> ReplicationStream:
-    """Log in as a walsender of the DSN's database. `capacity` is the size of the receive buffer in
-    bytes; of rows larger than `largest_row` and logical messages larger than `largest_message` only
-    the head is kept (receive_buffer.py).
+    """Open a logical replication connection to the database that `login` names. `capacity` is the
+    size of the receive buffer in bytes; of rows larger than `largest_row` and logical messages
+    larger than `largest_message` only the head is kept (receive_buffer.py).
 
     TCP gives the connection up if data sent is not acknowledged for `silence_limit_s`. Raises
     classified errors.

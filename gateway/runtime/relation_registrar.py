@@ -120,7 +120,7 @@ class RelationRegistrar:
 
     async def prepare(self, relations: Iterable[Name]) -> None:
         """Create the topics of (schema, table) in batches, before their first row: creating a
-        thousand one by one takes long."""
+        thousand one by one is slow."""
         wanted = list(relations)
         if not self._is_first_epoch:
             await self._refuse_deleted(await self._topics.without_topic(wanted))

@@ -374,8 +374,8 @@ class Session:
         return feedback
 
     def _note(self, said: ServerMessage) -> None:
-        """Log a warning of the server that does not affect what is sent; once, since the server
-        repeats it."""
+        """Log a warning from the server that does not affect what is sent, but only once, since the
+        server repeats it."""
         text = str(said)
         if text not in self._notices:
             self._notices.add(text)

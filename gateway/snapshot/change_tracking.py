@@ -6,8 +6,8 @@ only while a snapshot is in progress. Otherwise the stream has no additional cos
 
     ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
                             other transaction ends in between
-    streamed, prepared      the relations that it changes are recorded, and the keys of rule T; its
-                            xid counts from its commit on
+    streamed, prepared      the relations that it changes are recorded, and the keys for rule T
+                            (rules/staleness.py); its xid counts from its commit on
     TRUNCATE                its xid counts for all keys
 """
 
@@ -68,7 +68,8 @@ class Tracking:
         an empty list was changed, too."""
 
     def begin(self, relation_oid: int, table: TableProgress, schema_ids: Iterable[int]) -> None:
-        """Record the changes of the relation from now on. The table must have its `track`."""
+        """Record the changes to the relation from now on. `table` must have begun, so that its
+        `track` is set."""
         in_force = self.machine.in_force(relation_oid)
         known = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
         self.relations[relation_oid] = Tracked(table, known)

@@ -14,7 +14,7 @@ from gateway.snapshot.table_task import TableTask
 
 @dataclass(slots=True, eq=False)
 class ChunkMark:
-    """A transaction that marks the begin or the end of tables, or the end of the snapshot as a
+    """A transaction that marks the beginning or the end of tables, or the end of the snapshot as a
     whole (no tasks)."""
 
     kind: str

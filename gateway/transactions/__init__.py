@@ -1,4 +1,4 @@
-"""State of transactions, from their messages to their last marker. Pure.
+"""State of transactions, from their messages to their last marker. No I/O.
 
     machine           the state machine: pgoutput messages -> change events and markers
     transaction       what it keeps of a transaction, and the interfaces to its surroundings

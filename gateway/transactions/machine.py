@@ -33,8 +33,8 @@ before them is acknowledged.
 
 Rules that connect the states:
 
-* A transaction without events leaves no trace: the marker of its begin is owed from its first event
-  on (`silent`).
+* A transaction without events leaves no trace: the marker that begins it is owed from its first
+  event on (`silent`).
 * `resume_lsn` advances at each end (C, c, P, p, K, r: to the *end* LSN) and at a message outside
   transactions. It never depends on open streams: PostgreSQL sends those again from their first
   change as long as they have not ended.
@@ -110,7 +110,7 @@ from schemas.lsn import Lsn
 from schemas.varint import encode_long
 
 _UNSIGNED: Final = 0xFFFFFFFF
-"""Oids and xids are unsigned, what librt reads is signed. librt takes 0.02 us for a value, struct
+"""Oids and xids are unsigned; what librt reads is signed. librt takes 0.02 us for a value, struct
 0.06."""
 
 _SKIPPED: Final = "skipped by the operator: walgate skip"

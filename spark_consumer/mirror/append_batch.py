@@ -81,7 +81,7 @@ class AppendingMirror:
     merge_every_s: float | None = None
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # before a merge is retried
     handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
-    working: Told = told_nothing  # called during a batch or merge that takes long
+    working: Told = told_nothing  # called during a long batch or merge
     _merger: Mirror = field(init=False)
     _merging: MergeThread = field(init=False)
     _session: SparkSession | None = field(default=None, init=False)  # session of the merges

@@ -85,7 +85,7 @@ class Mirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
-    working: Told = told_nothing  # called during a merge that takes long
+    working: Told = told_nothing  # called during a long merge
     last: manifest.RecordedVersion | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
     upkeep: Maintenance = field(init=False)

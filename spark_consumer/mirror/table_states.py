@@ -272,7 +272,8 @@ def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None
 
 def first_cut(standing: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
     """Return the commit LSN at which a batch with these marks, and commit LSNs from `first_lsn` to
-    `last_lsn`, has to be cut, so that what is before it is applied first. None: nowhere.
+    `last_lsn`, has to be cut, so that what is before it is applied first; None if it need not be
+    cut.
 
     It is cut before a table is excluded, to keep the table's last state, and where a second
     snapshot of a table begins after one has ended in this batch. VERIFY needs further cuts: see

@@ -40,7 +40,8 @@ def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
 
 
 def claim_appends(spark: SparkSession, path: str, nothing: DataFrame) -> int:
-    """Do the same as `claim` for the right to append to `changes`, which exists."""
+    """Take over the right to append to `changes`, which must exist, and return the epoch.
+    `nothing`: an empty DataFrame in the columns of `changes`."""
     return _claim(spark, path, changes_path(path), nothing)
 
 

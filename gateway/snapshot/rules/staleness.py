@@ -93,7 +93,7 @@ class StalenessJudge:
     # -- what comes in the stream
 
     def begin(self, suspects: Iterable[int] = ()) -> Track:
-        """Record the changes of a relation that is read from here on. Of earlier changes only the
+        """Record the changes to a relation that is read from here on. Of earlier changes, only the
         transactions are known."""
         track = Track(set(self.unseen), set(suspects))
         self._tracks.append(track)

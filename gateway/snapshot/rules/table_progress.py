@@ -150,7 +150,7 @@ class TableProgress:
     # -- what the stream changes
 
     def note_unchanged(self, key: bytes, old_key: bytes) -> None:
-        """Apply rule T to an UPDATE that left columns out.
+        """Apply rule T (see staleness.py) to an UPDATE that left columns out.
 
         Once all blocks are read, only a key that is still to be read passes this on to the key that
         takes its place. With `reselects`, other keys wait until the table is complete.

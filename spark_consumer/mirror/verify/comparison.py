@@ -80,8 +80,8 @@ def compared_log(
     shape: TableSchema,
     texts: Mapping[int, str],
 ) -> DataFrame:
-    """Do the same as `compared` for a table without a key: compare the rows that its log adds up to
-    with the READ records of all its rows, as multisets. `key` is null."""
+    """Return the differences, as `compared` does, for a table without a key: the rows that its log
+    adds up to are compared with the READ records of all its rows, as multisets. `key` is null."""
     names = [*shape.columns, shape.special_column]
     if isinstance(records, DataFrame):
         read = log_rows(records, shape, texts)
