@@ -47,7 +47,14 @@ from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.startup.periodic_check import check_held
 from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
-from gateway.startup.standstill import DecodingFailed, ServerCrashed, Standstill, counted_again, wait_s
+from gateway.startup.standstill import (
+    DecodingFailed,
+    ServerCrashed,
+    Standstill,
+    counted_again,
+    from_record,
+    wait_s,
+)
 from gateway.startup.timeline_checks import NotPrimary
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
@@ -198,6 +205,7 @@ class Session:
         await budget.record(catalog)
         start = Bootstrap(settings, memory, stack, self._board)
         position = memory.position = await start.run(catalog)
+        memory.reported = from_record(position) or memory.reported
         self._resume_lsn = position.resume_lsn
         self._end_at_start = catalog.server.flush_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
