@@ -45,6 +45,7 @@ from gateway.runtime.tasks import run_together
 from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
+from gateway.snapshot.pending_chunks import ChunksAreStreamed
 from gateway.startup.periodic_check import check_held
 from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
 from gateway.startup.standstill import (
@@ -108,7 +109,7 @@ class Session:
             except NeedsOptional as error:
                 self._memory.optional_fields.add(error.field)
                 raise
-            except (RolledBackMessages, ReadWhole):
+            except (RolledBackMessages, ReadWhole, ChunksAreStreamed):
                 self._memory.whole_once = True
                 raise
             except WholeFirst as error:
