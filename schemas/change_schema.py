@@ -9,7 +9,8 @@ name in PostgreSQL.
 
 The labels of an enum are written at the first occurrence of its type. They are left out where their
 size exceeds MOST_LABEL_BYTES, and an attmissingval where its size exceeds MOST_DEFAULT_BYTES: the
-registry refuses schemas that are too large for its storage. The schema then has their number or size.
+registry refuses schemas that are too large for its storage. The schema then has their number or
+size.
 
 Every field of Row and Key is a union with null, default null: a column may be added or dropped, or
 enter or leave the replica identity, and old events remain readable with the new schema. Key schemas
@@ -162,7 +163,9 @@ def _size(missing: MissingValue) -> int:
 
 def columns_without_default(description: RelationDescription) -> list[str]:
     """Return the names of the columns whose attmissingval is too large to be in the schema."""
-    return [column.name for column in description.columns if column.missing is not None and _is_too_large(column.missing)]
+    return [
+        column.name for column in description.columns if column.missing is not None and _is_too_large(column.missing)
+    ]
 
 
 def _is_dropped(column: ColumnDescription) -> bool:

@@ -13,7 +13,6 @@ from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.table_task import TableTask
 
-
 STREAMED_IN_A_ROW: Final = 20
 """After this many chunks and marks in a row that were streamed before they committed, the next
 session has the streaming of in-progress transactions off."""

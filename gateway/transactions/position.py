@@ -49,8 +49,8 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class FailedPlace:
-    """A failure of the server, `times` in a row, while it read the WAL after `resume_lsn`. `cause` is
-    an SQLSTATE or "crash", `since` the time of the first failure."""
+    """A failure of the server, `times` in a row, while it read the WAL after `resume_lsn`. `cause`
+    is an SQLSTATE or "crash", `since` the time of the first failure."""
 
     cause: str
     resume_lsn: Lsn

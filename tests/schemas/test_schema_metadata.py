@@ -98,5 +98,9 @@ def test_of_a_default_above_the_limit_the_schema_has_the_size() -> None:
     )
     text = json.dumps(change_schema(description, "cdc"))
     assert '"attmissingval_size": 65537' in text and len(text) < MOST_DEFAULT_BYTES * 4 / 3 + 5_000
-    assert recorded_attributes(json.loads(text)) == {"a": (1, None), "b": (2, None), "c": (3, description.columns[2].missing)}
+    assert recorded_attributes(json.loads(text)) == {
+        "a": (1, None),
+        "b": (2, None),
+        "c": (3, description.columns[2].missing),
+    }
     assert columns_without_default(description) == ["a", "b"]

@@ -101,6 +101,7 @@ async def test_no_setting_of_the_role_changes_what_arrives(
     await _all_arrives(database, kafka, registry, topic_prefix, tmp_path)
 
 
+@pytest.mark.long  # the settings of 18 include almost all of these
 async def test_nor_does_one_of_the_oldest_version(
     database_oldest: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
@@ -134,9 +135,9 @@ async def _a_snapshot_and_a_stream(scene: Scene, load: Load, number: int) -> Non
     if number > 1:
         await command(scene, "start")
     await scene.snapshot_done(times=number)
-    # A transaction that takes longer to send than any timeout of the role.
-    await scene.sql.execute("UPDATE shop.item SET big = repeat('x', 3000); UPDATE shop.full_key SET n = n + 1")
     await load.finish()
+    # A transaction that takes longer to send than any timeout of the role.
+    await scene.sql.execute("UPDATE shop.item SET big = repeat('x', 20000); UPDATE shop.full_key SET n = n + 1")
     target = await scene.judge()
     assert target.is_whole_done
     assert not scene.gateway.events("restarting"), scene.gateway.log_tail()

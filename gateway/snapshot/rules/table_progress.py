@@ -227,8 +227,8 @@ class TableProgress:
 
     @property
     def is_too_early(self) -> bool:
-        """Return whether a chunk did not count because a transaction that it must see had not ended,
-        and the latest snapshot does not see that transaction either."""
+        """Return whether a chunk did not count because a transaction that it must see had not
+        ended, and the latest snapshot does not see that transaction either."""
         if self._is_too_early and self.track is not None:
             self._is_too_early = not self.judge.admits(self.track, self.judge.visibility)
         return self._is_too_early
