@@ -54,6 +54,18 @@ PINNED_SETTINGS: Final = {
     "enable_tidscan": "on",
     "enable_indexscan": "on",
     "enable_bitmapscan": "on",
+    # With terabytes to spend, a query of the catalog takes all memory of the server: a hash table is
+    # as large as the planner's estimate. With the least, it would sort on disk.
+    "work_mem": "16MB",
+    "hash_mem_multiplier": "2",
+    # Costs that are infinite or zero make all plans equal, and the first one is taken.
+    "seq_page_cost": "1",
+    "random_page_cost": "1.1",
+    "cpu_tuple_cost": "0.01",
+    "cpu_index_tuple_cost": "0.005",
+    "cpu_operator_cost": "0.0025",
+    # The server's parallel workers are for others.
+    "max_parallel_workers_per_gather": "0",
     # With higher limits, planning a query of the catalog that joins many tables can take minutes.
     "from_collapse_limit": "8",
     "join_collapse_limit": "8",

@@ -33,12 +33,12 @@ _ASSEMBLES_TEXT = ("", "stringinfo.c")
 """Source files whose 54000 means that a row is too large to be sent: in others, a row filter may
 exceed other limits."""
 _PRINTS_VALUES = {
-    "22008": ("interval_out",),
-    "22021": ("report_invalid_encoding",),
+    "22008": ("interval_out", "interval2tm"),
+    "22021": ("report_invalid_encoding", "report_invalid_encoding_int"),
     "22P05": ("report_untranslatable_char",),
 }
 """Functions of the server that report these codes when it sends a value; elsewhere, a row filter
-may raise the codes."""
+may raise the codes. Their names differ between releases."""
 
 
 def classify(said: ServerMessage, doing: str) -> WalgateError:

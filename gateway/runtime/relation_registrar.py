@@ -49,7 +49,7 @@ from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_registry import classified_schema_errors
 from gateway.transactions.transaction import RelationVersion
 from schemas.avro_types import is_numeric
-from schemas.change_schema import Schema, change_schema, enums_without_labels, key_schema
+from schemas.change_schema import Schema, change_schema, columns_without_default, enums_without_labels, key_schema
 from schemas.errors import IncompatibleSchema
 from schemas.registry_client import RegistryClient
 from schemas.relation import Kind, MissingValue, RelationDescription, TypeFacts
@@ -290,6 +290,16 @@ class RelationRegistrar:
                 relation=description.qualified_name,
                 types=without_labels,
                 note="the labels of these enums are too many for the schema; values are sent as usual",
+            )
+        without_default = columns_without_default(description)
+        if without_default:
+            log.warning(
+                "defaults_left_out",
+                relation=description.qualified_name,
+                columns=without_default,
+                note="the defaults that existing rows have in these columns are too large for the schema: consumers do not get "
+                "them; values of new and changed rows are sent as usual",
+                hint=f"`walgate snapshot start {description.qualified_name}` reads the table again, with these values",
             )
         encoder = RowEncoder(description, value_schema_id, key_schema_id)
         self._on_announced(description.qualified_name, value_schema_id, len(description.columns))

@@ -45,9 +45,17 @@ from gateway.runtime.tasks import run_together
 from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
+from gateway.snapshot.pending_chunks import ChunksAreStreamed
 from gateway.startup.periodic_check import check_held
 from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
-from gateway.startup.standstill import DecodingFailed, ServerCrashed, Standstill, counted_again, wait_s
+from gateway.startup.standstill import (
+    DecodingFailed,
+    ServerCrashed,
+    Standstill,
+    counted_again,
+    from_record,
+    wait_s,
+)
 from gateway.startup.timeline_checks import NotPrimary
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
@@ -101,7 +109,7 @@ class Session:
             except NeedsOptional as error:
                 self._memory.optional_fields.add(error.field)
                 raise
-            except (RolledBackMessages, ReadWhole):
+            except (RolledBackMessages, ReadWhole, ChunksAreStreamed):
                 self._memory.whole_once = True
                 raise
             except WholeFirst as error:
@@ -198,6 +206,7 @@ class Session:
         await budget.record(catalog)
         start = Bootstrap(settings, memory, stack, self._board)
         position = memory.position = await start.run(catalog)
+        memory.reported = from_record(position) or memory.reported
         self._resume_lsn = position.resume_lsn
         self._end_at_start = catalog.server.flush_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))

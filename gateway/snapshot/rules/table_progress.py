@@ -101,6 +101,7 @@ class TableProgress:
         self.chunk_count = self.row_count = self.stale_count = 0
         self._taken: set[bytes] = set()
         self._chunks: set[Chunk] = set()
+        self._is_too_early = False
 
     # -- its course
 
@@ -125,6 +126,7 @@ class TableProgress:
         self.again.clear()
         self.late.clear()
         self._taken.clear()
+        self._is_too_early = False
         self.chunk_count = self.row_count = self.stale_count = 0
         self._forget()
 
@@ -209,7 +211,7 @@ class TableProgress:
 
     def take(self) -> Chunk | None:
         """Take the next chunk to be read; None if there is nothing to read now."""
-        if self.status is not Status.READING:
+        if self.status is not Status.READING or self.is_too_early:
             return None
         is_rest = not self.plan.has_more and not (self.in_few_chunks and self._chunks)
         if self.again and (len(self.again) >= KEYS_FIRST or is_rest):
@@ -222,6 +224,14 @@ class TableProgress:
             return self._chunk(Chunk(self, self.generation, whole=whole)) if whole else None
         found = self.plan.take()
         return None if found is None else self._chunk(Chunk(self, self.generation, found))
+
+    @property
+    def is_too_early(self) -> bool:
+        """Return whether a chunk did not count because a transaction that it must see had not
+        ended, and the latest snapshot does not see that transaction either."""
+        if self._is_too_early and self.track is not None:
+            self._is_too_early = not self.judge.admits(self.track, self.judge.visibility)
+        return self._is_too_early
 
     def _chunk(self, chunk: Chunk) -> Chunk:
         self._chunks.add(chunk)
@@ -248,7 +258,8 @@ class TableProgress:
         assert self.track is not None
         chunk.visibility = visibility
         self.judge.take(chunk, visibility)
-        return self.judge.admits(self.track, visibility)
+        self._is_too_early = not self.judge.admits(self.track, visibility)
+        return not self._is_too_early
 
     def admits(self, chunk: Chunk) -> bool:
         """Return, at H, whether the keys tell everything about the chunk's rows. A chunk that was
