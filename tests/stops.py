@@ -117,6 +117,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/listener_checks.py check_listener", "cannot be verified"): _LISTENER,
     ("gateway/startup/listener_checks.py check_listener", "client certificate"): _LISTENER,
     ("gateway/startup/listener_checks.py check_listener", "not with Kafka's protocol"): _LISTENER,
+    ("gateway/startup/listener_checks.py check_listener", "a KRaft controller"): _LISTENER,
     ("gateway/startup/listener_checks.py _login", "requires SASL"): _LISTENER,
     ("gateway/startup/listener_checks.py _login", "does not support"): _LISTENER,
     ("gateway/startup/kafka_checks.py check_refusals", ""): _CHECK,
