@@ -23,7 +23,17 @@ from gateway.config.debezium import DebeziumSettings
 from gateway.config.kafka import KafkaSettings
 from gateway.config.messages import explain, sections_of, variable
 from gateway.config.oauth_tokens import TokenSettings
-from gateway.config.section import PREFIX, Names, Pattern, Section, load_key, read_json, refuse_unused, unusable
+from gateway.config.section import (
+    PREFIX,
+    Names,
+    Pattern,
+    Section,
+    load_key,
+    read_json,
+    refuse_quotes,
+    refuse_unused,
+    unusable,
+)
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
 
@@ -78,6 +88,7 @@ class RegistrySettings(TokenSettings):
     def _shows_no_secret(cls, value: str) -> str:
         """Refuse user and password in the URL, because URLs are printed. The client itself refuses
         an invalid URL."""
+        refuse_quotes(value)
         if "@" in value:
             raise ValueError("the URL must not contain user and password: set registry.username and registry.password")
         return value

@@ -67,7 +67,13 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, SaslAuthenticationFailed
+from aiokafka.errors import (
+    IncompatibleBrokerVersion,
+    KafkaConnectionError,
+    KafkaError,
+    NodeNotReadyError,
+    SaslAuthenticationFailed,
+)
 from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler, EndTxnHandler, Sender
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeRequest
@@ -256,6 +262,10 @@ class AuthenticationRequired(KafkaError):  # type: ignore[misc]
     authentication."""
 
 
+class ControllerPort(KafkaError):  # type: ignore[misc]
+    """The server speaks Kafka's protocol, but does not serve the clients' requests."""
+
+
 class TlsRefused(KafkaError):  # type: ignore[misc]
     """The connection ended during the TLS handshake."""
 
@@ -331,6 +341,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                     metadata = await connection.send(MetadataRequest([]))
                 except KafkaConnectionError as error:
                     raise AuthenticationRequired("it closed the connection after the first request") from error
+                except IncompatibleBrokerVersion as error:  # every broker serves this request
+                    raise ControllerPort("it is the port of a KRaft controller") from error
             if not metadata.brokers:
                 raise KafkaConnectionError("it does not know any broker yet")
             return metadata
