@@ -35,6 +35,7 @@ from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
+from gateway.runtime.dialect import dialect_of
 from gateway.runtime.pump import Pump, ReadWhole, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
 from gateway.runtime.relation_registrar import RowsOfPartition
@@ -59,7 +60,7 @@ from gateway.startup.standstill import (
 from gateway.startup.timeline_checks import NotPrimary
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
-from gateway.transactions.transaction import RelationVersion
+from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from schemas.lsn import Lsn
 
 log = structlog.get_logger()
@@ -84,6 +85,7 @@ class Session:
     def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
         self._settings = settings
+        self._dialect = dialect_of(settings)
         self._board = board
         self._memory = memory
         self._notices: set[str] = set()
@@ -204,7 +206,7 @@ class Session:
         budget = WalBudget(settings, memory, self._board)
         await budget.keep(catalog)
         await budget.record(catalog)
-        start = Bootstrap(settings, memory, stack, self._board)
+        start = Bootstrap(settings, self._dialect, memory, stack, self._board)
         position = memory.position = await start.run(catalog)
         memory.reported = from_record(position) or memory.reported
         self._resume_lsn = position.resume_lsn
@@ -214,14 +216,15 @@ class Session:
         self._tell_quarantined(position)
 
         # A connection apart from that of the periodic check: asyncpg runs one query at a time.
-        announcer = start.announcer(await self._connect_sql(stack), position)
+        writer = start.record_writer(position)
+        announcer = start.announcer(await self._connect_sql(stack), position, writer)
         await announcer.prepare(catalog.relations)
-        machine = start.machine(position)
+        machine = start.machine(position, writer)
         table_errors = QuarantinePolicy(
-            settings.errors, announcer.topic_of, records_exclusions=machine.records_exclusions
+            settings.errors, announcer.topic_of, records_exclusions=self._dialect.records_exclusions
         )
         with table_errors.of_snapshot():
-            snapshot = await self._snapshot(stack, start, machine, position)
+            snapshot = await self._snapshot(stack, start, machine, position, writer)
         feedback = self._feedback = await self._start_stream(start, machine, position)
         leave_with(sql, start.stream)
         protocol = protocol_version(catalog.server.version_num)
@@ -303,7 +306,7 @@ class Session:
                     "are rolled back"
                 )
             return ""
-        if self._settings.writes_debezium:
+        if not self._dialect.writes_before_commit:
             return ""
         return "; or set source.large_transactions = stream: the transaction is then sent in parts"
 
@@ -313,14 +316,19 @@ class Session:
         return sql
 
     async def _snapshot(
-        self, stack: AsyncExitStack, start: Bootstrap, machine: TransactionMachine, position: Position
+        self,
+        stack: AsyncExitStack,
+        start: Bootstrap,
+        machine: TransactionMachine,
+        position: Position,
+        writer: RecordWriter,
     ) -> SnapshotCoordinator | None:
         settings = self._settings
         if not settings.takes_snapshots:
             return None
         self._wait_for("the stored snapshot state")
         states = await start.snapshot_states(position)
-        announcer = start.snapshot_announcer(await self._connect_sql(stack), position, machine)
+        announcer = start.announcer(await self._connect_sql(stack), position, writer)
 
         async def announce(
             relations: Sequence[tuple[Relation, RelationVersion | None]],

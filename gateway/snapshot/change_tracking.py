@@ -24,7 +24,8 @@ from gateway.snapshot.rules import staleness as judging
 from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import MAX_AGAIN, TableProgress
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import RelationVersion, Transaction
+from gateway.transactions.record_writer import RelationVersion
+from gateway.transactions.transaction import Transaction
 from schemas.wire_format import FRAME_BYTES
 
 _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
@@ -45,7 +46,7 @@ Note = tuple[bytes, bytes]
 
 
 class Tracking:
-    """Implements `gateway.transactions.transaction.ChangeObserver` while tables are under snapshot.
+    """Implements `gateway.transactions.relations_in_force.ChangeObserver` while tables are under snapshot.
 
     `on_message(prefix, content, xid, in_stream)` returns the object to be handed over at the commit
     of the message's transaction, or None.
@@ -81,18 +82,12 @@ class Tracking:
 
     # -- the machine's side
 
-    @property
-    def is_tracking(self) -> bool:
-        return bool(self.relations)
-
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         tracked = self.relations.get(relation_oid)
         if tracked is None:
             return version
         tracked.schema_ids.add(version.schema_id)
-        encoder = version.encoder
-        changes = TrackedChanges(self, relation_oid, tracked.table, encoder.left_out_count)
-        return RelationVersion(version.name, version.schema_id, encoder, version.outlet, changes=changes)
+        return version.tracked(TrackedChanges(self, relation_oid, tracked.table, version.encoder.left_out_count))
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         return self._on_message(prefix, content, xid, in_stream)
@@ -139,10 +134,6 @@ class Listening:
 
     def __init__(self, on_message: Callable[[str, bytes, int, bool], object | None]) -> None:
         self._on_message = on_message
-
-    @property
-    def is_tracking(self) -> bool:
-        return False
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         return version

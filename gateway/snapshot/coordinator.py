@@ -24,7 +24,6 @@ import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.debezium.machine import DebeziumMachine
 from gateway.failpoints import failpoint
 from gateway.kafka.delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
@@ -135,7 +134,7 @@ class SnapshotCoordinator:
         unfinished = [state for state in unfinished if state not in quarantined]
         if unfinished:
             await self._resume(unfinished)
-        if self._reselecting.is_on and isinstance(self._machine, DebeziumMachine):
+        if self._reselecting.is_on:
             await self._note()
             self._machine.on_left_out = self._reselecting.left_out
         await self._discover()
