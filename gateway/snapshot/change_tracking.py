@@ -1,8 +1,9 @@
 """Passes the changes of tables under snapshot to the judge: which transaction changed which key,
 and which UPDATEs left columns out.
 
-The state machine has a `Tracking` as its observer, and the tracked relations have `TrackedChanges`,
-only while a snapshot is in progress. Otherwise the stream has no additional cost.
+While changes are recorded (change_recorder), the state machine has a `Tracking` as its observer,
+and the relations that are being read have `TrackedChanges`. Otherwise its observer is a
+`Listening`, which only receives Walgate's own logical messages, and a row costs nothing more.
 
     ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
                             other transaction ends in between

@@ -2,11 +2,16 @@
 complete.
 
     WAITING --SNAPSHOT_BEGIN--> READING --nothing left--> ENDING --SNAPSHOT_END--> DONE
-       ^                           |
-       +------- begin again -------+    the plan's blocks are no longer the table's, or there are
-                                        too many keys
+       ^                         |   ^                     |  |
+       |                         |   +--- mark discarded --+  |
+       +------ begin again ------+----------------------------+
 
-SNAPSHOT_BEGIN and SNAPSHOT_END count where they are received in the stream.
+    begin again       the plan's blocks are no longer the table's, or there are too many keys, or a
+                      suspect committed before everything was read (see Track)
+    mark discarded    the transaction that was to bring SNAPSHOT_END does not count
+
+A table that a restart resumes begins as READING. SNAPSHOT_BEGIN and SNAPSHOT_END take effect where
+they are received in the stream.
 
 `generation` counts the beginnings: a chunk of an earlier one is ignored.
 """
