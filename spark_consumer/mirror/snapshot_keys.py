@@ -1,7 +1,7 @@
 """The keys that had a change since a snapshot of their table began, and the rows whose keys had
-none.
+none. A row that the snapshot reads counts as a change.
 
-Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY
+The other rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY
 reports them. The keys are stored in a separate Delta table whose columns are numbered rather than
 named: `k0`, `k1`, ... are the fields of TableSchema.key_struct.
 """
