@@ -1,7 +1,7 @@
-"""The keys that had a change since a snapshot of their table began, and the rows whose keys had
-none. A row that the snapshot reads counts as a change.
+"""The keys that had a change since a snapshot of their table began (a row that the snapshot reads
+counts as one), and the rows whose keys had none.
 
-The other rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY
+Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY
 reports them. The keys are stored in a separate Delta table whose columns are numbered rather than
 named: `k0`, `k1`, ... are the fields of TableSchema.key_struct.
 """

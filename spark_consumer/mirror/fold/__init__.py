@@ -7,5 +7,5 @@
     key_text replica_identity     keys as PostgreSQL's text; changes of a table's key or relation
 
 batch_contents.within_reach chooses: it returns few changes as an Arrow table, which is folded in
-this process, and many as a DataFrame. Reading a mirror (unmerged_overlay.py) folds by this code too.
+this process, and many as a DataFrame. unmerged_overlay.py folds with the same functions.
 """
