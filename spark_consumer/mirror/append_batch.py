@@ -190,7 +190,7 @@ class AppendingMirror:
     def _new_rows(self, raw: DataFrame) -> DataFrame:
         """Return the rows that the mirror does not have. A new checkpoint may start at an earlier
         offset, so rows up to `taken_lsn` are dropped, except those of tables that are new to the
-        mirror."""
+        mirror: `_append` raises an error for these."""
         is_sign = f.col("op").isin(list(KINDS))
         known = f.col("table").isin(list(self._known)) | is_sign
         raw = raw.where(f.col("table").isNotNull() | is_sign)
