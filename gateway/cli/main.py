@@ -81,11 +81,10 @@ def run(
     set_up_logs(log_format, log_level)
     try:
         settings = load_settings(config)
-        import uvloop
-
+        from gateway.runtime.event_loop import EventLoop
         from gateway.runtime.supervisor import serve
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
             runner.run(serve(settings))
     except WalgateError as error:
         if log_format == "console":

@@ -54,6 +54,12 @@ class Place:
         """The gateway has delivered a row and was stopped."""
         await self.gateway.streaming(**settings)
         await self.sql.execute("INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t")
+        written = await self.sql.fetchval("SELECT pg_current_wal_insert_lsn()")
+        slot = settings.get("source__slot", self.name)
+        is_confirmed = "SELECT confirmed_flush_lsn >= $1 FROM pg_replication_slots WHERE slot_name = $2"
+        while not await self.sql.fetchval(is_confirmed, written, slot):
+            await self.sql.execute("SELECT pg_logical_emit_message(true, 'drill', 'x')")
+            await asyncio.sleep(0.2)
         await self.gateway.stop()
         await until_free(self.sql, str(settings.get("source__slot", self.name)))
 
@@ -61,7 +67,8 @@ class Place:
 @dataclass(frozen=True)
 class Incident:
     """`settings`: those that are wrong. `prepare` makes other mistakes before the start; `meanwhile`
-    what happens after it. `ends`: the gateway exits with code 78; otherwise it waits."""
+    what happens after it. `ends`: the gateway exits with code 78; otherwise it waits. `in_stream`:
+    only the log can tell why it ended, and `walgate status` says so."""
 
     culprit: str
     remedy: str
@@ -69,6 +76,7 @@ class Incident:
     prepare: Callable[[Place], Awaitable[None]] | None = None
     meanwhile: Callable[[Place], Awaitable[None]] | None = None
     ends: bool = False
+    in_stream: bool = False
 
 
 def sql(statement: str) -> Callable[[Place], Awaitable[None]]:
@@ -162,9 +170,13 @@ INCIDENTS: dict[str, Incident] = {
     "prefix of another": Incident("belongs to slot", "kafka.prefix", prepare=_prefix_of_another, ends=True),
     "topic deleted": Incident("these topics were deleted", "{name}.public.t", prepare=_topic_is_deleted, ends=True),
     "type": Incident(
-        "is incompatible with an earlier one", "schemas.on_incompatible", meanwhile=_type_is_changed, ends=True
+        "is incompatible with an earlier one",
+        "schemas.on_incompatible",
+        meanwhile=_type_is_changed,
+        ends=True,
+        in_stream=True,
     ),
-    "row": Incident("kafka.max_record_bytes", "raise", meanwhile=_row_is_too_large, ends=True),
+    "row": Incident("kafka.max_record_bytes", "raise", meanwhile=_row_is_too_large, ends=True, in_stream=True),
     "registry away": Incident(
         "the schema registry does not answer", "registry.url", {"registry__url": "http://127.0.0.1:1"}
     ),
@@ -253,6 +265,8 @@ async def drill(place: Place, incident: Incident, names: dict[str, str]) -> int:
     assert culprit in log and remedy in log, f"{culprit}, {remedy}:\n{log}"
     status = await ended(("status",), environment_of(gateway.settings))
     told = status.stdout + status.stderr
+    if incident.in_stream:
+        culprit, remedy = "NOT RUNNING", "the last lines of its log say why"
     assert culprit in told and remedy in told, f"status: {culprit}, {remedy}:\n{told}\n{log}"
     if not incident.ends:
         page = await asyncio.to_thread(lambda: urlopen(f"http://127.0.0.1:{place.port}/status").read().decode())
