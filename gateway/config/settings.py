@@ -22,7 +22,7 @@ from gateway.config.debezium import DebeziumSettings
 from gateway.config.kafka import KafkaSettings
 from gateway.config.messages import explain, sections_of, variable
 from gateway.config.oauth_tokens import TokenSettings
-from gateway.config.section import AS_JSON, PREFIX, Names, Pattern, Section, refuse_unused, tls_context
+from gateway.config.section import AS_JSON, PREFIX, Names, Pattern, Section, refuse_quotes, refuse_unused, tls_context
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
 
@@ -77,6 +77,7 @@ class RegistrySettings(TokenSettings):
     def _shows_no_secret(cls, value: str) -> str:
         """Refuse user and password in the URL, because URLs are printed. The client itself refuses
         an invalid URL."""
+        refuse_quotes(value)
         if "@" in value:
             raise ValueError("the URL must not contain user and password: set registry.username and registry.password")
         return value
@@ -108,7 +109,7 @@ class RegistrySettings(TokenSettings):
 
 
 class SchemaSettings(Section):
-    """Changes of a table's columns (docs/schema-evolution.md)."""
+    """Changes to a table's columns (docs/schema-evolution.md)."""
 
     on_incompatible: Literal["stop", "register"] = Field(
         default="stop",
@@ -118,7 +119,7 @@ class SchemaSettings(Section):
 
 
 class SnapshotSettings(Section):
-    """Existing rows (docs/snapshot.md)."""
+    """Snapshots of existing rows (docs/snapshot.md)."""
 
     mode: Literal["initial", "on_command", "never"] = Field(
         default="initial",
@@ -181,8 +182,8 @@ class ErrorSettings(Section):
         return "quarantine" in (self.on_error, *(rule.on_error for rule in self.tables))
 
     def on_error_of(self, table: str) -> str:
-        """Return the rule for `table`, given as schema.table. The last pattern that matches it
-        applies."""
+        """Return `on_error` for `table`, given as schema.table: that of the last rule whose pattern
+        matches it, or the section's own if none does."""
         rules = [rule.on_error for rule in self.tables if re.fullmatch(rule.pattern, table)]
         return rules[-1] if rules else self.on_error
 

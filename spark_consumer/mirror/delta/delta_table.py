@@ -101,7 +101,7 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
 
 def special_texts(there: Mapping[str, DataType], wants: Mapping[str, DataType]) -> str | None:
     """Return the name of the column with special texts if columns are added or dropped. Return None
-    if none are, or if that column has another name before than after."""
+    if none are, or if that column had another name before."""
     maps = (name for name, kind in wants.items() if isinstance(kind, MapType) and isinstance(there.get(name), MapType))
     return next(maps, None) if there.keys() != wants.keys() else None
 
@@ -125,7 +125,7 @@ def _forget_texts(spark: SparkSession, location: str, special: str, names: Itera
 
 def _cast(spark: SparkSession, location: str, changed: dict[str, DataType], *, keeps_values: bool) -> None:
     """Rewrite the rows with other column types, as PostgreSQL does for ALTER COLUMN TYPE without an
-    event in the stream."""
+    event in the stream. Unless `keeps_values`, the changed columns become null."""
     frame: DataFrame = spark.read.format("delta").load(location)
     columns = [
         (f.col(quoted(name)) if keeps_values else f.lit(None)).cast(changed[name]).alias(name)
@@ -216,8 +216,8 @@ def byte_count(spark: SparkSession, location: str) -> int | None:
 
 
 def own_retention_s(spark: SparkSession, location: str) -> float:
-    """Return for how many seconds a table's own Delta properties keep its files and log entries; 0
-    if none is set."""
+    """Return the number of seconds for which a table's own Delta properties keep its files and log
+    entries; 0 if none is set."""
     metadata = java_snapshot(spark, location).metadata()
     log = java_log(spark, location)
     found = {
@@ -230,8 +230,8 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 
 
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
-    """Return for how many seconds the log of a table lists replaced files, by the properties at a
-    version."""
+    """Return the number of seconds for which the log of a table lists replaced files, by the
+    properties at a version."""
     metadata = java_snapshot(spark, location, version).metadata()
     return float(delta_log(spark).tombstoneRetentionMillis(metadata)) / 1000
 
@@ -248,7 +248,8 @@ def transaction_version(spark: SparkSession, location: str, application: str) ->
 
 
 def transaction_versions(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
-    """Do the same as `transaction_version` for several applications at once."""
+    """Return the version that each of these applications last noted in a table, or None, in
+    order."""
     snapshot = java_snapshot(spark, location)
     noted = noted_versions(snapshot)
     if noted is None:
@@ -268,7 +269,8 @@ def noted_versions(snapshot: Any) -> dict[str, int] | None:
 
 
 def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int]:
-    """Return the same for these applications from the log of the table, which takes a job."""
+    """Return the version that each of these applications last noted, from the table's log. This
+    takes a Spark job."""
     listed = snapshot.transactions()
     found = {name: listed.get(name) for name in applications}
     return {name: int(version.get()) for name, version in found.items() if version.isDefined()}
