@@ -1,4 +1,4 @@
-"""What depends on the dialect of the records, as one object that a session is given.
+"""Dialect of the records: everything that depends on it, as one object of a session.
 
 `dialect_of` is the only place where a dialect is chosen. gateway/runtime/native_dialect.py has
 Walgate's own, gateway/debezium/dialect.py has Debezium's.
@@ -64,9 +64,9 @@ class DialectRelations(Protocol):
         xid: int | None,
         attributes: Sequence[Attribute],
     ) -> DescribedRelation:
-        """Complete the description of a relation. `in_use` is the one that changes have been encoded
-        with so far; `xid` that of the transaction of the Relation message, None if it is as the
-        catalog has it now. Raises WalgateError."""
+        """Complete the description of a relation. `in_use` is the one that changes have been
+        encoded with so far; `xid` that of the transaction of the Relation message, None if it is as
+        the catalog has it now. Raises WalgateError."""
         ...
 
 

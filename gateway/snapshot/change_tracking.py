@@ -47,7 +47,8 @@ Note = tuple[bytes, bytes]
 
 
 class Tracking:
-    """Implements `gateway.transactions.relations_in_force.ChangeObserver` while tables are under snapshot.
+    """Implements `gateway.transactions.relations_in_force.ChangeObserver` while tables are under
+    snapshot.
 
     `on_message(prefix, content, xid, in_stream)` returns the object to be handed over at the commit
     of the message's transaction, or None.
