@@ -8,7 +8,7 @@ a new attnum                 existing rows have its attmissingval, or null
 Columns of a schema without attnums (from an older gateway, or one that could not know them) are
 matched by name.
 
-The mapping is applied to the rows of a table (delta/rewrite_columns.py), and to records of older
+The mapping is applied to the rows of a table (tables/rewrite_columns.py), and to records of older
 versions: the schema that they were written with gets the column names of the newest version
 (`pg.name`), and the values to be filled in (FILL).
 """

@@ -37,7 +37,7 @@ def log_schema(shape: TableSchema) -> pa.Schema:
 
 
 def log_table_schema(shape: TableSchema) -> StructType:
-    """Return the columns of the Delta table."""
+    """Return the columns of the table."""
     return from_arrow_schema(log_schema(shape))
 
 
