@@ -16,7 +16,7 @@ import fastavro
 from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
 from gateway.names import quote_identifier
-from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
+from gateway.pgoutput.relation import Column, Relation
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
@@ -43,7 +43,7 @@ from gateway.transactions.record_writer import RelationVersion
 from gateway.values.column_codec import is_copied_in_binary
 from schemas.avro_types import Form, key_type, value_type
 from schemas.change_schema import key_schema
-from schemas.relation import ColumnDescription
+from schemas.relation import ColumnDescription, ReplicaIdentity
 
 if TYPE_CHECKING:
     from gateway.snapshot.table_task import TableTask
