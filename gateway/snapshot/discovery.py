@@ -57,6 +57,9 @@ class Discovery:
         stream may announce them later."""
         self._returned: set[int] = set()
         """Relations of `_logged_names` that the stream has announced under their name again."""
+        self._announced_renames: set[int] = set()
+        """Relations that were reported since the last look because the stream has announced them
+        under another name."""
         self._announced_leaves: dict[int, set[int]] = {}
         """Announced partitions, by the oid of their root, that are not compared yet."""
         self._departed_leaves: set[int] = set()
@@ -121,6 +124,7 @@ class Discovery:
         for oid in self._announced_leaves.keys() & readings.contents.keys() & readings.known:
             self._note_leaves(oid, self._announced_leaves.pop(oid))
         returned, self._returned = self._returned, set()
+        renamed = set(self._announced_renames)
         contents = dict(readings.contents)  # what is announced during the look is compared by the next one
         look = await self._comparison.look(readings.known)
         changed = []
@@ -138,6 +142,7 @@ class Discovery:
             await self._account_for(oid, replace(now, horizon=look.horizon), before, look.until)
         for oid in returned:
             self._logged_names.pop(oid, None)
+        self._announced_renames -= renamed
 
     async def _account_for(self, oid: int, now: RelationFiles, before: RelationFiles | None, until: float) -> None:
         readings = self._readings
@@ -149,18 +154,17 @@ class Discovery:
             reason = await self._comparison.reason(self._renamed(oid, before, now), now, horizon, until)
             if reason is None or readings.contents.get(oid) is not before or oid not in readings.known:
                 return
-            self._departed_leaves |= {leaf.oid for leaf in before.leaves} - {leaf.oid for leaf in now.leaves}
+            self._departed_leaves |= {leaf.oid for leaf in before.leaves}
+            self._departed_leaves -= {leaf.oid for leaf in now.leaves}
             if (before.schema, before.name) != (now.schema, now.name):
                 self._logged_names.setdefault(oid, set()).add((before.schema, before.name))
         if not reason or oid in readings.quarantined or not self._reads(oid, now, reason):
             readings.note_content(oid, now)
 
     def _renamed(self, oid: int, before: RelationFiles, now: RelationFiles) -> RelationFiles:
-        """Return `before` with the names of `now`, if its other names were logged when the stream
-        announced them."""
-        if oid not in self._logged_names or before.account is None or now.account is None:
-            return before
-        if (now.schema, now.name) not in {(before.schema, before.name), *self._logged_names[oid]}:
+        """Return `before` with the names of `now`, if the stream has announced another name since
+        the last look: that was reported."""
+        if oid not in self._announced_renames or before.account is None or now.account is None:
             return before
         account = replace(before.account, moved=now.account.moved, named=now.account.named)
         return replace(before, schema=now.schema, name=now.name, account=account)
@@ -179,9 +183,11 @@ class Discovery:
         if content is None or oid not in readings.known or oid in readings.quarantined:
             return
         if (content.schema, content.name) == (namespace, name):
-            self._returned.add(oid)
+            if oid in self._logged_names:
+                self._returned.add(oid)
         elif (namespace, name) not in self._logged_names.setdefault(oid, set()):
             self._logged_names[oid].add((namespace, name))
+            self._announced_renames.add(oid)
             self._reads(oid, content, f"it was renamed to {namespace}.{name}, for a time or for good")
 
     def announced_leaf(self, oid: int, root: int) -> bool:
