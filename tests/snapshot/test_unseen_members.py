@@ -177,10 +177,10 @@ async def test_what_comes_between_two_looks_is_noticed(
         await scene.sql.execute("ALTER TABLE public.computed RENAME TO renamed")
         await scene.sql.execute("UPDATE public.renamed SET v = 'other' WHERE id = 1")
         await scene.delivered()
-        await scene.sql.execute("ALTER TABLE public.renamed RENAME TO away")
-        await scene.sql.execute("UPDATE public.away SET v = 'more' WHERE id = 1")
-        await scene.sql.execute("ALTER TABLE public.away RENAME TO renamed")
-        await scene.sql.execute("UPDATE public.renamed SET v = 'back' WHERE id = 1")
+        await scene.sql.execute(
+            "BEGIN; ALTER TABLE public.renamed RENAME TO away; UPDATE public.away SET v = 'more' WHERE id = 1;"
+            "ALTER TABLE public.away RENAME TO renamed; UPDATE public.renamed SET v = 'back' WHERE id = 1; COMMIT"
+        )
         await scene.sql.execute(PASSED.format(n=3))
         async with asyncio.timeout(30):
             while "public.passed" not in {event["table"] for event in scene.gateway.events("rows_not_sent")}:
