@@ -20,6 +20,7 @@ from gateway.pgoutput.relation import Column, Relation
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
+from gateway.snapshot.content_query import content_query
 from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.relation_files import RelationFiles, read_contents
 from gateway.snapshot.sql import (
@@ -31,7 +32,6 @@ from gateway.snapshot.sql import (
     KEYS,
     KeyColumn,
     column_list,
-    content_query,
     facts_query,
     key_condition,
     qualified,
