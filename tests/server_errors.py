@@ -64,6 +64,9 @@ listed is waited for. The columns differ for a reason:
 If the server itself crashes again and again at the same resume LSN, the gateway waits 60 s, then
 120 s, and exits with code 78 after the fourth crash.
 
+The count is stored with the position: if a supervisor starts the gateway again after exit code 78,
+it makes one attempt, and exits if the error comes again.
+
 | SQLSTATE | login | query | stream |
 |---|---|---|---|
 """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,3 +73,31 @@ def test_a_pure_room_knows_no_loop_no_socket_and_no_clock(path: Path) -> None:
 )
 def test_a_breach_is_seen(source: str) -> None:
     assert len(list(breaches(source))) == 1
+
+
+DELTA_ROOM = ROOT / "spark_consumer/mirror/delta"
+DELTA_TEXTS = re.compile(
+    r"^delta$|(^|[`'\s])delta\.[a-z`{]|databricks|\.delta\.|_delta_log|USING delta|delta_scan|txn(AppId|Version)"
+)
+SAYS_DELTA = {"spark_consumer/jobs/cli.py": {"delta"}}
+"""Where a text is no name for Spark: the option --format of `walgate consume`."""
+
+
+def texts_of_delta(source: str) -> Iterator[str]:
+    """Yield each text of the code, docstrings aside, that only Delta understands."""
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = {id(node.body[0].value) for node in ast.walk(tree)
+                  if isinstance(node, documented) and node.body and isinstance(node.body[0], ast.Expr)}  # fmt: skip
+    for node in ast.walk(tree):
+        text = node.value if isinstance(node, ast.Constant) and id(node) not in docstrings else None
+        if isinstance(text, str) and DELTA_TEXTS.search(text):
+            yield text
+
+
+def test_what_knows_delta_stands_in_one_room() -> None:
+    """Who may import the room is a contract of import-linter."""
+    files = [path for path in (ROOT / "spark_consumer").rglob("*.py") if DELTA_ROOM not in path.parents]
+    found = {str(path.relative_to(ROOT)): set(texts_of_delta(path.read_text())) for path in files}
+    assert {name: texts for name, texts in found.items() if texts} == SAYS_DELTA
+    assert all(list(texts_of_delta((DELTA_ROOM / name).read_text())) for name in ("delta_write.py", "delta_log.py"))

@@ -158,7 +158,7 @@ def next_step(sqlstate: str) -> tuple[type[WalgateError], str]:
 
 
 def next_step_at_login(sqlstate: str, *, is_raised_by_function: bool = False) -> tuple[type[WalgateError], str]:
-    """Return the same after a login, during which code of the database may run."""
+    """Return what `next_step` returns, for an error at login, when code in the database may run."""
     kind, hint = next_step(sqlstate)
     passes = issubclass(kind, Retry) and hint == ""
     is_of_database = sqlstate[:2] in ("21", "22", "23", "2F", "38", "39", "P0") and not issubclass(

@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import batch_contents, manifest, merge_batch, unmerged_overlay, versions
-from spark_consumer.mirror.delta.dump import dump_json
+from spark_consumer.mirror import batch_contents, manifest, merge_slices, unmerged_overlay, versions
+from spark_consumer.mirror.dump import dump_json
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -125,7 +125,7 @@ def test_a_large_batch_is_folded_to_the_same_rows(
     """A batch that is too large for this process may have tables that fit, and tables of one that
     fits may have many columns."""
     if not batch_here:
-        for module in (merge_batch, unmerged_overlay):
+        for module in (merge_slices, unmerged_overlay):
             monkeypatch.setattr(module, "summarize", lambda raw, _: (batch_contents.batch_content(raw), None))
         monkeypatch.setattr(unmerged_overlay, "READ_HERE", 1_000_000 if tables_here else 0)
     if not tables_here:

@@ -1,28 +1,27 @@
 """The versions of a local mirror, and SQL that shows one of them in DuckDB or Trino. It needs
 neither Spark nor Java.
 
-These programs show each Delta table as of its own last merge. A version of the mirror lists the
-Delta versions that belong together: all tables as of one commit of the source.
+These programs show each table as of its own last merge. A version of the mirror lists the versions
+of tables that belong together: all tables as of one commit of the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.delta.delta_files import open_delta
-from spark_consumer.mirror.paths import FORM, manifest_path, refuse_newer, table_path
+from spark_consumer.mirror.local_tables import DIALECTS, open_table
+from spark_consumer.mirror.paths import FORM, manifest_path, refuse_newer
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName
 
 
 @dataclass(frozen=True, slots=True)
 class ListedVersion:
-    """A version of the mirror. `tables`: Delta version of each complete table; `merged_at`: None in
+    """A version of the mirror. `tables`: version of each complete table; `merged_at`: None in
     manifests of release 0.1."""
 
     commit_lsn: int
@@ -43,7 +42,7 @@ def listed_versions(path: Path) -> list[ListedVersion]:
             f"there is no mirror at {path}",
             hint="Specify the path that was given to walgate mirror with --path; the first merge creates the manifest.",
         )
-    files = open_delta(folder)
+    files = open_table(folder)
     refuse_newer(str(path), files.transactions.get(FORM))
     rows = [row for table in files.batches() for row in table.to_pylist()]
     versions = []
@@ -69,33 +68,6 @@ def version_at(path: Path, at: str) -> ListedVersion:
     return found[-1]
 
 
-def duckdb_views(path: Path, version: ListedVersion) -> Iterator[str]:
-    """Yield statements that create views with the names of the source's tables, using DuckDB's
-    Delta extension."""
-    for table, number in _by_name(version):
-        location = table_path(str(path.absolute()), table).replace("'", "''")
-        yield f"CREATE SCHEMA IF NOT EXISTS {_quoted(table.namespace)};"
-        yield (
-            f"CREATE OR REPLACE VIEW {_quoted(table.namespace)}.{_quoted(table.name)} AS "
-            f"SELECT * FROM delta_scan('{location}', version := {number});"
-        )
-
-
-def trino_views(path: Path, version: ListedVersion) -> Iterator[str]:
-    """Yield statements that create views in the schema `mirror_<schema>` over the tables
-    `<schema>.<table>` of Trino's catalog `delta`."""
-    for table, number in _by_name(version):
-        schema = _quoted(f"mirror_{table.namespace}")
-        yield f"CREATE SCHEMA IF NOT EXISTS delta.{schema};"
-        yield (
-            f"CREATE OR REPLACE VIEW delta.{schema}.{_quoted(table.name)} AS SELECT * FROM "
-            f"delta.{_quoted(table.namespace)}.{_quoted(table.name)} FOR VERSION AS OF {number};"
-        )
-
-
-DIALECTS: dict[str, Callable[[Path, ListedVersion], Iterator[str]]] = {"duckdb": duckdb_views, "trino": trino_views}
-
-
 def view_statements(path: Path, at: str, dialect: str) -> list[str]:
     """Return the SQL statements for a version. Raise MirrorError, or ValueError for an invalid LSN
     or unknown dialect."""
@@ -103,12 +75,5 @@ def view_statements(path: Path, at: str, dialect: str) -> list[str]:
         raise ValueError(f"--sql must be {' or '.join(DIALECTS)}, not {dialect!r}")
     version = version_at(path, at)
     comment = f"-- {path}: all tables as of commit LSN {format_lsn(version.commit_lsn)}"
-    return [comment, *dict.fromkeys(DIALECTS[dialect](path, version))]
-
-
-def _by_name(version: ListedVersion) -> Iterator[tuple[TableName, int]]:
-    return ((TableName.parse(name), number) for name, number in version.tables.items())
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
+    numbers = {TableName.parse(name): number for name, number in version.tables.items()}
+    return [comment, *dict.fromkeys(DIALECTS[dialect](str(path.absolute()), numbers))]

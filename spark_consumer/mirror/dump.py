@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.delta.delta_files import DeltaFiles, open_delta
+from spark_consumer.mirror.local_tables import LocalTable, open_table
 from spark_consumer.mirror.paths import FORM, manifest_path, refuse_newer, table_path
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, SPECIAL, is_log
 from spark_consumer.mirror.table_states import TableStates
@@ -37,7 +37,7 @@ class DumpedTable:
 
     name: str
     commit_lsn: int
-    files: DeltaFiles
+    files: LocalTable
 
     @property
     def is_log(self) -> bool:
@@ -95,7 +95,7 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
             f"there is no mirror at {path}",
             hint="Specify the path that was given to walgate mirror with --path; the first micro-batch creates the mirror.",
         )
-    files = open_delta(folder)
+    files = open_table(folder)
     refuse_newer(str(path), files.transactions.get(FORM))
     manifest = [row for table in files.batches() for row in table.to_pylist()]
     if not manifest:
@@ -113,7 +113,7 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
         raise MirrorError(f"the mirror has no table {missing[0]}{still}", hint=f"It has {', '.join(sorted(versions))}.")
     return [
         DumpedTable(
-            name, picture["commit_lsn"], open_delta(Path(table_path(str(path), TableName.parse(name))), versions[name])
+            name, picture["commit_lsn"], open_table(Path(table_path(str(path), TableName.parse(name))), versions[name])
         )
         for name in (names or sorted(versions))
     ]

@@ -1,4 +1,4 @@
-"""Write of one table's part of a batch to its Delta table, in one commit.
+"""Write of one table's part of a batch, in one commit.
 
 A small batch is folded in this process (fold/fold_arrow.py), a large one in Spark
 (fold/fold_spark.py): a Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
@@ -18,9 +18,6 @@ from pyspark.sql.types import StructType
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.batch_contents import TablePart
 from spark_consumer.mirror.columns import ColumnChange
-from spark_consumer.mirror.delta import delta_table
-from spark_consumer.mirror.delta.merge import flat, laid_over, merge, rows, write_once
-from spark_consumer.mirror.delta.rewrite_columns import fitted
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import (
     flat_states,
@@ -32,7 +29,11 @@ from spark_consumer.mirror.fold.fold_table import (
     unsent_columns,
 )
 from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_yet, small_log
+from spark_consumer.mirror.fold.merge_source import flat, laid_over, merged_columns, rows
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.rewrite_columns import fitted
 
 NEW = -1
 # For tables up to this size, no files are skipped by key bounds: finding the files with keys
@@ -42,7 +43,7 @@ _SKIPPED_IN_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """Change of a table's columns. `before`: version of the relation whose columns the table has;
+    """A change to a table's columns. `before`: version of the relation whose columns the table has;
     `wanted`: the columns that it gets."""
 
     before: TableSchema
@@ -69,7 +70,7 @@ class TableWork:
         table with a key loses them all."""
         if self.applied == NEW or (self.shape.key and not self.needs_merge):
             return None
-        there = rows_of(spark, self.location)
+        there = TABLES.rows(spark, self.location)
         if self.refit is None:
             return there
         as_now = replica_identity.converted(there, self.part.table, self.location, self.shape, self.applied)
@@ -88,11 +89,7 @@ class TableWork:
     def properties(self, columns: Sequence[str]) -> dict[str, str]:
         """Return the properties for a new table. A log gets no deletion vectors, since nothing is
         ever deleted from it."""
-        return delta_table.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
-
-
-def rows_of(spark: SparkSession, location: str) -> DataFrame:
-    return spark.read.format("delta").load(location)
+        return TABLES.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
 
 
 def write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
@@ -123,13 +120,14 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
         _write_refitted(spark, flat_states(spark, states, unsent), work, commit_lsn, unsent)
     else:
         bounds = key_bounds(states, shape) if _is_large(spark, work.location) else {}
-        merge(spark, work.location, flat_states(spark, states, unsent), shape, unsent, bounds)
+        source = flat_states(spark, states, unsent)
+        TABLES.merge(spark, work.location, source, *merged_columns(source, shape, unsent, bounds))
 
 
 def _is_large(spark: SparkSession, location: str) -> bool:
     """Return whether reading all keys of the table costs more than finding the files that may
     contain some."""
-    size = delta_table.byte_count(spark, location)
+    size = TABLES.byte_count(spark, location)
     return size is None or size > _SKIPPED_IN_BYTES
 
 
@@ -148,7 +146,8 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
         elif work.refit is not None:
             _write_refitted(spark, flat(states, shape, unsent), work, commit_lsn, unsent)
         else:
-            merge(spark, work.location, flat(states, shape, unsent), shape, unsent)
+            source = flat(states, shape, unsent)
+            TABLES.merge(spark, work.location, source, *merged_columns(source, shape, unsent))
     finally:
         events.unpersist()
 
@@ -158,10 +157,12 @@ def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -
     prepared: appended rows would then be there twice."""
     if work.applied == NEW:
         properties = work.properties(frame.columns)
-        write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
+        TABLES.write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
     else:
-        expected = {delta_table.APPLICATION: work.applied}
-        write_once(frame, work.location, mode, commit_lsn, overwrite_schema=mode == "overwrite", expected=expected)
+        expected = {APPLICATION: work.applied}
+        TABLES.write_once(
+            frame, work.location, mode, commit_lsn, overwrite_schema=mode == "overwrite", expected=expected
+        )
 
 
 def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:
@@ -169,7 +170,7 @@ def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn:
     if base is None:
         _write_rows(log, work, "append", commit_lsn)
     else:
-        write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
+        TABLES.write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
 
 
 def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
@@ -178,4 +179,4 @@ def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, com
     base = work.base(spark)
     assert base is not None
     made = laid_over(base, source, work.shape, unsent)
-    write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)
+    TABLES.write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)

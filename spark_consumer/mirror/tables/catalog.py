@@ -2,7 +2,7 @@
 directories.
 
 A table gets its name with the first version of the mirror that has all its rows, and keeps it. Its
-rows, columns and properties are always read from the Delta log: the catalog only stores the
+rows, columns and properties are always read from the table itself: the catalog only stores the
 location.
 """
 
@@ -16,8 +16,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import OptionError
-from spark_consumer.mirror.delta.delta_table import literal, quoted, sql_table
 from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.sql_names import quoted
+from spark_consumer.mirror.storage import TABLES
 from spark_consumer.tables import TableName
 
 _PROBLEMS = (PySparkException, Py4JJavaError)
@@ -54,27 +55,19 @@ class Catalog:
             table = TableName.parse(text)
             name = f"{quoted(self.name)}.{quoted(table.namespace)}.{quoted(table.name)}"
             try:
-                location = _location(spark, sql_table(table_path(self.path, table)))
                 spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quoted(self.name)}.{quoted(table.namespace)}")
-                spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{literal(location)}'")
-                there = _location(spark, name)
+                other = TABLES.register(spark, name, table_path(self.path, table))
             except _PROBLEMS as problem:  # perhaps temporary: the next version of the mirror tries again
                 if _first_line(problem) != self._told.get(text):
                     notes.append(f"{text} was not registered in catalog {self.name}: {_first_line(problem)}")
                 self._told[text] = _first_line(problem)
                 continue
             self._registered.add(text)
-            if there != location:
+            if other is not None:
                 notes.append(
-                    f"{text} was not registered in catalog {self.name}: the name refers to another table, at {there}"
+                    f"{text} was not registered in catalog {self.name}: the name refers to another table, at {other}"
                 )
         return notes
-
-
-def _location(spark: SparkSession, table: str) -> str:
-    found = spark.sql(f"DESCRIBE DETAIL {table}").head()
-    assert found is not None
-    return str(found["location"])
 
 
 def _first_line(problem: Exception) -> str:

@@ -3,15 +3,17 @@ columns.py."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, MapType, StructType
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.columns import FILL, ColumnChange, fill_value
-from spark_consumer.mirror.delta.delta_table import quoted
+from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema, is_log
 
 
@@ -84,4 +86,17 @@ def _special(change: ColumnChange, before: TableSchema) -> Column:
     if texts:
         added = f.create_map(*(f.lit(text) for pair in texts.items() for text in pair))
         kept = f.map_concat(kept, added)
+    return f.when(f.size(kept) > 0, kept)
+
+
+def special_texts(there: Mapping[str, DataType], wants: Mapping[str, DataType]) -> str | None:
+    """Return the name of the column with special texts if columns are added or dropped. Return None
+    if none are, or if that column has another name before than after."""
+    maps = (name for name, kind in wants.items() if isinstance(kind, MapType) and isinstance(there.get(name), MapType))
+    return next(maps, None) if there.keys() != wants.keys() else None
+
+
+def kept_texts(special: str, names: Iterable[str]) -> Column:
+    """Return the special texts that belong to these columns, or null if there are none."""
+    kept = f.map_filter(quoted(special), lambda name, _: name.isin(sorted(names)))
     return f.when(f.size(kept) > 0, kept)

@@ -14,17 +14,16 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import manifest
 from spark_consumer.mirror.batch_contents import TablePart
 from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values
-from spark_consumer.mirror.delta import delta_table
-from spark_consumer.mirror.delta.delta_append import Superseded
-from spark_consumer.mirror.delta.merge import despite_conflicts
-from spark_consumer.mirror.delta.write_table import NEW, Refit, TableWork, rows_of
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyless_log import log_table_schema
 from spark_consumer.mirror.paths import kept_path, table_path
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import Superseded
 from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import TableStates
+from spark_consumer.mirror.tables.write_table import NEW, Refit, TableWork
 from spark_consumer.tables import TableName
 
 EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
@@ -45,7 +44,7 @@ class TablePreparation:
     # Tables recreated in the current slice, and the position before the new relation's first
     # record.
     _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
-    # The commit LSN that each table has reached, and its Delta version then: reading the former
+    # The commit LSN that each table has reached, and its version then: reading the former
     # costs a job.
     _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
 
@@ -91,7 +90,7 @@ class TablePreparation:
         columns = table_schema(shape) if shape.key else log_table_schema(shape)
         replica_identity.check_log_names(part.table, shape)
         replica_identity.check_names(part.table, columns.names)
-        if not delta_table.exists(spark, location):
+        if not TABLES.exists(spark, location):
             part = self._of_one_relation(spark, location, part, own, NEW, last)
             self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
@@ -114,11 +113,13 @@ class TablePreparation:
             if refit is None:
                 is_emptied = part.table in self._emptied
                 if not (shape.key and is_emptied):  # all existing rows are removed
-                    despite_conflicts(partial(replica_identity.convert, spark, location, part.table, shape, applied))
+                    TABLES.despite_conflicts(
+                        partial(replica_identity.convert, spark, location, part.table, shape, applied)
+                    )
                 if work.needs_merge or not shape.key:
-                    despite_conflicts(partial(delta_table.align, spark, location, columns, casts=not is_emptied))
-                elif delta_table.needs_mapping(columns.names):  # the rows are overwritten, and their columns too
-                    delta_table.map_columns(spark, location)
+                    TABLES.despite_conflicts(partial(TABLES.align, spark, location, columns, casts=not is_emptied))
+                else:  # the rows are overwritten, and their columns too
+                    TABLES.allow_names(spark, location, columns.names)
             keys = {} if last is None else last.keys
             if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
                 base = work.base(spark)
@@ -131,10 +132,10 @@ class TablePreparation:
         """Return the commit LSN that a table has reached. Raise Superseded if it is not the one
         that this writer has left there."""
         known = self._applied.get(table)
-        version = delta_table.version(spark, location)
+        version = TABLES.version(spark, location)
         if known is not None and known[1] == version:
             return known[0]
-        found = delta_table.applied_commit_lsn(spark, location)
+        found = TABLES.applied_commit_lsn(spark, location)
         if known is not None and known[0] != found:
             raise Superseded(location)
         self._applied[table] = (found, version)
@@ -166,8 +167,7 @@ class TablePreparation:
         if change.is_plain(before.columns) or self._is_of_a_person(spark, part.table, location, applied, last):
             return None
         wanted = table_schema(shape) if shape.key else log_table_schema(shape)
-        if delta_table.needs_mapping(wanted.names):
-            delta_table.map_columns(spark, location)
+        TABLES.allow_names(spark, location, wanted.names)
         return Refit(before, change, wanted)
 
     def _version_before(
@@ -190,7 +190,7 @@ class TablePreparation:
         known = None if last is None else last.tables.get(str(table))
         if last is None or known is None or applied > last.commit_lsn:
             return False
-        return delta_table.was_overwritten(spark, location, known)
+        return TABLES.was_overwritten(spark, location, known)
 
     def _note_doubts(self, table: TableName, before: TableSchema, shape: TableSchema, change: ColumnChange) -> None:
         if doubts := doubts_of(before, shape, change):
@@ -253,6 +253,6 @@ class TablePreparation:
         """Return whether the table is empty, or was overwritten by the operator with the source's
         rows."""
         assert last is not None
-        return replica_identity.is_empty(rows_of(spark, location)) or delta_table.was_overwritten(
+        return replica_identity.is_empty(TABLES.rows(spark, location)) or TABLES.was_overwritten(
             spark, location, last.tables[str(table)]
         )
