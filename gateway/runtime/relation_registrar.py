@@ -66,6 +66,18 @@ class _Catalog:
     attributes: dict[int, list[Attribute]]
 
 
+async def topics_with_schema(registry: RegistryClient, topics: Sequence[str]) -> list[str]:
+    """Return those of the topics whose values have a schema in the registry. Raises classified
+    errors."""
+    with_schema: list[str] = []
+    with classified_schema_errors():
+        for start in range(0, len(topics), _ASKED_AT_ONCE):
+            some = topics[start : start + _ASKED_AT_ONCE]
+            schemas = await asyncio.gather(*(registry.latest(value_subject(topic)) for topic in some))
+            with_schema += [topic for topic, schema in zip(some, schemas, strict=True) if schema is not None]
+    return with_schema
+
+
 class RowsOfPartition(Retry):
     """A partition whose root is published has rows of its own: it was published separately when
     they were written."""
@@ -121,13 +133,7 @@ class RelationRegistrar:
         """Raise DataGap if any of these missing topics has a schema. A topic is created before its
         first schema is registered, so such a topic was deleted."""
         names = [topic for relation in missing for topic in self._topics.possible_names(relation)]
-        deleted = []
-        with classified_schema_errors():
-            for start in range(0, len(names), _ASKED_AT_ONCE):
-                some = names[start : start + _ASKED_AT_ONCE]
-                found = await asyncio.gather(*(self._registry.latest(value_subject(topic)) for topic in some))
-                deleted += [topic for topic, schema in zip(some, found, strict=True) if schema is not None]
-        await self._topics.refuse_deleted(deleted)
+        await self._topics.refuse_deleted(await topics_with_schema(self._registry, names))
 
     async def _make_topics(self, relations: Sequence[Name]) -> None:
         """Create the topics of these relations and, if any is missing, those of all tables that are
