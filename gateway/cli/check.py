@@ -34,6 +34,7 @@ from gateway.postgres.publication import filters_that_can_fail, publication_name
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import holders
+from gateway.runtime.pattern_checks import check_patterns
 from gateway.runtime.source_catalog import expected_of
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
 from gateway.schema_registry import open_registry
@@ -142,6 +143,7 @@ class _Check:
                 self._add("postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider)
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
+                self._add("settings", check_patterns(self._settings, facts))
                 report = check_without_position(facts, self._expected)
                 await self._suggest_publications(sql, report.errors)
                 self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
@@ -248,6 +250,7 @@ class _Check:
             max_record_bytes=kafka.max_record_bytes,
             transaction_timeout_ms=kafka.transaction_timeout_s * 1000,
             exactly_once=kafka.delivery == "exactly_once",
+            counts_records=not self._settings.writes_debezium,
         )
 
     async def _kafka(self) -> KafkaFacts | None:

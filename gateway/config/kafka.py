@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.msk_iam import MskTokens
 from gateway.config.oauth_tokens import TokenSettings
-from gateway.config.section import PREFIX, JoinedNames, Pattern, Section, load_key, read_json, refuse_unused, unusable
+from gateway.config.section import (
+    PREFIX,
+    JoinedNames,
+    Pattern,
+    Section,
+    load_key,
+    read_json,
+    refuse_quotes,
+    refuse_unused,
+    unusable,
+)
 from schemas.topic_names import collision_name, format_relation, parse_relation, topic_is_free, topic_names
+
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
 class TopicOverride(Section):
@@ -33,9 +46,7 @@ class KafkaSettings(TokenSettings):
         default="walgate",
         description="Format of the records. debezium: for Debezium's consumers (docs/debezium.md).",
     )
-    prefix: str = Field(
-        default="cdc", pattern=r"^[A-Za-z0-9_-]{1,60}$", description="Topics are `prefix.schema.table`."
-    )
+    prefix: str = Field(default="cdc", description="Topics are `prefix.schema.table`.")
     delivery: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once",
         description="at_least_once: lower latency, but records and markers may be repeated after a crash. The Spark "
@@ -124,8 +135,22 @@ class KafkaSettings(TokenSettings):
     @field_validator("bootstrap_servers")
     @classmethod
     def _addresses(cls, value: str) -> str:
-        if not all(_is_host_and_port(part.strip()) for part in value.split(",")):
-            raise ValueError("expected host:port, comma-separated; an IPv6 address in brackets")
+        refuse_quotes(value)
+        for part in map(str.strip, value.split(",")):
+            scheme, is_url, _ = part.partition("://")
+            if is_url:
+                raise ValueError(f"write host:port without {scheme}://; the protocol is set by kafka.security_protocol")
+            if not part:
+                raise ValueError("an address is empty: remove the comma before or after it")
+            if not _is_host_and_port(part):
+                raise ValueError("expected host:port, comma-separated; an IPv6 address in brackets")
+        return value
+
+    @field_validator("prefix")
+    @classmethod
+    def _is_prefix(cls, value: str) -> str:
+        if not _PREFIX.fullmatch(value):
+            raise ValueError("a prefix must consist of 1 to 60 characters from A-Z, a-z, 0-9, _ and -")
         return value
 
     @field_validator("topics", "topic_names", mode="before")

@@ -68,6 +68,11 @@ JoinedNames = Annotated[str, BeforeValidator(_join_names)]
 """A string with commas, or a list."""
 
 
+def refuse_quotes(value: str) -> None:
+    if value[:1] in ("'", '"'):
+        raise ValueError("remove the quotation marks around the value: env files and YAML lists keep them")
+
+
 def refuse_unused(section: BaseModel, names: Iterable[str], reason: str) -> None:
     unused = [name for name in names if getattr(section, name) is not None]
     if unused:

@@ -23,7 +23,17 @@ from gateway.config.debezium import DebeziumSettings
 from gateway.config.kafka import KafkaSettings
 from gateway.config.messages import explain, sections_of, variable
 from gateway.config.oauth_tokens import TokenSettings
-from gateway.config.section import PREFIX, Names, Pattern, Section, load_key, read_json, refuse_unused, unusable
+from gateway.config.section import (
+    PREFIX,
+    Names,
+    Pattern,
+    Section,
+    load_key,
+    read_json,
+    refuse_quotes,
+    refuse_unused,
+    unusable,
+)
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
 
@@ -78,6 +88,7 @@ class RegistrySettings(TokenSettings):
     def _shows_no_secret(cls, value: str) -> str:
         """Refuse user and password in the URL, because URLs are printed. The client itself refuses
         an invalid URL."""
+        refuse_quotes(value)
         if "@" in value:
             raise ValueError("the URL must not contain user and password: set registry.username and registry.password")
         return value
@@ -118,7 +129,7 @@ class RegistrySettings(TokenSettings):
 
 
 class SchemaSettings(Section):
-    """Changes of a table's columns (docs/schema-evolution.md)."""
+    """Changes to a table's columns (docs/schema-evolution.md)."""
 
     on_incompatible: Literal["stop", "register"] = Field(
         default="stop",
@@ -128,7 +139,7 @@ class SchemaSettings(Section):
 
 
 class SnapshotSettings(Section):
-    """Existing rows (docs/snapshot.md)."""
+    """Snapshots of existing rows (docs/snapshot.md)."""
 
     mode: Literal["initial", "on_command", "never"] = Field(
         default="initial",
@@ -196,8 +207,8 @@ class ErrorSettings(Section):
         return "quarantine" in (self.on_error, *(rule.on_error for rule in self.tables))
 
     def on_error_of(self, table: str) -> str:
-        """Return the rule for `table`, given as schema.table. The last pattern that matches it
-        applies."""
+        """Return `on_error` for `table`, given as schema.table: that of the last rule whose pattern
+        matches it, or the section's own if none does."""
         rules = [rule.on_error for rule in self.tables if re.fullmatch(rule.pattern, table)]
         return rules[-1] if rules else self.on_error
 

@@ -144,7 +144,7 @@ class DebeziumMachine(TransactionMachine):
         """Versions of the relations whose existing rows are read, by oid."""
         self.on_left_out: Callable[[int], bool] | None = None
         """Called with a relation's oid when an UPDATE of it came without a value; returns whether
-        changes of the relation are tracked from that one on."""
+        changes to the relation are tracked from that UPDATE on."""
         self._tracks = False
         self._owes = False
         self._names = names

@@ -1,4 +1,4 @@
-"""Events and their Avro bytes: changes of rows, logical messages, markers and manifests. Pure.
+"""Events and their Avro bytes: changes of rows, logical messages, markers and manifests. No I/O.
 
     row_encoder  row_encoder_slow     row messages -> framed keys and change events
     transaction_context               the fields that all events of a transaction have in common

@@ -60,8 +60,8 @@ def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Itera
     """Encode markers. `frame` is the Confluent frame of the marker schema; `epoch` that of the
     gateway that writes them.
 
-    The begin and the end of a small transaction are adjacent and have the same xid, commit LSN and
-    commit time, which are encoded once.
+    The markers that begin and end a small transaction are adjacent and have the same xid, commit
+    LSN and commit time, which are encoded once.
     """
     encoded_epoch = encode_long(epoch)
     xid = subxid = marker_lsn = 0

@@ -219,8 +219,8 @@ class Pump:
             await self._delivery.commit_done()
 
     async def _read(self) -> bytes:
-        """Return at least one frame from the stream, or no bytes if it had more until now and
-        pauses."""
+        """Return at least one frame from the stream. If the last read was large, so that more was
+        expected, return no bytes when nothing arrives within `PAUSE_S`."""
         if self._more_at_hand:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
@@ -259,8 +259,9 @@ class Pump:
             raise WholeFirst(error, whole_until) from error
 
     def _decide(self, error: StopForOperator) -> None:
-        """Quarantine the table of the error, or add the operator's choices to its hint. Everything
-        that committed before has been delivered. Raises ReadWhole within a streamed transaction."""
+        """Raise QuarantineRelation for the table of the error, or add the operator's choices to the
+        error's hint. Everything that committed before has been delivered. Raises ReadWhole within a
+        streamed transaction."""
         machine = self._machine
         name = self._relation_names.get(error.relation_oid or 0)
         if name is None:

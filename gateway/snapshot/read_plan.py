@@ -39,7 +39,7 @@ from gateway.snapshot.sql import (
 from gateway.snapshot.table_errors import UnwritableTable
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import RelationVersion
+from gateway.transactions.record_writer import RelationVersion
 from gateway.values.column_codec import is_copied_in_binary
 from schemas.avro_types import Form, key_type, value_type
 from schemas.change_schema import key_schema
@@ -279,7 +279,6 @@ class ReadPlans:
     ) -> None:
         self._source = settings.source
         self._prefix = settings.kafka.prefix
-        self._in_debezium = settings.writes_debezium
         self._sql = sql
         self._machine = machine
         self._announce = announce
@@ -308,9 +307,9 @@ class ReadPlans:
                 if each.relation_oid == error.relation_oid:
                     raise UnwritableTable(error, each.relation_oid, (each.namespace, each.name)) from error
             raise
-        text_only, keeps_tuples = self.text_only, self._in_debezium
+        text_only = self.text_only
         return [
-            recipe(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=keeps_tuples)
+            recipe(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=version.reads_tuples)
             for each, (version, topic) in zip(tables, announced, strict=True)
         ]
 

@@ -48,7 +48,7 @@ class TableTask:
     changed_count: int = 0
     """Number of attempts to read it as a whole during which it changed."""
     is_marked: bool = False
-    """The mark of its begin or end was emitted and has not come back."""
+    """The mark of its beginning or end was emitted and has not come back."""
     void_segments: list[int] = field(default_factory=list)
     """Segments of keys that were to be read again when the table was begun before."""
     misses_keys: bool = False

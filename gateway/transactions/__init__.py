@@ -1,7 +1,12 @@
-"""State of transactions, from their messages to their last marker. Pure.
+"""State of transactions, from their messages to their last marker. No I/O.
+
+No row waits here for its COMMIT. It goes to the sink of its topic at once, also while it is not
+known whether its transaction commits; it counts for consumers once the marker that ends the
+transaction is there (machine, Visibility).
 
     machine           the state machine: pgoutput messages -> change events and markers
-    transaction       what it keeps of a transaction, and the interfaces to its surroundings
+    transaction       what it keeps of a transaction (no rows), and the interfaces to its
+                      surroundings
     position          the durable position of a slot, and its record
     commit_policy     when a Kafka transaction is closed, and when reading waits
     error_context     adds to an error where in the stream it occurred

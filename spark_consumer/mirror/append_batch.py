@@ -59,7 +59,7 @@ class AppendingMirror:
     merge_every_s: float | None = None
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # before a merge is retried
     handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
-    working: Told = told_nothing  # called during a batch or merge that takes long
+    working: Told = told_nothing  # called during a long batch or merge
     _merges: MergesBeside = field(init=False)
     _known: set[str] = field(default_factory=set, init=False)  # names of the tables in the mirror
     _appended: int = field(default=-1, init=False)
@@ -172,7 +172,7 @@ class AppendingMirror:
     def _new_rows(self, raw: DataFrame) -> DataFrame:
         """Return the rows that the mirror does not have. A new checkpoint may start at an earlier
         offset, so rows up to `taken_lsn` are dropped, except those of tables that are new to the
-        mirror."""
+        mirror: `_append` raises an error for these."""
         is_sign = f.col("op").isin(list(KINDS))
         known = f.col("table").isin(list(self._known)) | is_sign
         raw = raw.where(f.col("table").isNotNull() | is_sign)

@@ -136,8 +136,8 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
 
 
 def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:
-    """Do the same as `picture` for a mirror that has a manifest, but return None if no version is
-    as old as `at`."""
+    """Return the newest version that is not after `at` (see `picture`), or None if there is none.
+    The mirror must have a manifest."""
     chosen = TABLES.rows(spark, manifest_path(path))
     if isinstance(at, datetime):
         chosen = chosen.where(f.col("commit_time") <= f.lit(at))

@@ -60,7 +60,7 @@ class Mirror:
     """Merges what AppendingMirror, in this process or an earlier one, has appended. A mirror has
     one writer at a time.
 
-    `tables`, `exclude`: the same as the options of the reader; tables cannot be added to a mirror
+    `tables`, `exclude`: the same as the options of the reader, a selection that cannot be widened
     later. `on_recreated`: what to do when a table was dropped and recreated: EMPTY, STOP or KEEP_AS
     (keep a copy of the old rows). `deletion_vectors`: whether new tables get them. `strict`:
     whether an ALTER TABLE whose effect on existing rows is unknown is an error; otherwise it is
@@ -80,7 +80,7 @@ class Mirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
-    working: Told = told_nothing  # called during a merge that takes long
+    working: Told = told_nothing  # called during a long merge
     last: manifest.RecordedVersion | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
     upkeep: Maintenance = field(init=False)
@@ -228,6 +228,9 @@ class Mirror:
         manifest.note_options(spark, self.path, options)
 
     def _take_in(self, spark: SparkSession, piece: BatchSlice, began: float) -> None:
+        """Apply a slice: note keys, write tables, compare rows of a VERIFY, delete surplus rows of
+        an ended REPLACE, write verdicts and, last, the version. A crash before that shows readers
+        nothing of the slice; all steps can be repeated."""
         writer_epoch.check(spark, self.path, self._epoch)
         content = piece.content
         known = {} if self.last is None else self.last.tables

@@ -1,5 +1,5 @@
-"""The keys that had a change since a snapshot of their table began, and the rows whose keys had
-none.
+"""The keys that had a change since a snapshot of their table began (a row that the snapshot reads
+counts as one), and the rows whose keys had none.
 
 Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY
 reports them. The keys are stored in a separate table whose columns are numbered rather than

@@ -96,7 +96,8 @@ def end_replace(
     last: manifest.RecordedVersion | None,
 ) -> str | None:
     """Delete the rows whose keys had no change during the snapshot: they are no longer in the
-    source. Return a message for the report if these keys are not known; then all rows stay."""
+    source. These are all rows if the snapshot read none. Return a message for the report if it read
+    rows, but their keys are not known; then all rows stay."""
     table = TableName.parse(name)
     location, keys = table_path(path, table), seen_path(path, table, window.begin_lsn)
     if not TABLES.exists(spark, location):

@@ -64,9 +64,9 @@ if TYPE_CHECKING:
 
 
 READ_HERE = 50_000
-"""Most changes of a table that a reading process decodes and folds itself. It may want one table of
-many, or be a notebook on a cluster, and would wait for its single core. A merge folds more in its
-own process, since it needs all tables at once."""
+"""Maximum number of changes to a table that a reading process decodes and folds itself. It may want
+one table of many, or be a notebook on a cluster, and would wait for its single core. A merge folds
+more in its own process, since it needs all tables at once."""
 
 
 def lay_over(
@@ -103,8 +103,8 @@ def lay_over(
 
 
 def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """Do the same as batch_contents.summarize, but return no records if there are more than
-    READ_HERE changes."""
+    """Return what batch_contents.summarize returns, but no records if there are more than READ_HERE
+    changes."""
     if size.changes <= READ_HERE:
         return summarize(told, size)
     content = batch_content(told)

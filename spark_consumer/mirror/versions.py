@@ -65,8 +65,10 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     """Return all tables after the last transaction that is not after `at`: "latest", a commit LSN
     (text or number) or a commit time.
 
-    If the changes up to `at` are no longer kept, return the tables after the last merge before
-    `at`. Raise MirrorError.
+    The result ends before `at` where only a merge can apply the next change (see
+    unmerged_overlay.py). While maintenance removes what is older than the retention, and in a
+    mirror of a release without `changes`, it ends with the last merge before `at`. Raise
+    MirrorError, also if the mirror begins after `at`.
     """
     check_form(spark, path)
     appended = changes.appended_lsn(spark, path)

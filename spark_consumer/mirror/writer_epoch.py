@@ -7,7 +7,7 @@ commits of one application, and a commit during which the writer changes (`held`
 
 Appending to `changes` and merging have one epoch each, stored in `changes` and in the manifest. A
 job has both, unless `walgate merge` has taken the second. At its end `walgate merge` notes that its
-epoch is given back, and the job takes the second again.
+epoch is given back, and the job takes the second again when its next merge is due.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
 
 
 def claim_appends(spark: SparkSession, path: str, nothing: DataFrame) -> int:
-    """Do the same as `claim` for the right to append to `changes`, which exists."""
+    """Take over the right to append to `changes`, which must exist, and return the epoch.
+    `nothing`: an empty DataFrame in the columns of `changes`."""
     return _claim(spark, path, changes_path(path), nothing)
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.errors import StopForOperator
 from gateway.events.manifest import ExcludedRelation, Manifest
-from gateway.transactions.position import Gap, Position, decode_position, encode_position
+from gateway.transactions.position import FailedPlace, Gap, Position, decode_position, encode_position
 from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.lsn import Lsn
 from schemas.records import POSITION
@@ -48,6 +48,7 @@ POSITIONS = st.builds(
     gap=st.none() | st.builds(Gap, LSNS, LSNS, TEXTS),
     written_xid=LONGS,
     written_lsn=LSNS,
+    standstill=st.none() | st.builds(FailedPlace, TEXTS, LSNS, st.integers(0, 2**31 - 1), TEXTS),
 )
 
 

@@ -125,7 +125,7 @@ def _forget_texts(spark: SparkSession, location: str, special: str, names: Itera
 
 def _cast(spark: SparkSession, location: str, changed: dict[str, DataType], *, keeps_values: bool) -> None:
     """Rewrite the rows with other column types, as PostgreSQL does for ALTER COLUMN TYPE without an
-    event in the stream."""
+    event in the stream. Unless `keeps_values`, the changed columns become null."""
     frame = rows(spark, location)
     columns = [
         (f.col(quoted(name)) if keeps_values else f.lit(None)).cast(changed[name]).alias(name)
@@ -191,8 +191,8 @@ def byte_count(spark: SparkSession, location: str) -> int | None:
 
 
 def own_retention_s(spark: SparkSession, location: str) -> float:
-    """Return for how many seconds a table's own Delta properties keep its files and log entries; 0
-    if none is set."""
+    """Return the number of seconds for which a table's own Delta properties keep its files and log
+    entries; 0 if none is set."""
     metadata = java_snapshot(spark, location).metadata()
     log = java_log(spark, location)
     found = {
@@ -205,8 +205,8 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 
 
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
-    """Return for how many seconds the log of a table lists replaced files, by the properties at a
-    version."""
+    """Return the number of seconds for which the log of a table lists replaced files, by the
+    properties at a version."""
     metadata = java_snapshot(spark, location, version).metadata()
     return float(delta_log(spark).tombstoneRetentionMillis(metadata)) / 1000
 
@@ -224,7 +224,7 @@ def noted_number(spark: SparkSession, location: str, application: str) -> int | 
 
 
 def noted_numbers(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
-    """Do the same as `noted_number` for several applications at once."""
+    """Return the number that each of these applications last noted in a table, or None for each."""
     snapshot = java_snapshot(spark, location)
     noted = noted_versions(snapshot)
     if noted is None:
@@ -244,7 +244,8 @@ def noted_versions(snapshot: Any) -> dict[str, int] | None:
 
 
 def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int]:
-    """Return the same for these applications from the log of the table, which takes a job."""
+    """Return the version that each of these applications last noted, from the table's log. This
+    takes a Spark job."""
     listed = snapshot.transactions()
     found = {name: listed.get(name) for name in applications}
     return {name: int(version.get()) for name, version in found.items() if version.isDefined()}

@@ -159,9 +159,9 @@ def spark_states(
 def spark_fold(
     spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableSchema
 ) -> tuple[DataFrame, set[str]]:
-    """Do the same as arrow_fold for events in Spark, and also return the columns that some event
-    did not send. If a change of key has unsent columns, all keys that take part in a change of key
-    are folded in this process."""
+    """Return what arrow_fold returns, for events in Spark, and the columns that some event did not
+    send. If any change of key has unsent columns, the keys of all changes of key are folded in this
+    process."""
     unsent, moved_unsent = _unsent_columns(events)
     if not moved_unsent:
         return last_states(events, unsent), unsent

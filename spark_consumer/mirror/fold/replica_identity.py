@@ -1,8 +1,8 @@
 """Conversion of a table when the replica identity of its relation changes.
 
-A batch is cut at such a change, so that every slice of it has one key for each table. A table with
-rows becomes a log, or a log a table with rows. Existing rows must have a value in each column of a
-new key, otherwise no change would find them again.
+A batch is cut at such a change, so that every slice of it has one key for each table. A table of
+rows becomes a log of changes, or the reverse. Existing rows must have a value in each column of a
+new key; otherwise, no later change would match them.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def behind_truncate(log: DataFrame) -> DataFrame:
 
 
 def weight() -> Column:
-    """Return how many rows an entry of a log adds: 1 or -1."""
+    """Return the number of rows that an entry of a log adds: 1 or -1."""
     return f.when(f.col("_op").isin(*OUT), -1).otherwise(1)
 
 

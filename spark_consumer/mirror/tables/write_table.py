@@ -43,7 +43,7 @@ _SKIPPED_IN_BYTES = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Refit:
-    """Change of a table's columns. `before`: version of the relation whose columns the table has;
+    """A change to a table's columns. `before`: version of the relation whose columns the table has;
     `wanted`: the columns that it gets."""
 
     before: TableSchema

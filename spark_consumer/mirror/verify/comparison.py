@@ -1,8 +1,9 @@
 """Comparison of the rows that a VERIFY has read with the mirror's rows as of the same commit.
 
 A chunk contains the rows that the source had at the chunk's commit, so every difference is an error
-somewhere. The rows are written nowhere. `<path>/differences` gets one row for each difference, with
-the key and the names of the columns, never the value of any other column.
+somewhere. The rows are not stored. `<path>/differences` gets one row for each difference, with the
+key and the names of the columns, never the value of any other column. The keys that were read are
+in `<path>/seen` until the snapshot ends, which then shows the surplus rows (snapshot_keys.py).
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def compared_log(
     shape: TableSchema,
     texts: Mapping[int, str],
 ) -> DataFrame:
-    """Do the same as `compared` for a table without a key: compare the rows that its log adds up to
-    with the READ records of all its rows, as multisets. `key` is null."""
+    """Return the differences, as `compared` does, for a table without a key: the rows that its log
+    adds up to are compared with the READ records of all its rows, as multisets. `key` is null."""
     names = [*shape.columns, shape.special_column]
     if isinstance(records, DataFrame):
         read = log_rows(records, shape, texts)
