@@ -162,7 +162,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/debezium/registrar.py _unconvertible", ""): _DIALECT,
     ("gateway/debezium/registrar.py relation", ""): _DIALECT,
     ("gateway/runtime/stored_positions.py refuse_other_dialect", ""): _MENDED,
-    ("gateway/debezium/machine.py _begin_prepare", ""): _DIALECT,
+    ("gateway/debezium/record_writer.py accept_prepared", ""): _DIALECT,
     ("gateway/startup/server_notices.py judge_reported", ""): _REMOVED,
     ("gateway/startup/server_checks.py check_server", "is too old"): _TOO_OLD,
     ("gateway/startup/timeline_checks.py check_promotion", "is not a child of"): _COPY,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-import ssl
 from pathlib import Path
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
@@ -13,15 +12,14 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from gateway.config.msk_iam import MskTokens
 from gateway.config.oauth_tokens import TokenSettings
 from gateway.config.section import (
+    AS_JSON,
     PREFIX,
     JoinedNames,
     Pattern,
     Section,
-    load_key,
-    read_json,
     refuse_quotes,
     refuse_unused,
-    unusable,
+    tls_context,
 )
 from schemas.topic_names import collision_name, format_relation, parse_relation, topic_is_free, topic_names
 
@@ -68,12 +66,12 @@ class KafkaSettings(TokenSettings):
         ge=-1,
         description="retention.ms of new topics with the prefix. -1: keep forever. unset: the broker's default.",
     )
-    topics: tuple[TopicOverride, ...] = Field(
+    topics: Annotated[tuple[TopicOverride, ...], AS_JSON] = Field(
         default=(),
         description="Different settings for new topics that match a pattern (see the sample). In an environment "
         "variable: the same as a JSON array.",
     )
-    topic_names: dict[str, str] = Field(
+    topic_names: Annotated[dict[str, str], AS_JSON] = Field(
         default_factory=dict,
         description='Topic names for individual tables: { "schema.table" = "prefix.name" }. In an environment '
         "variable: the same as a JSON object.",
@@ -153,12 +151,6 @@ class KafkaSettings(TokenSettings):
             raise ValueError("a prefix must consist of 1 to 60 characters from A-Z, a-z, 0-9, _ and -")
         return value
 
-    @field_validator("topics", "topic_names", mode="before")
-    @classmethod
-    def _json(cls, value: Any) -> Any:
-        """Parse JSON from an environment variable: an array of objects, or an object."""
-        return read_json(value)
-
     @field_validator("topic_names")
     @classmethod
     def _tables(cls, value: dict[str, str]) -> dict[str, str]:
@@ -228,21 +220,9 @@ class KafkaSettings(TokenSettings):
             "security_protocol": self.security_protocol,
         }
         if self.security_protocol.endswith("SSL"):
-            try:
-                context = ssl.create_default_context(cafile=self.ssl_ca_file)
-            except OSError as error:
-                raise unusable(error, "kafka.ssl_ca_file", self.ssl_ca_file) from error
-            if self.ssl_cert_file is not None:
-                try:
-                    load_key(context, self.ssl_cert_file, self.ssl_key_file, self.ssl_key_password)
-                except OSError as error:
-                    raise unusable(
-                        error,
-                        "kafka.ssl_cert_file, kafka.ssl_key_file or kafka.ssl_key_password",
-                        self.ssl_cert_file,
-                        self.ssl_key_file,
-                    ) from error
-            options["ssl_context"] = context
+            options["ssl_context"] = tls_context(
+                "kafka.ssl_", self.ssl_ca_file, self.ssl_cert_file, self.ssl_key_file, self.ssl_key_password
+            )
         if self.sasl_username is not None and self.sasl_password is not None:
             options["sasl_mechanism"] = self.sasl_mechanism
             options["sasl_plain_username"] = self.sasl_username

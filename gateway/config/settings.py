@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -23,17 +22,7 @@ from gateway.config.debezium import DebeziumSettings
 from gateway.config.kafka import KafkaSettings
 from gateway.config.messages import explain, sections_of, variable
 from gateway.config.oauth_tokens import TokenSettings
-from gateway.config.section import (
-    PREFIX,
-    Names,
-    Pattern,
-    Section,
-    load_key,
-    read_json,
-    refuse_quotes,
-    refuse_unused,
-    unusable,
-)
+from gateway.config.section import AS_JSON, PREFIX, Names, Pattern, Section, refuse_quotes, refuse_unused, tls_context
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
 
@@ -110,16 +99,7 @@ class RegistrySettings(TokenSettings):
         each time, because they may have changed. Raises StopForOperator."""
         tls = None
         if self.url.lower().startswith("https:"):
-            try:
-                tls = ssl.create_default_context(cafile=self.ca_file)
-            except OSError as error:
-                raise unusable(error, "registry.ca_file", self.ca_file) from error
-            if self.cert_file is not None:
-                try:
-                    load_key(tls, self.cert_file, self.key_file, self.key_password)
-                except OSError as error:
-                    names = "registry.cert_file, registry.key_file or registry.key_password"
-                    raise unusable(error, names, self.cert_file, self.key_file) from error
+            tls = tls_context("registry.", self.ca_file, self.cert_file, self.key_file, self.key_password)
         return {
             "username": self.username,
             "password": self.password.get_secret_value() if self.password else None,
@@ -191,16 +171,11 @@ class ErrorSettings(Section):
         description="quarantine: leave the table out from that transaction on, and record this in the "
         "marker of each transaction that changes it. stop: exit instead.",
     )
-    tables: tuple[TableErrors, ...] = Field(
+    tables: Annotated[tuple[TableErrors, ...], AS_JSON] = Field(
         default=(),
         description="Different rules for tables that match a pattern (see the sample). In an environment variable: "
         "the same as a JSON array.",
     )
-
-    @field_validator("tables", mode="before")
-    @classmethod
-    def _json(cls, value: Any) -> Any:
-        return read_json(value)
 
     @property
     def may_quarantine(self) -> bool:

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
+from gateway.events.manifest import Manifest
 from gateway.values.column_readers import some_bytes
+from schemas.markers import ExcludedRelation, SnapshotChunk
 from schemas.records import TRANSACTION_MARKER
 from schemas.varint import encode_long, encode_lsn, encode_some_lsn
 

@@ -2,7 +2,7 @@
 and which UPDATEs left columns out.
 
 While changes are recorded (change_recorder), the state machine has a `Tracking` as its observer,
-and the relations that are being read have `TrackedChanges`. Otherwise its observer is a
+and each relation that is being read has a `TrackedChanges`. Otherwise the observer is a
 `Listening`, which only receives Walgate's own logical messages, and a row costs nothing more.
 
     ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no

@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from gateway.config.settings import SnapshotSettings
-from gateway.events.manifest import Manifest, SnapshotChunk
+from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
 from gateway.kafka.delivery import Delivery
 from gateway.observe import metrics
@@ -24,6 +24,7 @@ from gateway.snapshot.table_errors import errors_of
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine
+from schemas.markers import SnapshotChunk
 from schemas.wire_format import FRAME_BYTES
 
 log = structlog.get_logger()

@@ -15,10 +15,11 @@ import fastavro
 from fastavro.read import SchemaResolutionError
 
 from gateway.errors import StopForOperator
-from gateway.events.manifest import ExcludedRelation, Manifest
+from gateway.events.manifest import Manifest
 from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.errors import SchemaError
 from schemas.lsn import Lsn
+from schemas.markers import ExcludedRelation
 from schemas.records import POSITION
 from schemas.topic_names import POSITION_TOPIC
 from schemas.wire_format import FRAME_BYTES, read_schema_id
@@ -312,10 +313,5 @@ def _manifest_from_record(record: dict[str, Any]) -> Manifest:
         manifest.ranges.setdefault((entry["topic"], entry["partition"]), []).append(
             (entry["first_offset"], entry["last_offset"], entry["record_count"])
         )
-    manifest.excluded = [
-        ExcludedRelation(
-            entry["relation_oid"], entry["schema"], entry["name"], entry["topic"], entry["reason"], entry["event_count"]
-        )
-        for entry in record["excluded"]
-    ]
+    manifest.excluded = [ExcludedRelation.of_record(entry) for entry in record["excluded"]]
     return manifest

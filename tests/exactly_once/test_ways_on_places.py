@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
+from gateway.local.binaries import NEWEST_VERSION, OLDEST_VERSION
 from gateway.startup.standstill import CERTAIN_TIMES
 from tests.conftest import Database
 from tests.exactly_once.test_ways_on import Place, _place
@@ -31,8 +32,11 @@ async def place(
         yield made
 
 
-@pytest.fixture
+@pytest.fixture(
+    params=[NEWEST_VERSION, *(pytest.param(version, marks=pytest.mark.long) for version in (17, OLDEST_VERSION))]
+)
 async def own_place(
+    request: pytest.FixtureRequest,
     start_postgres: Callable[..., Awaitable[Postgres]],
     kafka: Kafka,
     registry: Registry,
@@ -40,7 +44,7 @@ async def own_place(
     tmp_path: Path,
 ) -> AsyncIterator[Place]:
     """On a server that may crash."""
-    server = await start_postgres()
+    server = await start_postgres(request.param)
     async for made in _place(Database(server, "postgres"), kafka, registry, topic_prefix, tmp_path):
         yield made
 

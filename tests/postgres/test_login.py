@@ -157,7 +157,7 @@ async def test_a_role_that_is_not_let_in_is_told_its_own_remedy(database: Databa
     await sql.execute(f"CREATE ROLE {role} PASSWORD '{database.server.password}'")
     try:
         for statement, said, remedy in (
-            ("", "is not permitted to log in", f'ALTER ROLE "{role}" LOGIN'),
+            ("SELECT 1", "is not permitted to log in", f'ALTER ROLE "{role}" LOGIN'),
             (f"ALTER ROLE {role} LOGIN VALID UNTIL '2020-01-01'", "password authentication failed", "VALID UNTIL"),
             (
                 f"ALTER ROLE {role} VALID UNTIL 'infinity'; REVOKE CONNECT ON DATABASE {database.name} FROM public",

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gateway.errors import StopForOperator
-from gateway.events.manifest import ExcludedRelation
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     Begin,
@@ -26,6 +25,7 @@ from gateway.pgoutput import (
 from gateway.transactions.machine import RolledBackMessages
 from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, ExcludedMessage, MessageSelection
 from schemas.lsn import Lsn
+from schemas.markers import ExcludedRelation
 from tests.transactions.stream import RELATION_OID, Stream
 
 TIME = 1_700_000_000_000_000

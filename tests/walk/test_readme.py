@@ -8,7 +8,6 @@ import asyncio
 import re
 import shutil
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -51,7 +50,7 @@ async def read(walker: Walk) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
     assert len(list(filter(None, program.splitlines()))) == 8
     (walker.folder / "follow.py").write_text(walker.here(program))
-    await walker.run_until(f"{sys.executable} -u {walker.folder}/follow.py", "public.orders INSERT", change=INSERTED)
+    await walker.run_until(f"python -u {walker.folder}/follow.py", "public.orders INSERT", change=INSERTED)
 
 
 async def tail(walker: Walk) -> None:
