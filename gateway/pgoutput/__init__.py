@@ -21,12 +21,13 @@ from gateway.pgoutput.cursor import PG_EPOCH
 from gateway.pgoutput.decode import PgOutputMessage, decode
 from gateway.pgoutput.errors import PgOutputError
 from gateway.pgoutput.logical_message import Message, MessageHead, read_message_head
-from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity, Type
+from gateway.pgoutput.relation import Column, Relation, Type
 from gateway.pgoutput.row import Delete, Insert, Truncate, Update
 from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
 from gateway.pgoutput.transaction import Begin, Commit, Origin
 from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text, TupleData, TupleValue, Unchanged
 from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
+from schemas.relation import ReplicaIdentity
 
 __all__ = [
     "PG_EPOCH",

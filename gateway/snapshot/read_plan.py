@@ -16,7 +16,7 @@ import fastavro
 from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
 from gateway.names import quote_identifier
-from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
+from gateway.pgoutput import Column, Relation, ReplicaIdentity
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
