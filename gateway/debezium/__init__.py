@@ -7,7 +7,12 @@ connect_codec, connect_forms,
 connect_times                   values
 row_encoder, source_block,
 column_defaults, json_encoder   records
-machine, json_machine           the state machine, which writes Debezium's records
+dialect, record_writer,
+json_sink                       what the gateway asks of a format; the writer of records
 registrar                       topics and schemas of relations
 find_written, written_checks    which changes Debezium wrote before the gateway took over
+
+In: relations, rows, and positions of a connector. Out: schemas, records and topics in Debezium's
+format. Only gateway/runtime and the commands import this package; it must not know the order of
+transactions, which gateway/transactions keeps.
 """
