@@ -1,5 +1,4 @@
-"""pgoutput: the bytes of one message of logical replication come in, one frozen dataclass goes out.
-Pure: no state, no I/O.
+"""pgoutput: one message of logical replication. Pure: no state, no I/O.
 
     decode.py           which message it is
     letters.py          the bytes that identify messages and their parts
@@ -13,8 +12,9 @@ Pure: no state, no I/O.
     two_phase.py        prepared transactions
     errors.py           PgOutputError
 
-This package knows neither the connection nor Avro; a value remains the bytes that the server sent.
-Sentences in double quotes are the manual's own (55.9 Logical Replication Message Formats).
+In: the bytes of one message. Out: one frozen dataclass. This package must not know the connection
+or Avro: a value remains the bytes that the server sent. Sentences in double quotes are the manual's
+own (55.9 Logical Replication Message Formats).
 """
 
 from gateway.pgoutput.cursor import PG_EPOCH

@@ -9,7 +9,8 @@ commits.
 
 In: the catalog and rows (SQL), the stream's changes and messages (as observer of the state
 machine), commands, and the stored state. Out: change events and markers, through the state machine,
-and the state of each table, for the Kafka transaction of its rows.
+and the state of each table, for the Kafka transaction of its rows. This package must not know how
+records reach Kafka or how PostgreSQL is connected to.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
 replication starts, and `run` as a task beside the replication loop (gateway/runtime/pump.py). The
