@@ -22,6 +22,6 @@ process. gateway/kafka/errors.py and gateway/postgres/errors.py decide which one
 supervisor carries it out.
 
 In: settings, and the answers of PostgreSQL, Kafka and the registry. Out: records in Kafka, the
-position, and the status on the status board. This package connects all others and may import any of
-them except gateway/cli and gateway/demo, which alone may import it.
+position, and the status on the status board. This package connects all others. It must not know
+gateway/cli and gateway/demo, which alone import it.
 """
