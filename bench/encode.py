@@ -23,7 +23,8 @@ from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.config.settings import ErrorSettings
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation
-from gateway.debezium.record_writer import DebeziumTopics, DebeziumVersion, DebeziumWriter
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
+from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceNames
 from gateway.errors import StopForOperator

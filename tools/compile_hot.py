@@ -48,6 +48,7 @@ HOT_MODULES = (
     "gateway/snapshot/rules/visibility.py",
     "gateway/transactions/commit_policy.py",
     "gateway/debezium/record_writer.py",
+    "gateway/debezium/relation_version.py",
     "gateway/transactions/event_writer.py",
     "gateway/transactions/logical_messages.py",
     "gateway/transactions/machine.py",

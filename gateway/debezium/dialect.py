@@ -13,7 +13,8 @@ from gateway.config.settings import Settings
 from gateway.debezium.envelope_schema import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, Schema, message_schema
 from gateway.debezium.find_written import find_written
 from gateway.debezium.json_sink import JsonSink
-from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter, KeyedSink
+from gateway.debezium.keyed_sink import KeyedSink
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
 from gateway.debezium.registrar import DebeziumRelations
 from gateway.debezium.source_block import SourceNames
 from gateway.events.marker import Marker

@@ -16,13 +16,13 @@ each record contains its place in the transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_forms import AS_BINARY
-from gateway.debezium.row_encoder import DebeziumEncoder
+from gateway.debezium.keyed_sink import KeyedSink
 from gateway.debezium.source_block import (
     SourceContext,
     SourceNames,
@@ -34,36 +34,17 @@ from gateway.debezium.source_block import (
     written_at,
 )
 from gateway.errors import StopForOperator
-from gateway.events.change_key import ChangeKeys
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
-from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Message
-from gateway.pgoutput.letters import INSERT, UPDATE
-from gateway.pgoutput.row import TuplePart
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
-from gateway.transactions.transaction import Prepared, RelationChangeTracker, Transaction
+from gateway.transactions.transaction import Prepared, Transaction
 from gateway.values.column_readers import some_bytes
 
 _NO_BLOCK: Final = b"\0"
-_TICK: Final = 0xFF
-"""Mask of the ordinals between which the clock is not read: 256 rows of a transaction share the
-time at which they were written."""
 _TICK_NS: Final = 500_000
 """Nanoseconds within which transactions share the time at which they were written."""
-
-
-class KeyedSink(Protocol):
-    """Destination of one topic's records, partitioned as Kafka's own clients do it."""
-
-    def append_hashed(self, key: bytes | None, value: bytes | None) -> None: ...
-
-    def offer_hashed(self, key: bytes, value: bytes) -> bool:
-        """Append the record; return False if it is larger than the topic accepts."""
-        ...
-
-    def too_large(self, what: str, size: int) -> StopForOperator: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,112 +66,6 @@ class _Counts:
 
     total: int = 0
     collections: dict[str, int] = field(default_factory=dict)
-
-
-class DebeziumVersion(RelationVersion):
-    """A version of a relation whose changes become Debezium's records in `outlet`. `encoder`
-    gives only the keys that snapshots compare; `records` encodes."""
-
-    __slots__ = ("_keys", "_writer", "outlet", "records")
-
-    def __init__(
-        self,
-        name: str,
-        schema_id: int,
-        encoder: RowEncoder,
-        records: DebeziumEncoder,
-        outlet: KeyedSink,
-        writer: DebeziumWriter,
-        changes: RelationChangeTracker | None = None,
-        keys: ChangeKeys | None = None,
-    ) -> None:
-        super().__init__(name, schema_id, encoder, changes)
-        self.records = records
-        self.outlet = outlet
-        self._writer = writer
-        self._keys = keys
-
-    @property
-    def reads_tuples(self) -> bool:
-        return True
-
-    def tracked(self, changes: RelationChangeTracker) -> RelationVersion:
-        if self._keys is None:
-            self._keys = ChangeKeys(self.encoder.description, self.encoder.key_frame)
-        return DebeziumVersion(
-            self.name, self.schema_id, self.encoder, self.records, self.outlet, self._writer, changes, self._keys
-        )
-
-    def row(self, transaction: Transaction, kind: int, data: bytes, row: int, end: int, change_lsn: int) -> None:
-        writer = self._writer
-        if change_lsn <= writer.written_lsn and writer.was_written(self, transaction, kind, data, row, end, change_lsn):
-            return
-        if self.changes is not None:
-            self.track(data, kind, row, end)
-        source = writer.source
-        if not transaction.ordinal & _TICK:
-            writer.refresh(source)
-        if kind == INSERT:
-            if not writer.skips_creates:
-                if writer.writes_blocks:
-                    block = writer.block(transaction, self.name)
-                else:
-                    block = _NO_BLOCK
-                    transaction.ordinal += 1
-                key, value = self.records.insert(data, row, end, source, change_lsn, block)
-                self.outlet.append_hashed(key, value)
-        elif kind == UPDATE:
-            if not self.records.new_tuple_only(data, row, end):
-                self._change_both(transaction, source, data, row, end, change_lsn)
-            elif not writer.skips_updates:
-                block = writer.block(transaction, self.name)
-                key, value = self.records.update(data, row, end, source, change_lsn, block)
-                self.outlet.append_hashed(key, value)
-        elif not writer.skips_deletes:
-            key, before = self.records.delete(data, row, end)
-            self._delete(transaction, source, key, before, change_lsn)
-
-    def _change_both(
-        self, transaction: Transaction, source: SourceContext, data: bytes, row: int, end: int, change_lsn: int
-    ) -> None:
-        """Write an update that has a key or old tuple."""
-        writer, records = self._writer, self.records
-        old_key, before, key, after = records.both(data, row, end)
-        if old_key == key:
-            if not writer.skips_updates:
-                block = writer.block(transaction, self.name)
-                self.outlet.append_hashed(key, records.updated(before, after, source, change_lsn, block))
-            return
-        if not writer.skips_deletes:
-            self._delete(transaction, source, old_key, before, change_lsn)
-        if not writer.skips_creates:
-            block = writer.block(transaction, self.name)
-            self.outlet.append_hashed(key, records.created(after, source, change_lsn, block))
-
-    def _delete(
-        self, transaction: Transaction, source: SourceContext, key: bytes | None, before: list[bytes], change_lsn: int
-    ) -> None:
-        block = self._writer.block(transaction, self.name)
-        self.outlet.append_hashed(key, self.records.deleted(before, source, change_lsn, block))
-        if key is not None and self._writer.writes_tombstones:
-            self.outlet.append_hashed(key, None)
-
-    def track(self, data: bytes, kind: int, row: int, end: int) -> None:
-        changes = self.changes
-        if changes is None or self._keys is None:
-            return
-        key, old_key, lacks_values = self._keys.of(data, kind, row, end)
-        changes.hold_key(key)
-        if old_key != key:
-            changes.hold_key(old_key)
-        if lacks_values:
-            changes.left_out(self.encoder, key, old_key)
-
-    def failing(self, part: TuplePart) -> str | None:
-        return self.records.failing(part)
-
-    def too_large(self, what: str, size: int) -> StopForOperator:
-        return self.outlet.too_large(what, size)
 
 
 class DebeziumWriter(RecordWriter):
@@ -234,7 +109,7 @@ class DebeziumWriter(RecordWriter):
         self._block_head = _NO_BLOCK
         self._counts = _Counts()
         self._written = written
-        self._held: tuple[DebeziumVersion, int, bytes, int, int] | None = None
+        self._held: tuple[RelationVersion, int, bytes, int, int] | None = None
         self._has_pending = False
 
     # -- transactions
@@ -244,13 +119,15 @@ class DebeziumWriter(RecordWriter):
     ) -> Transaction:
         transaction = Transaction(xid, self._manifest, self._context, commit_lsn, commit_time)
         self._last_end_lsn = resume_lsn if self._has_commits else 0
-        self.source = self._source_of(transaction)
+        self.source = self.source_of(transaction)
         written_xid, written_lsn = self._written
         self.written_lsn = written_lsn if xid == written_xid else 0
         self._held = None
         return transaction
 
-    def _source_of(self, transaction: Transaction, *, is_read: bool = False) -> SourceContext:
+    def source_of(self, transaction: Transaction, *, is_read: bool = False) -> SourceContext:
+        """Return the parts of `source` that the rows of a transaction share. `is_read`: they are rows
+        of a snapshot."""
         assert transaction.commit_lsn is not None
         return SourceContext(
             self._names, transaction.xid, transaction.commit_lsn, transaction.commit_time or 0, self._last_end_lsn,
@@ -266,7 +143,7 @@ class DebeziumWriter(RecordWriter):
         source.written = self._written_at
 
     def enter(self, transaction: Transaction, in_stream: bool) -> None:
-        self.source = self._source_of(transaction)
+        self.source = self.source_of(transaction)
 
     def begin(self, transaction: Transaction, resume_lsn: int) -> None:
         """Do nothing: `block` writes BEGIN, and only for events that have a place in the
@@ -318,7 +195,7 @@ class DebeziumWriter(RecordWriter):
 
     def was_written(
         self,
-        version: DebeziumVersion,
+        version: RelationVersion,
         transaction: Transaction,
         kind: int,
         data: bytes,
@@ -350,25 +227,7 @@ class DebeziumWriter(RecordWriter):
             return
         self.refresh(self.source)
         for version in versions:
-            assert isinstance(version, DebeziumVersion)
-            block = self.block(transaction, version.name)
-            version.outlet.append_hashed(None, version.records.truncate(self.source, change_lsn, block))
-
-    def read(
-        self,
-        transaction: Transaction,
-        version: RelationVersion,
-        rows: Iterable[tuple[bytes | None, bytes]],
-        change_lsn: int,
-    ) -> None:
-        """Write rows of a snapshot, each a pair of its key and its tuple."""
-        assert isinstance(version, DebeziumVersion)
-        source = self._source_of(transaction, is_read=True)
-        self.refresh(source)
-        read, append = version.records.read, version.outlet.append_hashed
-        for _, data in rows:
-            append(*read(data, source, change_lsn))
-            transaction.ordinal += 1
+            version.truncate(transaction, change_lsn)
 
     # -- logical messages
 

@@ -19,7 +19,9 @@ from gateway.debezium.envelope_schema import (
     key_schema,
 )
 from gateway.debezium.json_sink import JsonSink
-from gateway.debezium.record_writer import DebeziumVersion, DebeziumWriter, KeyedSink
+from gateway.debezium.keyed_sink import KeyedSink
+from gateway.debezium.record_writer import DebeziumWriter
+from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.errors import StopForOperator, UnwritableRelation
 from gateway.events.row_encoder import RowEncoder

@@ -66,6 +66,21 @@ class EventVersion(RelationVersion):
             if encoder.left_out_count != changes.left_out_count:
                 changes.left_out(encoder, key, key if moved is None else moved[0])
 
+    def truncate(self, transaction: Transaction, change_lsn: int) -> None:
+        value = self.encoder.truncate(transaction.context, change_lsn, transaction.ordinal)
+        self.outlet.append_everywhere(value, transaction.manifest)
+        transaction.ordinal += 1
+
+    def read(self, transaction: Transaction, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
+        context, manifest, ordinal = transaction.context, transaction.manifest, transaction.ordinal
+        head = self.encoder.read_head + context.identity + encode_long(change_lsn)
+        commit = context.commit
+        append = self.outlet.append
+        for key, tail in rows:
+            append(key, b"".join((head, encode_long(ordinal), commit, tail)), manifest)
+            ordinal += 1
+        transaction.ordinal = ordinal
+
     def track(self, data: bytes, kind: int, row: int, end: int) -> None:
         """Do nothing: `row` tells the tracker each key."""
 
@@ -125,27 +140,7 @@ class EventWriter(RecordWriter):
         self, transaction: Transaction, versions: Sequence[RelationVersion], change_lsn: int, relation_count: int
     ) -> None:
         for version in versions:
-            assert isinstance(version, EventVersion)
-            value = version.encoder.truncate(transaction.context, change_lsn, transaction.ordinal)
-            version.outlet.append_everywhere(value, transaction.manifest)
-            transaction.ordinal += 1
-
-    def read(
-        self,
-        transaction: Transaction,
-        version: RelationVersion,
-        rows: Iterable[tuple[bytes | None, bytes]],
-        change_lsn: int,
-    ) -> None:
-        assert isinstance(version, EventVersion)
-        context, manifest, ordinal = transaction.context, transaction.manifest, transaction.ordinal
-        head = version.encoder.read_head + context.identity + encode_long(change_lsn)
-        commit = context.commit
-        append = version.outlet.append
-        for key, tail in rows:
-            append(key, b"".join((head, encode_long(ordinal), commit, tail)), manifest)
-            ordinal += 1
-        transaction.ordinal = ordinal
+            version.truncate(transaction, change_lsn)
 
     # -- logical messages
 

@@ -192,7 +192,7 @@ class OrdinaryTransactions:
         transaction = self._demand_transaction("rows of a snapshot")
         self._begin_records(transaction)
         self._writer.relation(transaction, version)
-        self._writer.read(transaction, version, rows, change_lsn)
+        version.read(transaction, rows, change_lsn)
 
     def add_pending_marker(self, marker: Marker) -> None:
         """Owe a marker that no message causes."""

@@ -63,6 +63,15 @@ class RelationVersion(ABC):
         the position after its relation oid, and `end` that after the message."""
 
     @abstractmethod
+    def truncate(self, transaction: Transaction, change_lsn: int) -> None:
+        """Write the record of a TRUNCATE of the relation."""
+
+    @abstractmethod
+    def read(self, transaction: Transaction, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
+        """Write rows of a snapshot, as CopyDecoder returns them, in the transaction that commits
+        now."""
+
+    @abstractmethod
     def track(self, data: bytes, kind: int, row: int, end: int) -> None:
         """Tell the tracker the keys of a message whose records were written without it."""
 
@@ -114,17 +123,6 @@ class RecordWriter(ABC):
     ) -> None:
         """Write the records of a TRUNCATE. `versions` are those of its `relation_count` relations
         that are not left out."""
-
-    @abstractmethod
-    def read(
-        self,
-        transaction: Transaction,
-        version: RelationVersion,
-        rows: Iterable[tuple[bytes | None, bytes]],
-        change_lsn: int,
-    ) -> None:
-        """Write rows of a snapshot, as CopyDecoder returns them, in the transaction that commits
-        now."""
 
     @abstractmethod
     def message(self, transaction: Transaction | None, message: Message, change_lsn: int, resume_lsn: int) -> int:

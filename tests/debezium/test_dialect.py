@@ -25,7 +25,8 @@ from gateway.debezium.envelope_schema import (
     key_schema,
     message_schema,
 )
-from gateway.debezium.record_writer import DebeziumTopics, DebeziumVersion, DebeziumWriter
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
+from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceContext, SourceNames
 from gateway.errors import StopForOperator, UnwritableRelation

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
-from gateway.debezium.record_writer import DebeziumTopics, DebeziumVersion, DebeziumWriter
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
+from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceNames
 from gateway.events.row_encoder import RowEncoder
