@@ -126,8 +126,8 @@ class DebeziumWriter(RecordWriter):
         return transaction
 
     def source_of(self, transaction: Transaction, *, is_read: bool = False) -> SourceContext:
-        """Return the parts of `source` that the rows of a transaction share. `is_read`: they are rows
-        of a snapshot."""
+        """Return the parts of `source` that the rows of a transaction share. `is_read`: they are
+        rows of a snapshot."""
         assert transaction.commit_lsn is not None
         return SourceContext(
             self._names, transaction.xid, transaction.commit_lsn, transaction.commit_time or 0, self._last_end_lsn,

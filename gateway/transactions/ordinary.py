@@ -54,11 +54,11 @@ class OrdinaryTransactions:
         self.undelivered_count = 0
         self.heartbeat_time = 0
         self.arrived: object | None = None
-        """The object to be handed over where the current transaction commits: a chunk or a mark of a
-        snapshot, or a command."""
+        """The object to be handed over where the current transaction commits: a chunk or a mark of
+        a snapshot, or a command."""
         self.on_left_out: Callable[[int], bool] | None = None
-        """Called with a relation's oid when an UPDATE of it was written without a value that was not
-        sent; returns whether changes of the relation are tracked from that one on."""
+        """Called with a relation's oid when an UPDATE of it was written without a value that was
+        not sent; returns whether changes of the relation are tracked from that one on."""
         self._writer = writer
         writer.on_left_out = self.left_out
         self._relations = RelationsInForce(quarantined)

@@ -66,9 +66,9 @@ def encode(
     encoder: RowEncoder, operation: str, payload: bytes, context: TransactionContext = CONTEXT
 ) -> tuple[bytes | None, bytes, tuple[bytes | None, bytes] | None]:
     data = BEFORE + payload + AFTER
-    method = {"insert": encoder.insert, "update": encoder.update, "delete": encoder.delete}[operation]
+    method: Any = {"insert": encoder.insert, "update": encoder.update, "delete": encoder.delete}[operation]
     key, value, *moved = method(data, len(BEFORE), len(BEFORE) + len(payload), context, CHANGE_LSN, ORDINAL)
-    return key, value, moved[0] if moved else None  # type: ignore[return-value]
+    return key, value, moved[0] if moved else None
 
 
 def new(row: Row) -> bytes:
@@ -415,7 +415,7 @@ def test_every_prefix_of_a_row_is_refused(operation: str, kinds: tuple[ColumnKin
     encode(encoder, operation, payload)
     for length in range(len(payload)):
         data = BEFORE + payload + AFTER
-        method = {"insert": encoder.insert, "update": encoder.update, "delete": encoder.delete}[operation]
+        method: Any = {"insert": encoder.insert, "update": encoder.update, "delete": encoder.delete}[operation]
         with pytest.raises(PgOutputError):
             method(data, len(BEFORE), len(BEFORE) + length, CONTEXT, CHANGE_LSN, ORDINAL)
 
