@@ -1,7 +1,7 @@
 """State of each table of a mirror: which snapshot of it is in progress, and whether it is complete
 and up to date.
 
-A snapshot in progress (Window) has one of three purposes:
+A snapshot in progress (`Window`) has one of three purposes:
 
 FILL       the table is in no version of the mirror before its SNAPSHOT_END
 REPLACE    at SNAPSHOT_END, rows whose keys had no change since SNAPSHOT_BEGIN are deleted
