@@ -111,6 +111,10 @@ class HandOver(Protocol):
         (`is_again`) once more."""
         ...
 
+    def announced_leaf(self, relation_oid: int, root: int) -> None:
+        """Note that a partition is announced in the stream; its changes come as those of `root`."""
+        ...
+
     def take_states(self) -> dict[bytes, bytes]:
         """Return the states, by key, that become durable with the Kafka transaction that is closed
         now."""
