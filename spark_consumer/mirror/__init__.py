@@ -8,5 +8,5 @@
     table_format    what the mirror needs of the tables' format; only delta/ knows Delta
 
 In: rows of source.frames.RAW, and value schemas. Out: what paths.py lists, reports and verdicts.
-This package reads neither Kafka nor the registry, and does not know the command line (jobs).
+This package must not know Kafka, the registry or the command line (jobs).
 """
