@@ -23,7 +23,7 @@ from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.config.settings import ErrorSettings
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation
-from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumVersion, DebeziumWriter
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceNames
 from gateway.errors import StopForOperator
@@ -46,9 +46,11 @@ from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress as SnapshotTable
 from gateway.snapshot.rules.visibility import Visibility
 from gateway.transactions.commit_policy import CommitPolicy
+from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
-from gateway.transactions.transaction import MessageTopic, RelationVersion
+from gateway.transactions.record_writer import RecordWriter, RelationVersion
+from gateway.transactions.transaction import MessageSelection, MessageTopic
 from schemas.lsn import Lsn
 
 NO_COMPRESSION, LZ4 = 0, 3
@@ -196,7 +198,7 @@ class _Announcer:
 
     async def announce(self, relation: Relation, _: RelationVersion | None, xid: int | None = None) -> RelationVersion:
         description = describe(relation, self._captured.facts)
-        return RelationVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
+        return EventVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
 
     async def comes_as_root(self, _: Relation, previous: Relation | None) -> bool:
         return False
@@ -205,19 +207,20 @@ class _Announcer:
 class _DebeziumAnnouncer(_Announcer):
     """Relation versions in Debezium's format, with its default settings."""
 
-    def __init__(self, captured: Capture) -> None:
+    def __init__(self, captured: Capture, writer: DebeziumWriter) -> None:
         super().__init__(captured, lambda _: _Nowhere())
-        self.versions: dict[int, DebeziumVersion] = {}
+        self._writer = writer
 
     async def announce(
         self, relation: Relation, earlier: RelationVersion | None, xid: int | None = None
     ) -> RelationVersion:
         columns, key = self._captured.catalog[relation.relation_oid]
         options = DebeziumOptions()
-        connect = connect_relation(describe(relation, self._captured.facts), columns, key, options)
+        description = describe(relation, self._captured.facts)
+        connect = connect_relation(description, columns, key, options)
         encoder = DebeziumEncoder(connect, 1, 2, options, lambda *reason: None)
-        self.versions[relation.relation_oid] = DebeziumVersion(f"public.{relation.name}", encoder, _Nowhere())
-        return await super().announce(relation, earlier, xid)
+        keys = RowEncoder(description, 1, 2)
+        return DebeziumVersion(f"public.{relation.name}", 1, keys, encoder, _Nowhere(), self._writer)
 
 
 class _SnapshotAnnouncer(_Announcer):
@@ -251,8 +254,12 @@ def _pump(captured: Capture, writer: BatchWriter, outlet: Callable[[str], Any]) 
 
 
 def _machine(outlet: Callable[[str], Any]) -> TransactionMachine:
-    messages = MessageTopic("messages", 3, lambda *_: b"", outlet("messages"), lambda _: None)
-    return TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), messages=messages)
+    return _machine_of(EventWriter(1, MessageTopic("messages", 3, lambda *_: b"", outlet("messages"))))
+
+
+def _machine_of(writer: RecordWriter) -> TransactionMachine:
+    selection = MessageSelection(lambda _: None)
+    return TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), writer=writer, messages=selection)
 
 
 def _pump_of(machine: TransactionMachine, writer: BatchWriter, announcer: Any) -> Pump:
@@ -265,15 +272,11 @@ def _pump_of(machine: TransactionMachine, writer: BatchWriter, announcer: Any) -
 def encode_debezium(captured: Capture) -> None:
     """Run state machine and row encoder in Debezium's format."""
     nowhere: Any = _Nowhere()
-    announcer = _DebeziumAnnouncer(captured)
-    machine = DebeziumMachine(
-        epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(),
-        messages=MessageTopic("messages", 3, lambda *_: b"", nowhere, lambda _: None),
-        names=SourceNames("1", "bench", "bench"), topics=DebeziumTopics(nowhere, b"", b""), options=DebeziumOptions(),
-        clock_ns=time.time_ns,
+    writer = DebeziumWriter(
+        epoch=1, last_commit_lsn=0, names=SourceNames("1", "bench", "bench"),
+        topics=DebeziumTopics(nowhere, b"", b""), options=DebeziumOptions(), clock_ns=time.time_ns,
     )  # fmt: skip
-    machine.versions = announcer.versions
-    _take_all(captured, machine, announcer)
+    _take_all(captured, _machine_of(writer), _DebeziumAnnouncer(captured, writer))
 
 
 def encode_under_snapshot(captured: Capture) -> None:

@@ -35,17 +35,18 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.arrow import to_frame
 from spark_consumer.jobs.session import local_session
-from spark_consumer.mirror import changes, manifest, versions
+from spark_consumer.mirror import changes, maintenance, manifest, table_format, versions
 from spark_consumer.mirror.batch_contents import BatchSize
-from spark_consumer.mirror.delta import delta_table, maintenance
-from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.delta import cleanup, delta_table
+from spark_consumer.mirror.delta.delta_write import _CHECKPOINT_INTERVAL, write_once
+from spark_consumer.mirror.delta.session_settings import COMPACT, session_defaults
 from spark_consumer.mirror.paths import changes_path, table_path
-from spark_consumer.mirror.spark_settings import COMPACT, settings, tune
+from spark_consumer.mirror.spark_settings import settings, tune
 from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
 
 HOURS, BATCHES, MERGES = 24, 3600, 60
-CHECKPOINT_EVERY = int(changes._PROPERTIES["delta.checkpointInterval"])
+CHECKPOINT_EVERY = int(_CHECKPOINT_INTERVAL)
 _OF_DELTA_ALONE = {"txnId", "inCommitTimestampOpt", "allFiles", "fileSizeHistogram", "histogramOpt",
                    "deletedRecordCountsHistogramOpt"}  # fmt: skip
 ITEMS = TableName("public", "items")
@@ -83,7 +84,7 @@ class Batches:
                  "commit_time": row["commit_time"].isoformat(timespec="milliseconds")}  # fmt: skip
         stats = {"numRecords": 1, "minValues": bound, "maxValues": bound, "nullCount": dict.fromkeys(bound, 0)}
         size = (self._location / name).stat().st_size
-        mark = {"appId": delta_table.APPLICATION, "version": self.lsn, "lastUpdated": now}
+        mark = {"appId": table_format.APPLICATION, "version": self.lsn, "lastUpdated": now}
         actions: list[dict[str, Any]] = [
             {"commitInfo": {"timestamp": now, "operation": "WRITE", "operationParameters": {"mode": "Append"}}},
             {"txn": mark},
@@ -106,8 +107,8 @@ class Batches:
 def scale_upkeep(hour_s: float) -> None:
     """Scale every interval of the upkeep. VACUUM itself accepts only whole hours; seconds only by a
     property of the table."""
-    maintenance._EVERY_S = maintenance.GRACE_S = hour_s
-    maintenance.LOG_GRACE_S = hour_s / 4
+    maintenance._EVERY_S = cleanup.GRACE_S = hour_s
+    cleanup.LOG_GRACE_S = hour_s / 4
 
     def vacuum(spark: Any, location: str, age: timedelta) -> None:
         wanted = round(age.total_seconds() + hour_s)
@@ -116,7 +117,7 @@ def scale_upkeep(hour_s: float) -> None:
             spark.sql(f"ALTER TABLE {delta_table.sql_table(location)} SET TBLPROPERTIES ({properties})")
         DeltaTable.forPath(spark, location).vacuum()
 
-    maintenance._vacuum = vacuum
+    cleanup._vacuum = vacuum
 
 
 def merge(spark: Any, keeper: maintenance.Maintenance, path: str, lsn: int) -> None:
@@ -145,7 +146,7 @@ def measure(spark: Any, path: str) -> dict[str, float]:
 
 def run(hour_s: float, share: int) -> None:
     spark = local_session("bench", java_home=spark_java_home(), jars=jars("delta"), cores=2)
-    tune(spark, compacts=True)
+    tune(spark, session_defaults(compacts=True))
     scale_upkeep(hour_s)
     with tempfile.TemporaryDirectory(prefix="walgate-bench-") as path:
         changes.create(spark, path)

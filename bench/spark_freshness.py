@@ -32,7 +32,7 @@ from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import changes, versions
 from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta import delta_table
-from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.delta.delta_write import write_once
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache

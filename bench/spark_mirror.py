@@ -38,9 +38,9 @@ from spark_consumer.jobs.session import local_session
 from spark_consumer.jvm import cloned, java_class
 from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta import delta_table
-from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.delta.delta_write import write_once
+from spark_consumer.mirror.delta.session_settings import COMPACT
 from spark_consumer.mirror.paths import table_path
-from spark_consumer.mirror.spark_settings import COMPACT
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import Feeder, Table

@@ -57,7 +57,7 @@ class WalgateError(Exception):
 
 
 class Retry(WalgateError):
-    """Transient: everything starts again from the durable position."""
+    """A transient error: everything starts again from the durable position."""
 
 
 class NeedsText(Retry):

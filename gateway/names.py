@@ -35,7 +35,11 @@ def quote_identifier(name: str) -> str:
 def is_table(relation: str, patterns: Sequence[str]) -> bool:
     """Return whether a pattern matches the relation. A pattern is `schema.table`, or `table` in any
     schema, with `*` and `?` as in a shell."""
-    return any(fnmatchcase(relation, pattern if "." in pattern else f"*.{pattern}") for pattern in patterns)
+    return any(fnmatchcase(relation, in_any_schema(pattern)) for pattern in patterns)
+
+
+def in_any_schema(pattern: str) -> str:
+    return pattern if "." in pattern else f"*.{pattern}"
 
 
 _LOCAL: Final = ("localhost", "127.0.0.1", "::1")
@@ -47,7 +51,7 @@ def where_local_is(host: str) -> str:
     where localhost is the container itself; else ""."""
     is_container = "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.exists, _OF_CONTAINERS))
     return (
-        f"{host} is this container itself: use the name of the server's host. "
+        f"{host} is this container itself: use the name of the server's host; otherwise, "
         if host in _LOCAL and is_container
         else ""
     )

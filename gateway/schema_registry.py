@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -10,6 +11,7 @@ import structlog
 
 from gateway.config.settings import RegistrySettings
 from gateway.errors import Retry, RetrySlowly, UnwritableRelation
+from schemas.change_schema import Schema
 from schemas.compatibility_levels import LevelChange
 from schemas.errors import (
     IncompatibleSchema,
@@ -20,6 +22,7 @@ from schemas.errors import (
     RegistryUnwilling,
 )
 from schemas.registry_client import RegistryClient
+from schemas.topic_names import key_subject, value_subject
 
 log = structlog.get_logger()
 
@@ -61,3 +64,25 @@ async def open_registry(settings: RegistrySettings, timeout_s: float) -> AsyncIt
             yield client
         finally:
             await client.close()
+
+
+async def register_both(
+    registry: RegistryClient,
+    topic: str,
+    value_schema: Schema,
+    key: Schema | None,
+    in_use_value: Schema | None = None,
+    in_use_key: Schema | None = None,
+) -> tuple[int, int | None]:
+    """Register the schemas of value and key concurrently; both requests have ended when this
+    returns. Raises SchemaError."""
+    value = registry.register(value_subject(topic), value_schema, in_use_value)
+    if key is None:
+        return await value, None
+    key_done = registry.register(key_subject(topic), key, in_use_key)
+    value_schema_id, key_schema_id = await asyncio.gather(value, key_done, return_exceptions=True)
+    if isinstance(value_schema_id, BaseException):
+        raise value_schema_id
+    if isinstance(key_schema_id, BaseException):
+        raise key_schema_id
+    return value_schema_id, key_schema_id

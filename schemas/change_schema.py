@@ -8,7 +8,9 @@ of the settings replaces the column's values; and `pg.name` wherever the Avro na
 name in PostgreSQL.
 
 The labels of an enum are written at the first occurrence of its type. They are left out where their
-size exceeds MOST_LABEL_BYTES: the registry refuses schemas that are too large for its storage.
+size exceeds MOST_LABEL_BYTES, and an attmissingval where its size exceeds MOST_DEFAULT_BYTES: the
+registry refuses schemas that are too large for its storage. The schema then has their number or
+size.
 
 Every field of Row and Key is a union with null, default null: a column may be added or dropped, or
 enter or leave the replica identity, and old events remain readable with the new schema. Key schemas
@@ -23,7 +25,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from schemas.avro_types import ColumnType, avro_type, key_type, value_type
-from schemas.relation import ColumnDescription, Kind, Protect, RelationDescription, TypeFacts
+from schemas.relation import ColumnDescription, Kind, MissingValue, Protect, RelationDescription, TypeFacts
 from schemas.topic_names import avro_name, avro_namespace
 
 OPERATIONS = ("INSERT", "UPDATE", "DELETE", "TRUNCATE", "READ")
@@ -34,9 +36,11 @@ dot."""
 MOST_LABEL_BYTES: Final = 64 << 10
 """The limit for all labels of one type. A registry takes schemas of up to 1 MB by default
 (`max.message.bytes` of its topic)."""
+MOST_DEFAULT_BYTES: Final = 64 << 10
+"""The limit for the missing value (attmissingval) of one column."""
 _MOST_HEX_BYTES: Final = 64
-"""The size up to which a missing value (attmissingval) is written in hexadecimal, which older
-readers know; larger ones are written in Base64."""
+"""The size up to which a missing value is written in hexadecimal, which older readers know; larger
+ones are written in Base64."""
 
 Schema = dict[str, Any]
 
@@ -138,6 +142,8 @@ def _attribute(column: ColumnDescription) -> Schema:
     if column.missing is None:
         return {"attnum": column.attnum}
     encoded = column.missing.encoded
+    if _is_too_large(column.missing):
+        return {"attnum": column.attnum, "attmissingval_size": _size(column.missing)}
     if len(encoded) <= _MOST_HEX_BYTES:
         missing = {"avro": encoded.hex()}
     else:
@@ -145,6 +151,21 @@ def _attribute(column: ColumnDescription) -> Schema:
     if column.missing.special is not None:
         missing["special"] = column.missing.special
     return {"attnum": column.attnum, "attmissingval": missing}
+
+
+def _is_too_large(missing: MissingValue) -> bool:
+    return _size(missing) > MOST_DEFAULT_BYTES
+
+
+def _size(missing: MissingValue) -> int:
+    return len(missing.encoded) + len((missing.special or "").encode())
+
+
+def columns_without_default(description: RelationDescription) -> list[str]:
+    """Return the names of the columns whose attmissingval is too large to be in the schema."""
+    return [
+        column.name for column in description.columns if column.missing is not None and _is_too_large(column.missing)
+    ]
 
 
 def _is_dropped(column: ColumnDescription) -> bool:

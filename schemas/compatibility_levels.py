@@ -5,9 +5,9 @@ a level is set). To register one version regardless of compatibility, the level 
 the duration of the request. Before that, the previous level is noted in the registry, as a version
 of the subject `<subject>-compatibility`: if the process is killed in between, the next one restores
 the level, without touching a `NONE` that was set by an administrator. A note that was used is
-followed by an empty one, so that no right to delete is needed.
+followed by an empty one, so that no permission to delete is needed.
 
-A registry may have more settings of a subject (Confluent's `normalize`, `alias`, rules). Each
+A registry may have further settings for a subject (Confluent's `normalize`, `alias`, rules). Each
 request that sets a level repeats them, since it may replace them all.
 """
 

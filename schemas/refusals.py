@@ -40,6 +40,11 @@ _HINT_CREDENTIALS: Final = (
     "may write subjects and their configuration"
 )
 
+_HINT_PAGE: Final = (
+    "the response is an HTML page, so it is not the registry's: a proxy or login page answers at registry.url. Let the gateway "
+    "pass there, or use an address that leads to the registry itself"
+)
+
 
 class Refused(RegistryRefused):
     """The registry's own error, with its code and message. It concerns the schema that was sent, or
@@ -50,9 +55,9 @@ class Refused(RegistryRefused):
         super().__init__(message)
 
 
-def error_of(status: int, content: bytes, what: str) -> SchemaError:
+def error_of(status: int, content: bytes, what: str, leads_to: str = "") -> SchemaError:
     """Return the error to raise for an unsuccessful response. `what` describes the request in the
-    message."""
+    message; `leads_to` is the host that a redirect names."""
     code, message = _problem(content)
     said = f"the schema registry returned {status}{f', error code {code}' if code else ''} ({what})"
     if code in ABOUT_SCHEMA or code in NOT_FOUND:
@@ -60,11 +65,19 @@ def error_of(status: int, content: bytes, what: str) -> SchemaError:
     if status in TRY_AGAIN:
         return RegistryUnavailable(f"{said}: {message}")
     if status in (401, 403, 407):
-        return RegistryDenied(said, hint=_HINT_CREDENTIALS)
+        return RegistryDenied(said, hint=_HINT_PAGE if is_page(content) else _HINT_CREDENTIALS)
     if (status in (404, 405) and code < 1000) or (not code and 200 <= status < 400):
-        return no_registry(what, f"{status}, but not in the format of the Confluent API")
+        if leads_to:
+            return no_registry(what, f"{status}, a redirect to {leads_to}")
+        page = ", with an HTML page" if is_page(content) else ""
+        return no_registry(what, f"{status}{page}, but not in the format of the Confluent API")
     hint = _HINT_READ_ONLY if code == READ_ONLY else _HINT_UNWILLING
     return RegistryUnwilling(f"{said}: {message}", hint=hint, status=status)
+
+
+def is_page(content: bytes) -> bool:
+    """Return whether the response is HTML, such as the login page of a proxy."""
+    return content.lstrip()[:1] == b"<"
 
 
 def _problem(answer: bytes) -> tuple[int, str]:

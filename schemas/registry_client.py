@@ -14,14 +14,15 @@ import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.compatibility_levels import CompatibilityLevels, LevelChange
 from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable, RegistryUnwilling
-from schemas.refusals import NOT_FOUND, Refused, error_of, no_registry
+from schemas.refusals import NOT_FOUND, Refused, error_of, is_page, no_registry
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
@@ -32,6 +33,14 @@ _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolErro
 be repeated."""
 _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
+)
+_HINT_NO_HTTP: Final = (
+    "the response is not HTTP. If this happens each time, the port in registry.url belongs to another service, such as Kafka or "
+    "PostgreSQL"
+)
+_HINT_PROXY: Final = (
+    "the environment sets a proxy (HTTP_PROXY, HTTPS_PROXY or ALL_PROXY): if the registry can be reached without it, add its "
+    "host to NO_PROXY"
 )
 _HINT_INCOMPATIBLE: Final = (
     "to accept all such changes, set schemas.on_incompatible=register, and restart the gateway. "
@@ -88,6 +97,8 @@ class RegistryClient:
                 f"registry.ca_file cannot be used: {ca_file}: {error.strerror or type(error).__name__}"
             ) from error
         self._place = str(address).rstrip("/")
+        proxy = _proxy_of(address)
+        self._via = f" through the proxy {proxy}" if proxy else ""
         self._http = httpx2.AsyncClient(
             base_url=address,
             auth=None if username is None else (username, password or ""),
@@ -222,7 +233,7 @@ class RegistryClient:
 
     async def _ask(self, method: str, path: str, body: Schema | None = None) -> Schema:
         """Return the JSON object of the response. Raises RegistryUnavailable, RegistryRefused."""
-        what = f"{method} {self._place}{path}"
+        what = f"{method} {self._place}{path}{self._via}"
         content = None if body is None else json.dumps(body).encode()
         answer = await self._send(method, path, content, what)
         if (
@@ -235,11 +246,11 @@ class RegistryClient:
             try:
                 found = json.loads(answer.content)
             except ValueError as error:
-                raise no_registry(what, error) from error
+                raise no_registry(what, "an HTML page" if is_page(answer.content) else error) from error
             if not isinstance(found, dict):
                 raise no_registry(what, "not an object")
             return found
-        raise error_of(status, answer.content, what)
+        raise error_of(status, answer.content, what, urlsplit(answer.headers.get("Location", "")).hostname or "")
 
     async def _send(self, method: str, path: str, content: bytes | None, what: str) -> httpx2.Response:
         headers = {"Content-Type": _JSON}
@@ -259,9 +270,10 @@ class RegistryClient:
                     f"the TLS handshake with the schema registry failed ({what}): {error}", hint=hint
                 ) from error
             reason = f"{type(error).__name__}: {error}".rstrip(": ")
-            raise RegistryUnavailable(
-                f"the schema registry does not answer ({what}): {reason}", hint=_HINT_UNREACHABLE
-            ) from error
+            hint = f"{_HINT_PROXY}; otherwise, {_HINT_UNREACHABLE}" if self._via else _HINT_UNREACHABLE
+            if isinstance(error, httpx2.RemoteProtocolError):
+                hint = _HINT_NO_HTTP
+            raise RegistryUnavailable(f"the schema registry does not answer ({what}): {reason}", hint=hint) from error
 
 
 def _tls_hint(said: str) -> str:
@@ -269,6 +281,15 @@ def _tls_hint(said: str) -> str:
     if "CERTIFICATE" in said:  # the server's, which is not trusted, or a missing client certificate
         return _HINT_CERTIFICATES
     return _HINT_NO_TLS if any(word in said for word in _NO_TLS) else ""
+
+
+def _proxy_of(address: httpx2.URL) -> str:
+    """Return host and port of the proxy that the environment sets for this address; "" for none."""
+    proxies = getproxies()
+    proxy = proxies.get(address.scheme) or proxies.get("all", "")
+    if not proxy or proxy_bypass(address.host):
+        return ""
+    return urlsplit(proxy if "://" in proxy else f"//{proxy}").netloc.rpartition("@")[2]
 
 
 def _address(url: str) -> httpx2.URL:

@@ -62,7 +62,7 @@ class TypeFacts:
 
 
 class ReplicaIdentity(enum.Enum):
-    """pg_class.relreplident."""
+    """`relreplident` in pg_class: the columns of the old row that an UPDATE or DELETE sends."""
 
     DEFAULT = "d"
     NOTHING = "n"

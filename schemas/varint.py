@@ -78,7 +78,7 @@ def encode_some_lsn(lsn: int) -> bytes:
 
 
 def encode_long(number: int) -> bytes:
-    """Encode a signed integer of 64 bits."""
+    """Encode a signed 64-bit integer."""
     zigzag = number << 1 if number >= 0 else ~(number << 1)
     if zigzag < CHUNK:
         return LAST[zigzag]

@@ -18,7 +18,7 @@ from typing import Final
 from schemas.topic_names import parse_relation, topic_part
 
 MOST_KEYS: Final = 1000
-"""The most differences that a verdict lists; <path>/differences has all."""
+"""Maximum number of differences that a verdict lists; <path>/differences has all."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Access to the Java objects of a session, beyond PySpark's documented interface. No other module
 uses them (ruff's SLF001).
 
-Delta's snapshots, Hadoop's file systems and a session's own settings cannot be reached otherwise.
-They are not available over Spark Connect.
+Hadoop's file systems, a session's own settings and Delta's objects (mirror/delta) cannot be reached
+otherwise. They are not available over Spark Connect.
 """
 
 from __future__ import annotations
@@ -48,25 +48,6 @@ def _classic(spark: SparkSession) -> Any:
     if not hasattr(spark, "_jvm"):
         raise connect_refused()
     return spark
-
-
-def delta_log(spark: SparkSession) -> Any:
-    """Return Delta's class DeltaLog. Raises MirrorError."""
-    return java_class(spark, "org.apache.spark.sql.delta.DeltaLog")
-
-
-def java_log(spark: SparkSession, location: str) -> Any:
-    """Return Delta's own object for the table at the location. Raises MirrorError."""
-    return delta_log(spark).forTable(java_session(spark), location)
-
-
-def java_snapshot(spark: SparkSession, location: str, version: int | None = None) -> Any:
-    """Return Delta's own snapshot of the table, the current one or that of a version. Reading the
-    table's history instead would take a Spark job. Raises MirrorError."""
-    log = java_log(spark, location)
-    if version is None:  # stalenessAcceptable = false, and Scala's defaults for the others
-        return log.update(False, getattr(log, "update$default$2")(), getattr(log, "update$default$3")())
-    return log.getSnapshotAt(version, *(getattr(log, f"getSnapshotAt$default${place}")() for place in (2, 3, 4)))
 
 
 def java_frame(frame: DataFrame) -> Any:
@@ -128,6 +109,22 @@ def file_text(spark: SparkSession, location: str) -> str:
         return found
     finally:
         stream.close()
+
+
+def write_text(spark: SparkSession, location: str, text: str) -> None:
+    """Write a file, replacing any that exists."""
+    path, files = hadoop_path(spark, location)
+    out = files.create(path, True)
+    try:
+        out.write(bytearray(text.encode()))
+    finally:
+        out.close()
+
+
+def remove_folder(spark: SparkSession, location: str) -> None:
+    """Remove a directory and its contents, if it exists."""
+    path, files = hadoop_path(spark, location)
+    files.delete(path, True)
 
 
 def cloned(spark: SparkSession) -> SparkSession:

@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from gateway import early_signals, failpoints
 from gateway.errors import StopForOperator
 
-_MODULES = ("gateway.cli.main", "gateway.runtime.supervisor", "uvloop")
+_MODULES = ("gateway.cli.main", "gateway.runtime.supervisor", "gateway.runtime.event_loop")
 _ROOT = Path(__file__).parents[1]
 _REQUEST_BYTES = 200_000
 

@@ -31,8 +31,11 @@ class GatewayProcess:
     """A gateway that can be started repeatedly with the same settings: names like `kafka__prefix`,
     and their values."""
 
-    def __init__(self, log_path: Path, settings: Mapping[str, object]) -> None:
+    def __init__(
+        self, log_path: Path, settings: Mapping[str, object], defaults: Mapping[str, object] = DEFAULTS
+    ) -> None:
         self.log_path = log_path
+        self._defaults = defaults
         self.settings = dict(settings)
         self.command: tuple[str, ...] = COMMAND
         self._process: subprocess.Popen[bytes] | fork_server.Forked | None = None
@@ -41,12 +44,16 @@ class GatewayProcess:
     def start(self, failpoints: str = "", **settings: object) -> None:
         """Start the gateway. `settings` are for this start only."""
         assert not self.is_running
-        environment = environment_of({**DEFAULTS, **self.settings, **settings})
+        environment = self.environment(**settings)
         if failpoints:
             environment["WALGATE_FAILPOINTS"] = failpoints
         with self.log_path.open("ab") as log:
             self._process = started(self.command, environment, log.fileno(), log.fileno())
         self.start_count += 1
+
+    def environment(self, **settings: object) -> dict[str, str]:
+        """Return the environment of a start with these settings besides its own."""
+        return environment_of({**self._defaults, **self.settings, **settings})
 
     async def streaming(self, failpoints: str = "", **settings: object) -> None:
         """Start, and wait until the stream is open."""

@@ -37,8 +37,9 @@ CODES: Final = {
 
 _HEAD: Final = """# Errors of PostgreSQL and of the schema registry
 
-Generated from the code by `python -m tests.server_errors`; a test verifies that this page matches
-the code for every SQLSTATE of PostgreSQL's `errcodes.txt`, and for every HTTP status.
+This page shows how the gateway reacts to each error of PostgreSQL and of the schema registry. It is
+generated from the code by `python -m tests.server_errors`; a test verifies it for every SQLSTATE of
+PostgreSQL's `errcodes.txt`, and for every HTTP status.
 
 *retries*: the gateway tries again after 0.2 to 2 s. *waits*: it names the error and its remedy, and
 tries again after 2 s, then at intervals that grow to a minute. *78*: it exits with code 78, because
@@ -62,6 +63,9 @@ listed is waited for. The columns differ for a reason:
 
 If the server itself crashes again and again at the same resume LSN, the gateway waits 60 s, then
 120 s, and exits with code 78 after the fourth crash.
+
+The count is stored with the position: if a supervisor starts the gateway again after exit code 78,
+it makes one attempt, and exits if the error comes again.
 
 | SQLSTATE | login | query | stream |
 |---|---|---|---|

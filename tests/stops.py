@@ -117,6 +117,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/listener_checks.py check_listener", "cannot be verified"): _LISTENER,
     ("gateway/startup/listener_checks.py check_listener", "client certificate"): _LISTENER,
     ("gateway/startup/listener_checks.py check_listener", "not with Kafka's protocol"): _LISTENER,
+    ("gateway/startup/listener_checks.py check_listener", "a KRaft controller"): _LISTENER,
     ("gateway/startup/listener_checks.py _login", "requires SASL"): _LISTENER,
     ("gateway/startup/listener_checks.py _login", "does not support"): _LISTENER,
     ("gateway/startup/kafka_checks.py check_refusals", ""): _CHECK,
@@ -161,7 +162,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/debezium/registrar.py _unconvertible", ""): _DIALECT,
     ("gateway/debezium/registrar.py relation", ""): _DIALECT,
     ("gateway/runtime/stored_positions.py refuse_other_dialect", ""): _MENDED,
-    ("gateway/debezium/machine.py _begin_prepare", ""): _DIALECT,
+    ("gateway/debezium/record_writer.py accept_prepared", ""): _DIALECT,
     ("gateway/startup/server_notices.py judge_reported", ""): _REMOVED,
     ("gateway/startup/server_checks.py check_server", "is too old"): _TOO_OLD,
     ("gateway/startup/timeline_checks.py check_promotion", "is not a child of"): _COPY,
@@ -227,16 +228,20 @@ version resolves them."""
 
 _HEAD: Final = """# Errors with exit code 78
 
-Generated from the code by `python -m tests.stops`; a test verifies that this page matches the code. Each line describes an
-error that makes the gateway, or a command, exit with code 78, because an operator must make a decision. It names the file and
-the function that raise the error (or the SQLSTATE of PostgreSQL's error), and the Python class of the error. Conditions that
-may pass without intervention are not listed here: the gateway waits for them ([faults.md](faults.md)). Invalid arguments of a
-command, and errors of `walgate tail` and `walgate demo`, which do not affect the gateway, are not listed either. `{...}` is a
-placeholder. The message of a FrameError or PgOutputError continues with the position of the byte and what was expected there.
-Some errors are detected only by the checks at startup: if the cause of such an error arises while the gateway is streaming, the
-gateway first restarts replication, and exits when the checks detect the error. The last column names the tests in which the
-hint is followed and the gateway then streams again. Errors that should never occur, because they indicate a bug in the gateway
-or in a service that it is connected to, have no test.
+This page lists every error that makes the gateway, or a command, exit with code 78, because an operator must make a decision.
+Search it for words of the message. The hint says what to do; [Troubleshooting](symptoms.md) leads from the most frequent messages
+to the page that explains more. Conditions that may pass without intervention are not listed: the gateway waits for them
+([faults.md](faults.md)).
+
+`{...}` is a placeholder. The message of a FrameError or PgOutputError continues with the position of the byte and what was
+expected there. Some errors are detected only by the checks at startup: if the cause arises while the gateway is streaming, it
+first restarts replication, and then exits.
+
+The page is generated from the code by `python -m tests.stops`, and a test verifies that both match. The columns *place* and
+*class* name the function that raises the error, or the SQLSTATE of PostgreSQL's error, and its Python class. The last column
+names the tests in which the hint is followed and the gateway then streams again. Errors that should never occur, because they
+indicate a bug in the gateway or in a service that it is connected to, have no test. Invalid arguments of a command, and errors
+of `walgate tail` and `walgate demo`, are not listed.
 """
 
 

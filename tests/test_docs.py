@@ -20,8 +20,8 @@ from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.relations.describe import describe
+from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import RelationVersion
 from schemas.change_schema import OPERATIONS, change_schema
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
@@ -59,7 +59,9 @@ class NewTopic:
 def test_the_examples_are_what_a_recorded_transaction_becomes() -> None:
     recorded = recording("postgresql-18/identity.text")
     nothing: Any = None
-    machine = TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), messages=nothing)
+    machine = TransactionMachine(
+        epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), writer=EventWriter(1, nothing), messages=nothing
+    )
     topic = NewTopic("cdc.public.by_key")
     schema: Any = None
     for raw in recorded.messages:
@@ -72,7 +74,7 @@ def test_the_examples_are_what_a_recorded_transaction_becomes() -> None:
             description = describe(message, {23: INT4, 25: TEXT})
             schema = change_schema(description, "cdc")
             encoder = RowEncoder(description, VALUE_SCHEMA_ID, KEY_SCHEMA_ID)
-            machine.announce(message.relation_oid, None, RelationVersion("by_key", VALUE_SCHEMA_ID, encoder, topic))
+            machine.announce(message.relation_oid, None, EventVersion("by_key", VALUE_SCHEMA_ID, encoder, topic))
         else:
             machine.receive(message, raw.change_lsn)
     written = [_decoded(value, schema) for value in topic.values]

@@ -22,6 +22,11 @@ PARTS = ["Start", "Understand", "Operate", "Consume", "Reference"]
 WIDTHS = (1440, 390)
 SEARCHES = {"exit code 78": "/stops/", "advertised": "/symptoms/", "quarantine": "/quarantine/"}
 
+CUT_OFF = """() => [...document.querySelectorAll(".md-content pre > code, .md-content .md-typeset__scrollwrap")]
+    .filter(block => block.clientWidth > 0 && block.scrollWidth > block.clientWidth + 1)
+    .map(block => block.innerText.slice(0, 200))"""
+"""Code blocks and tables that have to be scrolled sideways."""
+
 
 def navigation() -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
@@ -81,6 +86,8 @@ async def test_pages_fit_and_the_search_finds_what_an_operator_types(site: tuple
                 widths = "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
                 needed, there = await page.evaluate(widths)
                 assert needed <= there, f"{address} needs {needed} pixels of {there}"
+                cut_off = await page.evaluate(CUT_OFF) if width == max(WIDTHS) else []
+                assert cut_off == [], f"{address} has code or tables that are cut off: {cut_off}"
             assert complaints == []
     async with open_page(url, viewport={"width": 1440, "height": 900}, color_scheme="dark") as (page, _):
         assert await page.locator("body").get_attribute("data-md-color-scheme") == "slate"

@@ -28,8 +28,8 @@ def pages(section: Any) -> list[Any]:
 def summary(markdown: str) -> str:
     """Return the first sentence of the page's first paragraph, without the addresses of links."""
     paragraphs = re.split(r"\n\s*\n", markdown)
-    prose = [paragraph for paragraph in paragraphs if re.match(r"(?!Generated|\d+\.)[\w`*\[\"]", paragraph.strip())]
-    text = " ".join(re.sub(r"\]\([^)]*\)", "]", prose[0] if prose else "").replace("[", "").replace("]", "").split())
+    prose = [paragraph for paragraph in paragraphs if re.match(r"(?!\d+\.)[\w`*\[\"]", paragraph.strip())]
+    text = " ".join(re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", prose[0] if prose else "").split())
     return re.split(r"(?<=[.:])\s", text)[0].rstrip(":")
 
 

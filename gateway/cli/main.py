@@ -8,6 +8,7 @@ import gateway.early_signals  # noqa: F401  # before the slow imports
 import asyncio
 import json
 import os
+import re
 import shlex
 import sys
 from importlib.metadata import version as package_version
@@ -38,6 +39,13 @@ RUN, INSPECT, REPAIR = "Run", "Inspect", "Repair: after a stop, a gap or a quara
 CONSUME, TRY = "Consume: Spark and Delta", "Try"
 PANELS = (RUN, INSPECT, REPAIR, CONSUME, TRY)
 """Groups of commands, in the order of the help."""
+ORDER = (
+    "run",
+    *("check", "status", "health", "tail", "decode", "verify", "versions", "version"),
+    *("readmit", "skip", "accept_gap", "adopt"),
+    *("mirror", "merge", "consume", "dump"),
+    "demo",
+)
 
 _SPARK_MODULES = ("pyspark", "delta", "pyarrow", "confluent_kafka")
 SPARK_JOBS = {
@@ -73,11 +81,10 @@ def run(
     set_up_logs(log_format, log_level)
     try:
         settings = load_settings(config)
-        import uvloop
-
+        from gateway.runtime.event_loop import EventLoop
         from gateway.runtime.supervisor import serve
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
             runner.run(serve(settings))
     except WalgateError as error:
         if log_format == "console":
@@ -314,7 +321,19 @@ def version() -> None:
     _print_version(True)
 
 
-app.registered_commands.sort(key=lambda registered: PANELS.index(str(registered.rich_help_panel)))
+def _arrange_help() -> None:
+    """Order the commands of each group by how often they are needed; the list shows only the first
+    sentence of a description."""
+    functions = {registered.callback: registered for registered in app.registered_commands if registered.callback}
+    for function, registered in functions.items():
+        described = " ".join((function.__doc__ or "").split())
+        registered.short_help = re.split(r"(?<=\.)\s", described)[0]
+    app.registered_commands[:] = [
+        functions[each] for each in sorted(functions, key=lambda each: ORDER.index(each.__name__))
+    ]
+
+
+_arrange_help()
 
 
 def _print_version(wanted: bool) -> None:

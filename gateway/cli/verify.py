@@ -119,8 +119,8 @@ def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequen
 
 
 def check_read(states: StoredStates, tables: Mapping[int, str]) -> None:
-    """Raise Retry if the gateway still has to deliver rows of a table, which it would not
-    verify."""
+    """Raise Retry if the gateway still has to deliver rows of one of the tables: it would not
+    verify that table."""
     unread = [name for oid, name in tables.items() if not _is_read(states, oid)]
     if unread:
         raise Retry(
@@ -210,7 +210,8 @@ class _Verification:
 
 @dataclass(slots=True)
 class _Waiting:
-    """State of waiting for verdicts. `tables` have no verdict yet; `lsn` is that of the command."""
+    """State of a wait for verdicts. `tables` have no verdict yet; `lsn` is the LSN of the
+    command."""
 
     purpose: str
     lsn: Lsn

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, model_validator
 
-from gateway.config.section import PREFIX, Section, read_json, refuse_unused
+from gateway.config.section import AS_JSON, PREFIX, Pattern, Section, refuse_unused
 
 _LEAST_KEY_BYTES: Final = 16
 
@@ -18,19 +18,10 @@ class ColumnRule(Section):
     """Rule for the columns whose whole name, `schema.table.column`, a regular expression
     matches."""
 
-    pattern: str
+    pattern: Pattern
     action: Literal["drop", "null", "hash", "truncate"]
     length: int | None = Field(default=None, ge=1)
     in_key: bool = False
-
-    @field_validator("pattern")
-    @classmethod
-    def _compiles(cls, value: str) -> str:
-        try:
-            re.compile(value)
-        except re.error as error:
-            raise ValueError(f"not a regular expression: {error}") from error
-        return value
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -50,7 +41,7 @@ class ColumnSettings(Section):
     """Columns whose values are removed or masked (docs/topics.md). In a file, each `[[columns]]` is
     a rule."""
 
-    rules: tuple[ColumnRule, ...] = Field(
+    rules: Annotated[tuple[ColumnRule, ...], AS_JSON] = Field(
         default=(),
         description="drop: the field is removed. null: the value is always null. hash: HMAC-SHA256 of PostgreSQL's "
         "text, in hexadecimal. truncate: the first `length` characters. In an environment variable: a "
@@ -62,11 +53,6 @@ class ColumnSettings(Section):
         f"To read it from a file, set {PREFIX}COLUMNS__HASH_KEY_FILE. "
         "A different key gives different hashes.",
     )
-
-    @field_validator("rules", mode="before")
-    @classmethod
-    def _json(cls, value: Any) -> Any:
-        return read_json(value)
 
     @model_validator(mode="after")
     def _key_fits(self) -> Self:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import ssl
+import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.msk_iam import MskTokens
 from gateway.config.oauth_tokens import TokenSettings
-from gateway.config.section import PREFIX, JoinedNames, Pattern, Section, load_key, read_json, refuse_unused, unusable
+from gateway.config.section import (
+    AS_JSON,
+    PREFIX,
+    JoinedNames,
+    Pattern,
+    Section,
+    refuse_quotes,
+    refuse_unused,
+    tls_context,
+)
 from schemas.topic_names import collision_name, format_relation, parse_relation, topic_is_free, topic_names
+
+_PREFIX: Final = re.compile(r"[A-Za-z0-9_-]{1,60}")
 
 
 class TopicOverride(Section):
@@ -33,9 +44,7 @@ class KafkaSettings(TokenSettings):
         default="walgate",
         description="Format of the records. debezium: for Debezium's consumers (docs/debezium.md).",
     )
-    prefix: str = Field(
-        default="cdc", pattern=r"^[A-Za-z0-9_-]{1,60}$", description="Topics are `prefix.schema.table`."
-    )
+    prefix: str = Field(default="cdc", description="Topics are `prefix.schema.table`.")
     delivery: Literal["exactly_once", "at_least_once"] = Field(
         default="exactly_once",
         description="at_least_once: lower latency, but records and markers may be repeated after a crash. The Spark "
@@ -57,12 +66,12 @@ class KafkaSettings(TokenSettings):
         ge=-1,
         description="retention.ms of new topics with the prefix. -1: keep forever. unset: the broker's default.",
     )
-    topics: tuple[TopicOverride, ...] = Field(
+    topics: Annotated[tuple[TopicOverride, ...], AS_JSON] = Field(
         default=(),
         description="Different settings for new topics that match a pattern (see the sample). In an environment "
         "variable: the same as a JSON array.",
     )
-    topic_names: dict[str, str] = Field(
+    topic_names: Annotated[dict[str, str], AS_JSON] = Field(
         default_factory=dict,
         description='Topic names for individual tables: { "schema.table" = "prefix.name" }. In an environment '
         "variable: the same as a JSON object.",
@@ -124,15 +133,23 @@ class KafkaSettings(TokenSettings):
     @field_validator("bootstrap_servers")
     @classmethod
     def _addresses(cls, value: str) -> str:
-        if not all(_is_host_and_port(part.strip()) for part in value.split(",")):
-            raise ValueError("expected host:port, comma-separated; an IPv6 address in brackets")
+        refuse_quotes(value)
+        for part in map(str.strip, value.split(",")):
+            scheme, is_url, _ = part.partition("://")
+            if is_url:
+                raise ValueError(f"write host:port without {scheme}://; the protocol is set by kafka.security_protocol")
+            if not part:
+                raise ValueError("an address is empty: remove the comma before or after it")
+            if not _is_host_and_port(part):
+                raise ValueError("expected host:port, comma-separated; an IPv6 address in brackets")
         return value
 
-    @field_validator("topics", "topic_names", mode="before")
+    @field_validator("prefix")
     @classmethod
-    def _json(cls, value: Any) -> Any:
-        """Parse JSON from an environment variable: an array of objects, or an object."""
-        return read_json(value)
+    def _is_prefix(cls, value: str) -> str:
+        if not _PREFIX.fullmatch(value):
+            raise ValueError("a prefix must consist of 1 to 60 characters from A-Z, a-z, 0-9, _ and -")
+        return value
 
     @field_validator("topic_names")
     @classmethod
@@ -203,21 +220,9 @@ class KafkaSettings(TokenSettings):
             "security_protocol": self.security_protocol,
         }
         if self.security_protocol.endswith("SSL"):
-            try:
-                context = ssl.create_default_context(cafile=self.ssl_ca_file)
-            except OSError as error:
-                raise unusable(error, "kafka.ssl_ca_file", self.ssl_ca_file) from error
-            if self.ssl_cert_file is not None:
-                try:
-                    load_key(context, self.ssl_cert_file, self.ssl_key_file, self.ssl_key_password)
-                except OSError as error:
-                    raise unusable(
-                        error,
-                        "kafka.ssl_cert_file, kafka.ssl_key_file or kafka.ssl_key_password",
-                        self.ssl_cert_file,
-                        self.ssl_key_file,
-                    ) from error
-            options["ssl_context"] = context
+            options["ssl_context"] = tls_context(
+                "kafka.ssl_", self.ssl_ca_file, self.ssl_cert_file, self.ssl_key_file, self.ssl_key_password
+            )
         if self.sasl_username is not None and self.sasl_password is not None:
             options["sasl_mechanism"] = self.sasl_mechanism
             options["sasl_plain_username"] = self.sasl_username

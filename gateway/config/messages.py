@@ -26,8 +26,7 @@ def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str,
             yield _unknown(location, model) + where
         else:
             name = ".".join(location) or "settings"
-            meant = _meant(item["input"], item["ctx"]["expected"]) if item["type"] == "literal_error" else ""
-            yield f"{name}: {item['msg'].removeprefix('Value error, ')}{meant}{where}"
+            yield f"{name}: {_problem(item, name)}{where}"
 
 
 def _is_of_file(location: list[str], values: Mapping[str, Any]) -> bool:
@@ -68,6 +67,14 @@ def _unknown(location: list[str], model: type[BaseModel]) -> str:
     said = f"{'.'.join(location)}: there is no such setting"
     near = _near(location, sections_of(model))
     return f"{said}; did you mean {near}?" if near else said
+
+
+def _problem(item: Mapping[str, Any], name: str) -> str:
+    if item["type"] == "tuple_type":  # pydantic's word for a list
+        is_table = isinstance(item["input"], Mapping)
+        return f"expected an array of tables: [[{name}]] instead of [{name}]" if is_table else "expected a list"
+    meant = _meant(item["input"], item["ctx"]["expected"]) if item["type"] == "literal_error" else ""
+    return f"{item['msg'].removeprefix('Value error, ')}{meant}"
 
 
 def _meant(given: object, expected: str) -> str:

@@ -32,6 +32,9 @@ def read_json(value: Any) -> Any:
         raise ValueError("expected JSON") from error
 
 
+AS_JSON: Final = BeforeValidator(read_json)
+
+
 def _read_names(value: Any) -> Any:
     """Parse `a,b` or `["a", "b"]`; a list from a file is returned as it is."""
     if not isinstance(value, str):
@@ -68,6 +71,11 @@ JoinedNames = Annotated[str, BeforeValidator(_join_names)]
 """A string with commas, or a list."""
 
 
+def refuse_quotes(value: str) -> None:
+    if value[:1] in ("'", '"'):
+        raise ValueError("remove the quotation marks around the value: env files and YAML lists keep them")
+
+
 def refuse_unused(section: BaseModel, names: Iterable[str], reason: str) -> None:
     unused = [name for name in names if getattr(section, name) is not None]
     if unused:
@@ -82,7 +90,21 @@ def unusable(error: OSError, setting: str, *paths: Path | None) -> StopForOperat
     )
 
 
-def load_key(context: ssl.SSLContext, cert_file: Path, key_file: Path | None, password: SecretStr | None) -> None:
-    """Load the client's certificate. Without `password`, an empty one is used, so that OpenSSL does
-    not prompt for it on the terminal. Raises OSError."""
-    context.load_cert_chain(cert_file, key_file, password="" if password is None else password.get_secret_value())
+def tls_context(
+    prefix: str, ca_file: Path | None, cert_file: Path | None, key_file: Path | None, key_password: SecretStr | None
+) -> ssl.SSLContext:
+    """Return a client's TLS context with the content that these files have now. `prefix` is that of
+    the settings' names, for errors. Raises StopForOperator."""
+    try:
+        context = ssl.create_default_context(cafile=ca_file)
+    except OSError as error:
+        raise unusable(error, f"{prefix}ca_file", ca_file) from error
+    if cert_file is not None:
+        # Without a password, OpenSSL would prompt for it on the terminal.
+        password = "" if key_password is None else key_password.get_secret_value()
+        try:
+            context.load_cert_chain(cert_file, key_file, password=password)
+        except OSError as error:
+            names = f"{prefix}cert_file, {prefix}key_file or {prefix}key_password"
+            raise unusable(error, names, cert_file, key_file) from error
+    return context

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import re
-import ssl
 import tomllib
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
@@ -23,7 +22,7 @@ from gateway.config.debezium import DebeziumSettings
 from gateway.config.kafka import KafkaSettings
 from gateway.config.messages import explain, sections_of, variable
 from gateway.config.oauth_tokens import TokenSettings
-from gateway.config.section import PREFIX, Names, Pattern, Section, load_key, read_json, refuse_unused, unusable
+from gateway.config.section import AS_JSON, PREFIX, Names, Pattern, Section, refuse_quotes, refuse_unused, tls_context
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
 
@@ -78,6 +77,7 @@ class RegistrySettings(TokenSettings):
     def _shows_no_secret(cls, value: str) -> str:
         """Refuse user and password in the URL, because URLs are printed. The client itself refuses
         an invalid URL."""
+        refuse_quotes(value)
         if "@" in value:
             raise ValueError("the URL must not contain user and password: set registry.username and registry.password")
         return value
@@ -99,16 +99,7 @@ class RegistrySettings(TokenSettings):
         each time, because they may have changed. Raises StopForOperator."""
         tls = None
         if self.url.lower().startswith("https:"):
-            try:
-                tls = ssl.create_default_context(cafile=self.ca_file)
-            except OSError as error:
-                raise unusable(error, "registry.ca_file", self.ca_file) from error
-            if self.cert_file is not None:
-                try:
-                    load_key(tls, self.cert_file, self.key_file, self.key_password)
-                except OSError as error:
-                    names = "registry.cert_file, registry.key_file or registry.key_password"
-                    raise unusable(error, names, self.cert_file, self.key_file) from error
+            tls = tls_context("registry.", self.ca_file, self.cert_file, self.key_file, self.key_password)
         return {
             "username": self.username,
             "password": self.password.get_secret_value() if self.password else None,
@@ -118,7 +109,7 @@ class RegistrySettings(TokenSettings):
 
 
 class SchemaSettings(Section):
-    """Changes of a table's columns (docs/schema-evolution.md)."""
+    """Changes to a table's columns (docs/schema-evolution.md)."""
 
     on_incompatible: Literal["stop", "register"] = Field(
         default="stop",
@@ -128,7 +119,7 @@ class SchemaSettings(Section):
 
 
 class SnapshotSettings(Section):
-    """Existing rows (docs/snapshot.md)."""
+    """Snapshots of existing rows (docs/snapshot.md)."""
 
     mode: Literal["initial", "on_command", "never"] = Field(
         default="initial",
@@ -180,24 +171,19 @@ class ErrorSettings(Section):
         description="quarantine: leave the table out from that transaction on, and record this in the "
         "marker of each transaction that changes it. stop: exit instead.",
     )
-    tables: tuple[TableErrors, ...] = Field(
+    tables: Annotated[tuple[TableErrors, ...], AS_JSON] = Field(
         default=(),
         description="Different rules for tables that match a pattern (see the sample). In an environment variable: "
         "the same as a JSON array.",
     )
-
-    @field_validator("tables", mode="before")
-    @classmethod
-    def _json(cls, value: Any) -> Any:
-        return read_json(value)
 
     @property
     def may_quarantine(self) -> bool:
         return "quarantine" in (self.on_error, *(rule.on_error for rule in self.tables))
 
     def on_error_of(self, table: str) -> str:
-        """Return the rule for `table`, given as schema.table. The last pattern that matches it
-        applies."""
+        """Return `on_error` for `table`, given as schema.table: that of the last rule whose pattern
+        matches it, or the section's own if none does."""
         rules = [rule.on_error for rule in self.tables if re.fullmatch(rule.pattern, table)]
         return rules[-1] if rules else self.on_error
 

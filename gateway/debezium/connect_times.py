@@ -301,7 +301,7 @@ def _clock_text(micros: int) -> bytes:
 
 class _Minutes(dict[int, bytes]):
     """Cache: minutes since the Unix epoch -> union branch 1, length 27 and `yyyy-mm-ddThh:mm:`.
-    Rows written about the same time share few minutes."""
+    Rows written at about the same time fall into few distinct minutes."""
 
     def __missing__(self, minute: int) -> bytes:
         days, rest = divmod(minute, 1440)

@@ -1,10 +1,8 @@
-"""Debezium's dialect in a session: schemas and encoders of relations, the fixed schemas, the state
-machine."""
+"""Relations in Debezium's dialect: their schemas and encoders."""
 
 from __future__ import annotations
 
-import time
-from importlib.metadata import version as package_version
+from collections.abc import Sequence
 from typing import Any
 
 import asyncpg
@@ -20,33 +18,84 @@ from gateway.debezium.envelope_schema import (
     envelope_schema,
     key_schema,
 )
-from gateway.debezium.json_machine import JsonSink
-from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
-from gateway.debezium.row_encoder import DebeziumEncoder, LeftOut
-from gateway.debezium.source_block import SourceNames
+from gateway.debezium.json_sink import JsonSink
+from gateway.debezium.record_writer import DebeziumVersion, DebeziumWriter, KeyedSink
+from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.errors import StopForOperator, UnwritableRelation
+from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import TopicSink
+from gateway.kafka.topics import Name, Topics, topic_of_two
 from gateway.observe import metrics
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.relations.attributes import Attribute
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, read_key
-from gateway.transactions.position import Position
-from gateway.transactions.transaction import MessageTopic
+from gateway.schema_registry import register_both
+from schemas.registry_client import RegistryClient
 from schemas.relation import Protect, RelationDescription, ReplicaIdentity
 
 log = structlog.get_logger()
 
 
+class DebeziumRelation:
+    """A relation on its way to a DebeziumVersion."""
+
+    def __init__(self, relations: DebeziumRelations, relation: ConnectRelation) -> None:
+        self.relation = relation
+        self._relations = relations
+        self._schema_ids: tuple[int, int | None] = (0, 0 if relation.key else None)
+
+    @property
+    def description(self) -> RelationDescription:
+        return self.relation.description
+
+    @property
+    def key(self) -> Sequence[int]:
+        return self.relation.key
+
+    async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
+        """Register the schemas, except those of JSON, which has them in its records or not at
+        all."""
+        if self._relations.registers_schemas:
+            self._schema_ids = await register_both(registry, topic, *self._relations.schemas_of(self.relation, topic))
+
+    def version(self, outlet: TopicSink) -> DebeziumVersion:
+        return self._relations.version(self.relation, *self._schema_ids, outlet)
+
+
 class DebeziumRelations:
-    """The relations of a session in Debezium's dialect. `optional` has (relation oid, column) of
+    """The relations of a registrar in Debezium's dialect. `optional` has (relation oid, column) of
     fields that must accept NULL, whatever the catalog says now."""
 
-    def __init__(self, sql: asyncpg.Connection, options: DebeziumOptions, optional: set[tuple[int, str]]) -> None:
-        self.versions: dict[int, DebeziumVersion] = {}
+    reads_attributes = False
+
+    def __init__(
+        self,
+        sql: asyncpg.Connection,
+        writer: DebeziumWriter,
+        options: DebeziumOptions,
+        optional: set[tuple[int, str]],
+    ) -> None:
         self._sql = sql
+        self._writer = writer
         self._options = options
         self._optional = optional
         self._warned: set[tuple[str, str, str]] = set()
-        self.left_out: LeftOut | None = None
+
+    async def check_topic(self, registry: RegistryClient, topics: Topics, relation: Name) -> None:
+        other = topics.shared_with(relation)
+        if other is not None:
+            raise topic_of_two(topics.of_relation(relation), relation, other)
+
+    async def describe(
+        self,
+        registry: RegistryClient,
+        description: RelationDescription,
+        topic: str,
+        in_use: RelationDescription | None,
+        xid: int | None,
+        attributes: Sequence[Attribute],
+    ) -> DebeziumRelation:
+        return DebeziumRelation(self, await self.relation(description))
 
     async def relation(self, description: RelationDescription) -> ConnectRelation:
         """Describe the relation with the current facts of the catalog. Raises WalgateError."""
@@ -86,21 +135,23 @@ class DebeziumRelations:
             for name, column in known.items()
         ]
 
-    def announce(
+    def version(
         self, relation: ConnectRelation, value_schema_id: int, key_schema_id: int | None, outlet: TopicSink
-    ) -> None:
-        """Make the relation's encoder, after its schemas have been registered."""
-        description = relation.description
-        encoder = DebeziumEncoder(
-            relation, value_schema_id, key_schema_id, self._options, self._unconvertible, self.left_out
+    ) -> DebeziumVersion:
+        """Return the version of a relation whose schemas are registered."""
+        description, sink = relation.description, self._sink(relation, outlet)
+        left_out = self._writer.on_left_out
+        records = DebeziumEncoder(
+            relation, value_schema_id, key_schema_id, self._options, self._unconvertible, left_out
         )
-        collection = description.qualified_name
+        keys = RowEncoder(description, value_schema_id, 0 if description.identity_columns else None)
+        return DebeziumVersion(description.qualified_name, value_schema_id, keys, records, sink, self._writer)
+
+    def _sink(self, relation: ConnectRelation, outlet: TopicSink) -> KeyedSink:
         if self.registers_schemas:
-            self.versions[description.oid] = DebeziumVersion(collection, encoder, outlet)
-        else:
-            value, key = self.schemas_of(relation, outlet.topic)
-            in_json = JsonSink(outlet, key, value, with_schema=self._options.format_schemas_enable)
-            self.versions[description.oid] = DebeziumVersion(collection, encoder, in_json)
+            return outlet
+        value, key = self.schemas_of(relation, outlet.topic)
+        return JsonSink(outlet, key, value, with_schema=self._options.format_schemas_enable)
 
     @property
     def registers_schemas(self) -> bool:
@@ -133,29 +184,3 @@ class DebeziumRelations:
         if (relation, column, reason) not in self._warned:
             self._warned.add((relation, column, reason))
             log.warning("column_without_value", relation=relation, column=column, reason=reason)
-
-
-def debezium_machine(
-    position: Position,
-    messages: MessageTopic,
-    topics: DebeziumTopics,
-    options: DebeziumOptions,
-    relations: DebeziumRelations,
-) -> DebeziumMachine:
-    names = SourceNames(package_version("walgate"), position.prefix, position.database)
-    machine = DebeziumMachine(
-        epoch=position.epoch,
-        resume_lsn=position.resume_lsn,
-        last_commit_lsn=position.last_commit_lsn,
-        prepared=position.prepared,
-        messages=messages,
-        names=names,
-        topics=topics,
-        options=options,
-        clock_ns=time.time_ns,
-        skip_lsn=position.skip_lsn,
-        written=(position.written_xid, position.written_lsn),
-    )
-    machine.versions = relations.versions
-    relations.left_out = machine.left_out
-    return machine

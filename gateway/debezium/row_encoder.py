@@ -25,6 +25,7 @@ from gateway.pgoutput import UNCHANGED, Binary, Text
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
+from gateway.transactions.record_writer import LeftOut
 from gateway.values.column_codec import Codec
 from gateway.values.column_readers import NOTHING, Parts, Reader, SlowPathNeeded, some_bytes
 from gateway.values.row_readers import RowReaders
@@ -36,10 +37,6 @@ Key = bytes | None
 Unconvertible = Callable[[str, str, str], None]
 """Called with (relation, column, reason) when a field is written without its value; it may raise
 instead."""
-
-LeftOut = Callable[[int, bytes, int, int], None]
-"""Called with (relation oid, data, position, end) of an Update message whose new tuple has values
-that were not sent."""
 
 _ONLY_AFTER: Final = b"\0\2"
 _NEITHER: Final = b"\0\0"

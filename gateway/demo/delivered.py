@@ -19,11 +19,11 @@ from aiokafka.structs import TopicPartition
 
 from gateway.errors import StopForOperator
 from schemas.lsn import Lsn
+from schemas.markers import COMMITTING
 from schemas.records import TRANSACTION_MARKER
+from schemas.wire_format import FRAME_BYTES
 
 _SCHEMA = fastavro.parse_schema(TRANSACTION_MARKER)
-_FRAME_BYTES = 5
-_COMMITS = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
 _RATE_WINDOW_S = 5.0
 
 
@@ -58,7 +58,7 @@ class Delivered:
         self.epoch = max(self.epoch, marker["epoch"])
         if marker["kind"] == "SNAPSHOT_END" and marker["manifest"]["snapshot"]["relation_oid"] == 0:
             self.is_all_read = True
-        if marker["kind"] not in _COMMITS:
+        if marker["kind"] not in COMMITTING:
             return
         commit_lsn = Lsn(marker["marker_lsn"])
         if commit_lsn <= self.last_commit_lsn:
@@ -96,7 +96,7 @@ async def follow(bootstrap_servers: str, topic: str, delivered: Delivered) -> No
         consumer.assign([partition])
         await consumer.seek_to_beginning(partition)
         async for record in consumer:
-            marker: Any = fastavro.schemaless_reader(io.BytesIO(record.value[_FRAME_BYTES:]), _SCHEMA, None)
+            marker: Any = fastavro.schemaless_reader(io.BytesIO(record.value[FRAME_BYTES:]), _SCHEMA, None)
             delivered.add(marker)
     finally:
         await asyncio.shield(consumer.stop())

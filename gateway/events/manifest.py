@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from schemas.markers import ExcludedRelation, SnapshotChunk
+
 RANGE_RECORDS = 100_000
 """Maximum number of records in a range, so that a large transaction can be read in parallel and
 each piece verified."""
@@ -22,36 +24,6 @@ transactions, Kafka's control records)."""
 Range = tuple[int, int, int]
 """First offset, last offset, record count. A plain tuple: a small transaction has as many as it has
 rows."""
-
-
-@dataclass(slots=True)
-class ExcludedRelation:
-    """A relation whose events in a transaction were not written to its topic, with their count.
-    `relation_oid` 0: logical messages that were too large, by their prefix."""
-
-    relation_oid: int
-    namespace: str
-    name: str
-    topic: str
-    reason: str
-    event_count: int = 0
-
-
-@dataclass(slots=True)
-class SnapshotChunk:
-    """Marks a transaction as a chunk of a snapshot. `relation_oid` 0: the snapshot as a whole, in
-    its first and last marker."""
-
-    snapshot_id: str
-    purpose: str
-    """FILL, REPLACE or VERIFY."""
-    relation_oid: int = 0
-    namespace: str = ""
-    name: str = ""
-    topic: str = ""
-    chunk: int = 0
-    row_count: int = 0
-    stale_count: int = 0
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
+from gateway.events.manifest import Manifest
 from gateway.values.column_readers import some_bytes
+from schemas.markers import ExcludedRelation, SnapshotChunk
 from schemas.records import TRANSACTION_MARKER
 from schemas.varint import encode_long, encode_lsn, encode_some_lsn
 
@@ -60,8 +61,8 @@ def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Itera
     """Encode markers. `frame` is the Confluent frame of the marker schema; `epoch` that of the
     gateway that writes them.
 
-    The begin and the end of a small transaction are adjacent and have the same xid, commit LSN and
-    commit time, which are encoded once.
+    The markers that begin and end a small transaction are adjacent and have the same xid, commit
+    LSN and commit time, which are encoded once.
     """
     encoded_epoch = encode_long(epoch)
     xid = subxid = marker_lsn = 0

@@ -1,7 +1,9 @@
-"""Encodes row messages as Avro records, for one version of a relation.
+"""Encodes row messages as Avro records, for one version of a relation. The state machine calls
+`insert`, `update`, `delete` and `truncate` for the rows of the stream; a snapshot's CopyDecoder
+calls `copied`. Debezium's records are made by gateway/debezium/row_encoder.py.
 
-A message is read in place, from its TupleData (manual 55.9) straight into Avro, without dataclasses
-and Python values. There are two ways:
+A message is read in place, from its TupleData (manual 55.9) directly into Avro, without
+intermediate dataclasses or Python values. There are two paths:
 
 * The fast one is for nearly all rows: values and NULLs. It has one reader for each column
   (gateway/values/column_readers.py), or for a run of columns (gateway/values/row_readers.py), and
@@ -90,7 +92,7 @@ class RowEncoder:
         """Number of tuples of UPDATEs that left columns out (UNCHANGED)."""
         self._schema_ids = value_schema_id, key_schema_id
         self._follows_wire = True
-        self._key_frame = None if key_schema_id is None else frame(key_schema_id)
+        self.key_frame = None if key_schema_id is None else frame(key_schema_id)
         self._read_with(self._tuples.text_readers)
 
     def _read_with(self, readers: RowReaders) -> None:
@@ -157,7 +159,7 @@ class RowEncoder:
             if place == end:
                 parts.append(_NO_TRAILING_FIELDS)
                 if self._only_key_part >= 0:
-                    return self._key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
+                    return self.key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
                 return self._key_of_parts(parts, data, 0), b"".join(parts)
         except _NOT_PLAIN:
             pass
@@ -206,7 +208,7 @@ class RowEncoder:
                 if place == end:
                     parts.append(_NO_TRAILING_FIELDS)
                     if self._only_key_part >= 0:
-                        return self._key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
+                        return self.key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
                     return self._key_of_parts(parts, data, position), b"".join(parts)
         except SlowPathNeeded:
             with suppress(*_NOT_PLAIN):
@@ -270,13 +272,13 @@ class RowEncoder:
         return place
 
     def _key_of_parts(self, parts: list[bytes], data: bytes, position: int) -> Key:
-        if self._key_frame is None:
+        if self.key_frame is None:
             return None
         if self._key_slice is not None:
-            return self._key_frame + b"".join(parts[self._key_slice])
+            return self.key_frame + b"".join(parts[self._key_slice])
         if self._key_parts is not None:
-            return self._key_frame + b"".join([parts[_FIRST_COLUMN + index] for index in self._key_parts])
-        return self._key_frame + b"".join(self._tuples.encode_key_at(data, position + 1))
+            return self.key_frame + b"".join([parts[_FIRST_COLUMN + index] for index in self._key_parts])
+        return self.key_frame + b"".join(self._tuples.encode_key_at(data, position + 1))
 
     # -- the slow path
 
@@ -345,7 +347,7 @@ class RowEncoder:
         return part
 
     def _framed(self, key: list[bytes]) -> Key:
-        return None if self._key_frame is None else self._key_frame + b"".join(key)
+        return None if self.key_frame is None else self.key_frame + b"".join(key)
 
     def _envelope(self, head: bytes, context: TransactionContext, change_lsn: int, ordinal: int) -> list[bytes]:
         return [head, context.identity, encode_long(change_lsn), encode_long(ordinal), context.commit]

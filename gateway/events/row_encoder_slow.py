@@ -37,7 +37,7 @@ class TupleCodec:
         rules = [column.protection for column in description.columns]
         self._codecs: list[Codec] = [column_codec(*each) for each in zip(types, rules, strict=True)]
         identity = [index for index, column in enumerate(description.columns) if column.identity]
-        self._keys: list[tuple[int, Codec]] = [
+        self.keys: list[tuple[int, Codec]] = [
             (index, column_codec(key_type(types[index]), rules[index])) for index in identity
         ]
         self.hidden = frozenset(index for index, rule in enumerate(rules) if rule is not None and rule.is_hidden)
@@ -92,7 +92,7 @@ class TupleCodec:
         """Return the key bytes of the identity columns; an UNCHANGED one is taken from the earlier
         tuple. Raises KeyNotSent."""
         key: list[bytes] = []
-        for index, each in self._keys:
+        for index, each in self.keys:
             source = earlier if earlier is not None and part.values[index] is UNCHANGED else part
             if source.values[index] is UNCHANGED:
                 raise key_not_sent(self._description, part, index)
@@ -106,7 +106,7 @@ class TupleCodec:
         key: list[bytes] = []
         columns = walk_columns(data, position)
         place = 0
-        for index, each in self._keys:
+        for index, each in self.keys:
             while place <= index:
                 kind, start, end = next(columns)
                 place += 1

@@ -9,8 +9,8 @@ The reason for each, and what would make it unnecessary:
   so an unanswered one becomes an error. Unnecessary with transaction protocol 2 (KIP-890: EndTxn
   v5, the epoch grows with each transaction) in aiokafka.
 * `_AddPatiently`. aiokafka waits 20 ms while the broker is still ending the previous transaction;
-  with 2 ms, a whole Kafka transaction takes 7 instead of 27 ms. With hundreds of partitions the
-  broker takes long to end a transaction, and each refusal costs it as many look-ups, so the
+  with 2 ms, a whole Kafka transaction takes 7 instead of 27 ms. With hundreds of partitions, the
+  broker takes a long time to end a transaction, and each refusal costs it as many lookups, so the
   intervals grow. If access to a topic is denied, everything that waits for that topic fails with
   this error: aiokafka would only report at the commit that the transaction is in the wrong state.
   Unnecessary with transaction protocol 2: partitions are added by Produce.
@@ -67,7 +67,13 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, SaslAuthenticationFailed
+from aiokafka.errors import (
+    IncompatibleBrokerVersion,
+    KafkaConnectionError,
+    KafkaError,
+    NodeNotReadyError,
+    SaslAuthenticationFailed,
+)
 from aiokafka.producer.sender import BACKOFF_OVERRIDE, AddPartitionsToTxnHandler, EndTxnHandler, Sender
 from aiokafka.producer.transaction_manager import TransactionState
 from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeRequest
@@ -256,6 +262,10 @@ class AuthenticationRequired(KafkaError):  # type: ignore[misc]
     authentication."""
 
 
+class ControllerPort(KafkaError):  # type: ignore[misc]
+    """The server speaks Kafka's protocol, but does not serve the clients' requests."""
+
+
 class TlsRefused(KafkaError):  # type: ignore[misc]
     """The connection ended during the TLS handshake."""
 
@@ -331,6 +341,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                     metadata = await connection.send(MetadataRequest([]))
                 except KafkaConnectionError as error:
                     raise AuthenticationRequired("it closed the connection after the first request") from error
+                except IncompatibleBrokerVersion as error:  # every broker serves this request
+                    raise ControllerPort("it is the port of a KRaft controller") from error
             if not metadata.brokers:
                 raise KafkaConnectionError("it does not know any broker yet")
             return metadata
@@ -470,8 +482,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return await first_to_succeed([partial(self.send, node_id, request) for node_id in self._brokers()], STAGGER_S)
 
     async def _watch(self) -> None:
-        """Renew logins. Close connections on which a broker is silent once the cluster's metadata
-        no longer list that broker."""
+        """Renew logins. Close connections to brokers that do not answer once the cluster's metadata
+        no longer lists them."""
         waiting: dict[Any, tuple[int, float]] = {}
         while True:
             await asyncio.sleep(WATCH_S)
@@ -587,7 +599,7 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
 
     @property
     def broker_count(self) -> int:
-        """Number of brokers that were alive when the metadata were last read."""
+        """Number of brokers that were alive when the metadata was last read."""
         return len(self._client.cluster.brokers())
 
     @property
@@ -624,7 +636,7 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
     async def add_to_no_transaction(self, transactional_id: str, topics: Iterable[str]) -> dict[str, int]:
         """Ask the broker to add topics to a transaction of a producer that does not exist; return
         the answer's error code for each topic. Nothing is added, but the broker checks the client's
-        rights first."""
+        permissions first."""
         wanted = [(topic, [0]) for topic in topics]
         if not wanted:
             return {}

@@ -134,7 +134,8 @@ async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
 
 async def _may_not_write(admin: Admin, transactional_id: str, topics: list[str]) -> list[Refused]:
     """Return the topics that the client may not write to. AddPartitionsToTxn with a producer id
-    that does not exist is refused in any case, but the broker checks the client's rights first."""
+    that does not exist is refused in any case, but the broker checks the client's permissions
+    first."""
     codes = await admin.add_to_no_transaction(transactional_id, topics)
     refused = []
     for topic, code in codes.items():

@@ -122,8 +122,8 @@ class Delivery:
         return self.in_flight_bytes > 0 or not self.is_free or self._committing_position
 
     def stalled_s(self, now: float) -> float:
-        """Return for how many seconds Kafka has acknowledged nothing although something waits for
-        it. `now` is monotonic."""
+        """Return the number of seconds for which Kafka has acknowledged nothing although something
+        waits for it. `now` is a monotonic time."""
         return max(now - max(self._busy_at, self._acked_at), 0.0) if self._is_busy else 0.0
 
     @property

@@ -25,7 +25,14 @@ from aiokafka.errors import (
 )
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.kafka.aiokafka_internals import AdvertisedUnreachable, AuthenticationRequired, ConnectError, TlsRefused
+from gateway.kafka.aiokafka_internals import (
+    AdvertisedUnreachable,
+    AuthenticationRequired,
+    ConnectError,
+    ControllerPort,
+    TlsRefused,
+)
+from gateway.startup.listener_checks import BROKER_PORT
 
 WRITING: Final = "Write and Describe"
 READING: Final = "Read and Describe"
@@ -36,6 +43,10 @@ _TLS_ALERT: Final = 0x15
 ADVERTISED: Final = (
     "set the broker's advertised.listeners to an address that this host can resolve and reach (or make the name known to this "
     "host); kafka.bootstrap_servers is used only for the first request"
+)
+_UNREACHABLE: Final = (
+    "check that kafka.bootstrap_servers is correct and the broker is running: walgate check shows what answers at each "
+    "address"
 )
 _LOGIN: Final = "the listener may require SASL: check kafka.security_protocol and kafka.sasl_mechanism"
 _NO_TLS: Final = (
@@ -90,7 +101,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if hint:
         return RetrySlowly(text, hint=hint)
     if isinstance(error, KafkaConnectionError):
-        return Retry(text, hint="check that kafka.bootstrap_servers is correct and the broker is running")
+        return Retry(text, hint=_UNREACHABLE)
     if isinstance(error, TimeoutError):
         return Retry(f"{doing}: timed out", hint="check that the broker is running and reachable")
     return Retry(text)
@@ -109,7 +120,7 @@ def _not_connected(error: ConnectError, doing: str) -> WalgateError:
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     if hints:
         return RetrySlowly(text, hint=next(iter(hints)))
-    return Retry(text, hint="check that kafka.bootstrap_servers is correct and the broker is running")
+    return Retry(text, hint=_UNREACHABLE)
 
 
 def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
@@ -165,4 +176,6 @@ def _diagnosis(error: BaseException) -> str:
             return "this listener uses TLS: set kafka.security_protocol to SSL or SASL_SSL, or use another port"
         case AuthenticationRequired():
             return _LOGIN
+        case ControllerPort():
+            return BROKER_PORT
     return ""

@@ -16,12 +16,12 @@ from gateway.kafka.aiokafka_internals import Consumer
 from gateway.kafka.errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
+from schemas.markers import COMMITTING
 from schemas.records import TRANSACTION_MARKER
 from schemas.wire_format import FRAME_BYTES
 
 _LOOKED_AT: Final = 500
 """Number of newest offsets to read; control records count among them."""
-_COMMITTING: Final = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
 _POLL_MS: Final = 200
 _SCHEMA: Final = fastavro.parse_schema(TRANSACTION_MARKER)
 
@@ -61,6 +61,6 @@ def _commit(value: bytes | None) -> tuple[int, float] | None:
         marker: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), _SCHEMA, None)
     except (ValueError, IndexError, EOFError, KeyError, TypeError):
         return None  # a marker of a gateway with another schema: nothing but this display needs its commit
-    if marker["kind"] not in _COMMITTING or marker["time"] is None:
+    if marker["kind"] not in COMMITTING or marker["time"] is None:
         return None
     return int(marker["marker_lsn"]), marker["time"].timestamp()

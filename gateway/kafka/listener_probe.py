@@ -29,7 +29,9 @@ _NOTHING: Final = (OSError, EOFError, asyncio.IncompleteReadError, ValueError, s
 
 async def probe_listener(address: str, settings: KafkaSettings, *, advertised: bool = False) -> ListenerFacts:
     """Return the facts about one listener. Never raises because of what the other side does."""
-    host, _, port = address.rpartition(":") if not address.endswith("]") and ":" in address else (address, "", "9092")
+    if address.endswith("]") or ":" not in address:
+        address += ":9092"  # the clients' default
+    host, _, port = address.rpartition(":")
     host = host.strip("[]")
     failure, detail = await _connects(host, int(port))
     if failure:
@@ -45,7 +47,8 @@ async def probe_listener(address: str, settings: KafkaSettings, *, advertised: b
         context = _any_certificate()
     if verified:
         return ListenerFacts(address, advertised, tls=tls, tls_failure=verified)
-    is_kafka = await _speaks_kafka(host, int(port), context)
+    requests = await _requests_served(host, int(port), context)
+    is_kafka = bool(requests)
     mechanisms = await _mechanisms(host, int(port), context) if is_kafka else None
     # A TLS 1.3 server that requires a client certificate ends the connection only after the
     # handshake.
@@ -55,6 +58,7 @@ async def probe_listener(address: str, settings: KafkaSettings, *, advertised: b
         advertised,
         tls=tls,
         is_kafka=is_kafka,
+        is_controller=is_kafka and _METADATA not in requests,
         wants_certificate=wants_certificate,
         mechanisms=mechanisms,
     )
@@ -127,12 +131,16 @@ def _request(api: int, version: int, body: bytes = b"") -> bytes:
     return struct.pack("!hhih", api, version, 1, len(client)) + client + body
 
 
-async def _speaks_kafka(host: str, port: int, context: ssl.SSLContext | None) -> bool:
+async def _requests_served(host: str, port: int, context: ssl.SSLContext | None) -> set[int]:
+    """Return the keys of the requests that the server knows; none if it does not speak Kafka's
+    protocol."""
     answers = await _ask(host, port, context, _request(_API_VERSIONS, 0))
     if not answers or len(answers[0]) < 6:
-        return False
+        return set()
     error, count = struct.unpack("!hi", answers[0][:6])
-    return bool(error == 0 and 0 < count < 1000 and len(answers[0]) == 6 + 6 * count)
+    if error != 0 or not 0 < count < 1000 or len(answers[0]) != 6 + 6 * count:
+        return set()
+    return {key for key, _, _ in struct.iter_unpack("!hhh", answers[0][6:])}
 
 
 async def _mechanisms(host: str, port: int, context: ssl.SSLContext | None) -> tuple[str, ...] | None:

@@ -1,4 +1,5 @@
-"""The transactional producer, and how it is given up.
+"""The transactional producer, and how it is given up. gateway/kafka/delivery.py decides when it
+begins a Kafka transaction, and when it commits.
 
 aiokafka's producer is used as gateway/kafka/aiokafka_internals.py changes it, and with three rules
 (found by measurements and in its source, version 0.14):

@@ -139,7 +139,7 @@ class TopicAdmin:
 
     @property
     def broker_count(self) -> int:
-        """Number of brokers that were alive when the metadata were last read."""
+        """Number of brokers that were alive when the metadata was last read."""
         return self._admin.broker_count
 
     async def create(self, topics: Sequence[NewTopic]) -> list[Refusal]:

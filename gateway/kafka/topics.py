@@ -301,8 +301,8 @@ class Topics:
         )
 
     async def _if_allowed(self, asking: Awaitable[dict[str, T]]) -> dict[str, T]:
-        """Return the result, or nothing if the right to ask is missing: the check is not worth
-        waiting for it."""
+        """Return the result, or an empty dict if the client lacks the permission to ask: the check
+        is not worth waiting for."""
         try:
             return await asking
         except RetrySlowly as error:

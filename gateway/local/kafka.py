@@ -81,7 +81,7 @@ class Kafka(Server):
         super().__init__()
         self.version = locked_version("kafka", "kafka_2.13")
         self.port = free_port()
-        self._controller_port = free_port()
+        self.controller_port = free_port()
         self._settings: dict[str, str | int] = {**_SETTINGS, **(settings or {})}
         self._heap_mb = heap_mb
         self._jvm_options = tuple(jvm_options)
@@ -135,9 +135,9 @@ class Kafka(Server):
         """
         properties: dict[str, str | int] = {
             **self._settings,
-            "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{HOST}:{self._controller_port}",
+            "listeners": f"PLAINTEXT://{self.bootstrap_servers},CONTROLLER://{HOST}:{self.controller_port}",
             "advertised.listeners": f"PLAINTEXT://{self.bootstrap_servers}",
-            "controller.quorum.voters": f"1@{HOST}:{self._controller_port}",
+            "controller.quorum.voters": f"1@{HOST}:{self.controller_port}",
             "log.dirs": str(folder / "data"),
         }
         cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")

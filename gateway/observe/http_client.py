@@ -1,5 +1,5 @@
-"""Queries the HTTP port of a running gateway from another process. Does not import the server,
-which takes long."""
+"""Queries the HTTP port of a running gateway from another process. This module does not import the
+server, since that import is slow."""
 
 from __future__ import annotations
 

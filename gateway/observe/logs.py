@@ -113,7 +113,7 @@ class LibraryLines(logging.Filter):
         self._down.add(service)
 
     def service_is_up(self, service: str) -> int:
-        """Return how many lines were folded while the service was down."""
+        """Return the number of lines that were folded while the service was down."""
         self._down.discard(service)
         return self._folded.pop(service, 0)
 

@@ -192,8 +192,8 @@ def _server_now(now: GatewayStatus) -> float:
 
 
 def _holders(now: GatewayStatus) -> Metric:
-    """Return the ages of the oldest blockers of each sort, at most four: each process ID is a
-    separate series in Prometheus."""
+    """Return the age of the oldest blocker of each sort, thus at most four series: each process ID
+    makes a new series in Prometheus."""
     family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
     oldest: dict[tuple[str, str], WalRetentionCause] = {}
     for holder in sorted(now.blockers, key=lambda one: one.since or 0.0):
@@ -247,7 +247,8 @@ _collectors: list[StatusCollector] = []
 
 
 def show(board: StatusBoard) -> None:
-    """Make the metrics show `board` from now on: a process has one."""
+    """Make the metrics show `board` from now on, and no earlier one: a process shows one status
+    board."""
     for former in _collectors:
         REGISTRY.unregister(former)
     _collectors[:] = [StatusCollector(board)]

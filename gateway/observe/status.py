@@ -209,7 +209,7 @@ class GatewayStatus:
     """The latest errors, oldest first. A repeated error is listed once, with the time of its last
     occurrence."""
     schemas: tuple[SchemaSeen, ...]
-    """The latest changes of tables' columns, oldest first."""
+    """The latest changes to tables' columns, oldest first."""
     gap: GapSeen | None
     """The newest gap, as stored in the position."""
     quarantined: tuple[QuarantinedTable, ...]

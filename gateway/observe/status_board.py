@@ -312,8 +312,8 @@ class StatusBoard:
         return tuple(replace(one, lag_seconds=self._commits.lag_s(one, now)) for one in self._mirrors.values())
 
     def _waits_since(self, waiting_for: str) -> float | None:
-        """Return since when nothing was read, or since when a required service has not answered,
-        whichever is earlier."""
+        """Return the time since which nothing has been read, or a required service has not
+        answered, whichever is earlier."""
         if not waiting_for:
             return None
         moments = [part.since for part in self._parts.values() if part.name in _NEEDED and part.up is False]

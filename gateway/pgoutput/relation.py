@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 from gateway.pgoutput.cursor import Cursor
-
-
-class ReplicaIdentity(Enum):
-    """`relreplident` in pg_class: the columns of the old row that an UPDATE or DELETE sends."""
-
-    DEFAULT = "d"
-    NOTHING = "n"
-    FULL = "f"
-    INDEX = "i"
+from schemas.relation import ReplicaIdentity
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,18 @@ PINNED_SETTINGS: Final = {
     "enable_tidscan": "on",
     "enable_indexscan": "on",
     "enable_bitmapscan": "on",
+    # With terabytes to spend, a query of the catalog takes all memory of the server: a hash table is
+    # as large as the planner's estimate. With the least, it would sort on disk.
+    "work_mem": "16MB",
+    "hash_mem_multiplier": "2",
+    # Costs that are infinite or zero make all plans equal, and the first one is taken.
+    "seq_page_cost": "1",
+    "random_page_cost": "1.1",
+    "cpu_tuple_cost": "0.01",
+    "cpu_index_tuple_cost": "0.005",
+    "cpu_operator_cost": "0.0025",
+    # The server's parallel workers are for others.
+    "max_parallel_workers_per_gather": "0",
     # With higher limits, planning a query of the catalog that joins many tables can take minutes.
     "from_collapse_limit": "8",
     "join_collapse_limit": "8",
@@ -113,9 +125,9 @@ async def _pin_newer_settings(connection: asyncpg.Connection, doing: str) -> Non
 
 @asynccontextmanager
 async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[None]:
-    """Run the block as `sql.transaction(**options)` does; but if it ends by anything else than an
-    error of the server or of the gateway (above all by a cancellation), close the session. Raises
-    what the block and the driver raise."""
+    """Run the block as `sql.transaction(**options)` does, but close the session if the block is
+    ended by an exception that is neither an error from the server nor one of the gateway's own
+    (above all by a cancellation). Raises what the block and the driver raise."""
     begun = sql.transaction(**options)
     try:
         await begun.start()
@@ -150,9 +162,9 @@ async def connect_replication(
     largest_message: int = LARGEST_MESSAGE,
     silence_limit_s: float = LONGEST_SILENCE_S,
 ) -> ReplicationStream:
-    """Log in as a walsender of the DSN's database. `capacity` is the size of the receive buffer in
-    bytes; of rows larger than `largest_row` and logical messages larger than `largest_message` only
-    the head is kept (receive_buffer.py).
+    """Open a logical replication connection to the database that `login` names. `capacity` is the
+    size of the receive buffer in bytes; of rows larger than `largest_row` and logical messages
+    larger than `largest_message` only the head is kept (receive_buffer.py).
 
     TCP gives the connection up if data sent is not acknowledged for `silence_limit_s`. Raises
     classified errors.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -114,6 +115,9 @@ def _one_line(content: bytes, said: str, hint: str) -> str:
 
 
 _STANDBYS: Final = ("standby", "prefer-standby", "read-only")
+_KEYWORDS: Final = re.compile(r"\s*[a-z_]+\s*=")
+"""libpq's other form of a connection string (PostgreSQL manual, 32.1.1.1)."""
+_AS_LIBPQ: Final = "write it as a URL of libpq: postgresql://user:password@host:port/database"
 
 
 def check_form(dsn: str, doing: str) -> None:
@@ -128,8 +132,12 @@ def check_form(dsn: str, doing: str) -> None:
     other = next((each for each in ("jdbc:", "postgresql+", "postgres+") if scheme.startswith(each)), "")
     if other:
         raise StopForOperator(
-            f"{doing}: source.dsn begins with {other}: this is the URL of another library",
-            hint="write it as libpq does: postgresql://user:password@host:port/database",
+            f'{doing}: source.dsn begins with "{other}", like the URLs of another library', hint=_AS_LIBPQ
+        )
+    if _KEYWORDS.match(dsn):
+        raise StopForOperator(
+            f"{doing}: source.dsn is a list of keywords and values (host=... dbname=...), but must be a URL",
+            hint=_AS_LIBPQ,
         )
     try:
         parts = urlsplit(dsn)
@@ -155,4 +163,8 @@ def unnamed_database(dsn: str) -> str:
     ""."""
     parts = urlsplit(dsn)
     is_named = parts.path.strip("/") or "dbname" in dict(parse_qsl(parts.query)) or os.environ.get("PGDATABASE")
-    return "" if is_named else "source.dsn names no database, so the name of the user is taken: add /database to it. "
+    return (
+        ""
+        if is_named
+        else "source.dsn names no database, so the name of the user is taken: add /database to it; otherwise, "
+    )

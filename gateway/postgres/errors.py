@@ -33,12 +33,12 @@ _ASSEMBLES_TEXT = ("", "stringinfo.c")
 """Source files whose 54000 means that a row is too large to be sent: in others, a row filter may
 exceed other limits."""
 _PRINTS_VALUES = {
-    "22008": ("interval_out",),
-    "22021": ("report_invalid_encoding",),
+    "22008": ("interval_out", "interval2tm"),
+    "22021": ("report_invalid_encoding", "report_invalid_encoding_int"),
     "22P05": ("report_untranslatable_char",),
 }
 """Functions of the server that report these codes when it sends a value; elsewhere, a row filter
-may raise the codes."""
+may raise the codes. Their names differ between releases."""
 
 
 def classify(said: ServerMessage, doing: str) -> WalgateError:
@@ -73,8 +73,8 @@ def _is_too_large(said: ServerMessage) -> bool:
 
 
 def classify_at_login(said: ServerMessage, doing: str) -> WalgateError:
-    """Do the same as `classify` for an ErrorResponse before the session is ready, when a login
-    event trigger may raise anything."""
+    """Classify an ErrorResponse that arrives before the session is ready, when a login event
+    trigger may raise anything."""
     kind, hint = next_step_at_login(said.sqlstate, is_raised_by_function=bool(said.context))
     return kind(f"{doing}: {said}", hint=hint or said.hint)
 
@@ -102,8 +102,8 @@ class StreamCut(Retry):
 
 
 def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_streaming: bool = False) -> WalgateError:
-    """Do the same as `classify` while replication starts or runs, where some codes mean more.
-    `is_streaming`: the server has accepted START_REPLICATION and reads the WAL."""
+    """Classify an ErrorResponse that arrives while replication starts or runs, where some codes
+    mean more. `is_streaming`: the server has accepted START_REPLICATION and reads the WAL."""
     if said.sqlstate == "42704" and said.routine == _FINDS_PUBLICATION:  # before PostgreSQL 18
         return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
     if said.sqlstate == "58P01" and said.routine == _OPENS_WAL:
@@ -183,7 +183,7 @@ def _server_message(error: asyncpg.PostgresError) -> ServerMessage:
 
 @contextmanager
 def beside_stream() -> Iterator[None]:
-    """Turn a StopForOperator that an error of the server causes in the block into RetrySlowly: an
+    """Turn a StopForOperator that an error from the server causes in the block into RetrySlowly: an
     error in a session other than the stream must not end the process."""
     try:
         yield

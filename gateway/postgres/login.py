@@ -91,12 +91,16 @@ async def log_in(
             failures.append(error)
         except DRIVER_ERRORS as error:
             failures.append(_classified(error, login.dsn, place))
-            failures[-1].hint = _prefix(error, address, login.dsn) + failures[-1].hint.replace(
-                "<role>", quote_identifier(target.parameters.user)
-            )
+            failures[-1].hint = _prefix(error, address, login.dsn) + _with_names(failures[-1].hint, target.parameters)
         if isinstance(failures[-1], StopForOperator):
             break
     raise _joined(failures)
+
+
+def _with_names(hint: str, parameters: Any) -> str:
+    """Return the hint with the role and the database that were used."""
+    role, database = (quote_identifier(name) for name in (parameters.user, parameters.database))
+    return hint.replace("<role>", role).replace("<database>", database)
 
 
 def _prefix(error: BaseException, address: Address, dsn: str) -> str:

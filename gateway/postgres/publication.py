@@ -184,7 +184,7 @@ async def tables_that_held_rows(
     """Return those of `relations` that have rows from before they were listed in a publication of
     `names`: PostgreSQL does not send these rows.
 
-    A table about which this cannot be found out soon (rights, locks, size, too many others) is
+    A table about which this cannot be found out soon (privileges, locks, size, too many others) is
     omitted. Raises classified errors.
     """
     until = time.monotonic() + MOST_ASKED_S

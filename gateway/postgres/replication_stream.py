@@ -9,7 +9,7 @@
 
 FAILED is final: after any failure, a new connection starts from the durable position. Frames that
 were whole before the failure are still given to the reader; nothing that came after an error or a
-warning of the server is.
+warning from the server is.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         """Run START_REPLICATION; return when the server has agreed, which it does before it reads
         any WAL.
 
-        `on_notice` is called with warnings of the server that do not affect what is sent.
+        `on_notice` is called with warnings from the server that do not affect what is sent.
         `tolerates_left_out` is called when a publication is missing: if it returns true, the stream
         goes on unless data has arrived already. Raises the classified ErrorResponse: Retry if the
         slot is missing or in use, StopForOperator if an option is refused, ...
@@ -376,7 +376,7 @@ def _data_row(body: bytes) -> tuple[bytes | None, ...]:
 
 
 def _ignore() -> None:
-    """Do nothing: the server repeats its request until somebody answers."""
+    """Do nothing: the server repeats its request until it gets a reply."""
 
 
 def _ignore_notice(_: ServerMessage) -> None:

@@ -43,7 +43,8 @@ RSASSA-PSS and EdDSA do not determine the hash."""
 
 
 class ScramError(Exception):
-    """The server's message is not valid SCRAM, or the server does not know the password itself."""
+    """The server's message is not valid SCRAM, or does not prove that the server knows the
+    password."""
 
 
 class Scram:

@@ -90,7 +90,8 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
 
 
 async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
-    """Return the facts of the server. Needs no right but to connect. Raises classified errors."""
+    """Return the facts about the server. Needs no privilege but CONNECT. Raises classified
+    errors."""
     try:
         row = await sql.fetchval(SERVER_QUERY, list(_SETTINGS))
     except DRIVER_ERRORS as error:
@@ -139,7 +140,7 @@ class Recovery:
 
 
 async def recovery_of(sql: asyncpg.Connection) -> Recovery:
-    """Return the last crash recovery. Needs no right but to connect; if a managed server lacks
+    """Return the last crash recovery. Needs no privilege but CONNECT; if a managed server lacks
     these functions, a crash cannot be told from a lost connection. Raises classified errors."""
     try:
         started_at, replayed_lsn = await sql.fetchrow(_RECOVERY_QUERY)

@@ -19,9 +19,9 @@ _LSN: Final = re.compile(r"\b[0-9A-F]{1,8}/[0-9A-F]{1,8}\b")
 
 @dataclass(frozen=True, slots=True)
 class ServerMessage:
-    """An error or notice of the server. These are never translated: `severity` (ERROR, FATAL,
-    PANIC, WARNING, NOTICE, ...), `sqlstate`, and `file` and `routine`, the place in the server's
-    source that reported it. `context` is not for logs: it may quote statements."""
+    """An error or notice from the server. `severity` (ERROR, FATAL, PANIC, WARNING, NOTICE, ...),
+    `sqlstate`, and `file` and `routine` (the place in the server's source that reported it) are
+    never translated. `context` is not for logs: it may quote statements."""
 
     severity: str
     sqlstate: str

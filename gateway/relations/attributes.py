@@ -131,8 +131,8 @@ def _dropped_later(attributes: Sequence[Attribute], xid: int | None) -> set[int]
 
 
 def _distance(attribute: Attribute, xid: int | None) -> int:
-    """Return how many transactions after `xid` the attribute was changed last; -1 if it was not
-    changed later. Transaction ids are circular, and the catalog keeps very old ones, which may look
-    like later ones."""
+    """Return the distance in transaction ids from `xid` to the last change of the attribute; -1 if
+    it was not changed later. Transaction ids are circular, and the catalog keeps very old ones,
+    which may look like later ones."""
     distance = -1 if xid is None else (attribute.xid - xid) % (1 << 32)
     return distance if distance < _LONGEST_LAG else -1

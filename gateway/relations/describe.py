@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gateway.pgoutput import Relation
-from gateway.pgoutput import ReplicaIdentity as WireIdentity
 from gateway.relations.type_catalog import unknown_type
 from schemas.relation import ColumnDescription, RelationDescription, ReplicaIdentity, TypeFacts
 
@@ -26,7 +25,7 @@ def describe(
     of a key is not a key: unless `is_key_whole`, there is none.
     """
     names = {column.name for column in relation.columns}
-    is_full = relation.replica_identity is WireIdentity.FULL
+    is_full = relation.replica_identity is ReplicaIdentity.FULL
     catalog_key = frozenset(primary_key) if is_full and names.issuperset(primary_key) else frozenset[str]()
     columns = []
     for column in relation.columns:
@@ -39,6 +38,6 @@ def describe(
         relation.relation_oid,
         relation.namespace,
         relation.name,
-        ReplicaIdentity(relation.replica_identity.value),
+        relation.replica_identity,
         tuple(columns),
     )

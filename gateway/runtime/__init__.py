@@ -1,15 +1,27 @@
 """The life of one slot's gateway: prepare, stream, watch, and begin again after an error.
 
-    supervisor            one session after another, with a pause between them
-    session               one session of replication, from the start to its end
-    bootstrap             carries out a start, in the order that gateway/startup decides
-    pump                  the replication loop: frames -> events -> Kafka transactions
-    relation_registrar    Relation messages -> topics and registered schemas
-    source_catalog        what the catalog shows, at the start and while the stream runs
-    monitor               probes of the servers beside the stream
-    wal_budget            advances a slot that retains too much WAL
+    supervisor  restart_state     one session after another, with a pause between them
+    session  tasks                one session of replication, from the start to its end
+    bootstrap                     carries out a start, in the order that gateway/startup decides
+    pump                          the replication loop: frames -> events -> Kafka transactions; it
+                                  decides when PostgreSQL gets a flush LSN
+    quarantine                    what an error of one table means: go on without it, or stop
+    relation_registrar            Relation messages -> topics and registered schemas
+    dialect  native_dialect       all that depends on the dialect of the records, and Walgate's own
+    column_rules                  rules for columns
+    excluded_tables               tables that source.excluded_tables leaves out
+    source_catalog                what the catalog shows, at the start and while the stream runs
+    monitor  stream_status        probes of the servers beside the stream; how far the stream is
+    wal_budget                    advances a slot that retains too much WAL
+    stored_positions              positions that gateways have stored in Kafka
+    snapshot_status  apply_position_change
+                                  for commands: the state of snapshots, changes of a position
+
+Errors say what follows: Retry and RetrySlowly begin another session, StopForOperator ends the
+process. gateway/kafka/errors.py and gateway/postgres/errors.py decide which one an error is, and
+supervisor carries it out.
 
 In: settings, and the answers of PostgreSQL, Kafka and the registry. Out: records in Kafka, the
-position, and the status on the status board. This package connects all others and may import any of
-them except gateway/cli and gateway/demo, which alone may import it.
+position, and the status on the status board. This package connects all others. It must not know
+gateway/cli and gateway/demo, which alone import it.
 """

@@ -19,6 +19,7 @@ from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_sql, end_session
 from gateway.postgres.credentials import login_of
 from gateway.runtime.bootstrap import Bootstrap
+from gateway.runtime.dialect import dialect_of
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.startup.facts import Expected
@@ -55,6 +56,6 @@ async def _attempt(settings: Settings, steps: Repair) -> Position:
         sql = await connect_sql(login_of(settings.source))
         stack.push_async_callback(end_session, sql)
         memory = RestartState()
-        start = Bootstrap(settings, memory, stack, StatusBoard())
+        start = Bootstrap(settings, dialect_of(settings), memory, stack, StatusBoard())
         catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged)
         return await start.carry_out(catalog, steps(start.fresh_position, catalog.expected))

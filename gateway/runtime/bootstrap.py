@@ -16,14 +16,11 @@ import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.debezium.find_written import find_written
-from gateway.debezium.machine import DebeziumMachine
-from gateway.debezium.registrar import DebeziumRelations, debezium_machine
 from gateway.errors import Retry, RetrySlowly
-from gateway.events.marker import Marker
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.delivery import Delivery, Frames
+from gateway.kafka.fixed_topics import FixedSchemas, message_selection, open_message_topic
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
 from gateway.kafka.shutdown import close_with_timeout, to_the_end
@@ -34,7 +31,7 @@ from gateway.postgres.credentials import login_of
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, naming_blockers
 from gateway.postgres.wal_retention import holder_of
-from gateway.runtime.fixed_topics import FixedSchemas, debezium_topics, open_message_topic, register_fixed_schemas
+from gateway.runtime.dialect import Dialect
 from gateway.runtime.relation_registrar import RelationRegistrar
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.snapshot_status import load_states
@@ -67,7 +64,7 @@ from gateway.startup.start import (
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
-from gateway.transactions.transaction import MessageTopic
+from gateway.transactions.record_writer import RecordWriter
 from schemas.records import SNAPSHOT_STATE
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, transaction_topic, value_subject
@@ -88,18 +85,19 @@ class Bootstrap:
     producer: Producer
     writer: BatchWriter
     delivery: Delivery
-    messages: MessageTopic
     _schemas: FixedSchemas
     stream: ReplicationStream
     snapshot_frame: bytes
 
-    def __init__(self, settings: Settings, memory: RestartState, stack: AsyncExitStack, board: StatusBoard) -> None:
+    def __init__(
+        self, settings: Settings, dialect: Dialect, memory: RestartState, stack: AsyncExitStack, board: StatusBoard
+    ) -> None:
         self._settings = settings
+        self._dialect = dialect
         self._memory = memory
         self._stack = stack
         self._board = board
         self._wait_for = board.wait_for
-        self._debezium: DebeziumRelations | None = None
         self._login = login_of(settings.source)
 
     async def run(self, catalog: SourceCatalog) -> Position:
@@ -177,7 +175,7 @@ class Bootstrap:
                 await self.delivery.deliver_now(list(markers), position, forgets, states)
             case FindWritten(offset):
                 topics = {name for each in self.catalog.relations for name in self.topics.possible_names(each)}
-                return await find_written(self._settings, self.registry, topics, offset)
+                return await self._dialect.find_written(self.registry, topics, offset)
             case DropSlot():
                 await self.catalog.drop_slot()
             case FenceFormer(system_identifier):
@@ -269,11 +267,7 @@ class Bootstrap:
         moment = self._memory.next_moment()
         fresh = self.fresh_position(self.catalog.facts)
         positions = await decode_positions(values, fresh, self.registry)
-        if self._settings.writes_debezium:  # the topic may be a connector's own, and may be unused
-            used = any(
-                (each.system_identifier, each.slot, each.prefix) == (fresh.system_identifier, fresh.slot, fresh.prefix)
-                for each in positions.values()
-            )
+        used = self._dialect.is_used(positions.values(), fresh, used)
         failpoint("after_position_read")
         return Stored(positions, used, moment)
 
@@ -284,34 +278,20 @@ class Bootstrap:
         markers = transaction_topic(kafka.prefix)
         with classified_schema_errors():
             await refuse_other_dialect(self.registry, kafka)
-            self._schemas = await register_fixed_schemas(self.registry, self._settings)
+            self._schemas = await self._dialect.register_fixed_schemas(self.registry)
         frames = Frames(frame(self._schemas.transaction), frame(self._schemas.position))
         self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
         self.delivery = Delivery(self.producer, self.writer, frames, markers, policy, self._board.count)
 
-    def announcer(self, sql: asyncpg.Connection, position: Position) -> RelationRegistrar:
-        """Return the registrar of the stream's relations, which queries over a connection of its
-        own."""
-        if self._settings.writes_debezium:
-            options, optional = self._settings.debezium.options(), self._memory.optional_fields
-            self._debezium = DebeziumRelations(sql, options, optional)
-        return self._announcer(sql, position, self._debezium)
+    def record_writer(self, position: Position) -> RecordWriter:
+        """Return the writer of the stream's records."""
+        return self._dialect.record_writer(position, self.topics, self.writer, self._schemas)
 
-    def snapshot_announcer(
-        self, sql: asyncpg.Connection, position: Position, machine: TransactionMachine
-    ) -> RelationRegistrar:
-        """Return the registrar of relations whose existing rows are read: their encoders are
-        separate from those of the changes."""
-        if not isinstance(machine, DebeziumMachine):
-            return self._announcer(sql, position, None)
-        relations = DebeziumRelations(sql, self._settings.debezium.options(), self._memory.optional_fields)
-        machine.snapshot_versions = relations.versions
-        return self._announcer(sql, position, relations)
-
-    def _announcer(
-        self, sql: asyncpg.Connection, position: Position, debezium: DebeziumRelations | None
-    ) -> RelationRegistrar:
+    def announcer(self, sql: asyncpg.Connection, position: Position, writer: RecordWriter) -> RelationRegistrar:
+        """Return a registrar, which queries over a connection of its own. The stream has one, and
+        the relations whose existing rows are read have another: their encoders are separate from
+        those of the changes."""
         return RelationRegistrar(
             sql,
             self.registry,
@@ -321,7 +301,8 @@ class Bootstrap:
             self._settings,
             is_first_epoch=position.epoch == 1,
             on_announced=self._board.announced,
-            debezium=debezium,
+            dialect=self._dialect.relations(sql, writer, self._memory.optional_fields),
+            marks_excluded=self._dialect.records_exclusions,
             partitions_have_topics=self._memory.partitions_have_topics,
         )
 
@@ -350,29 +331,24 @@ class Bootstrap:
 
     async def _begin_epoch(self, position: Position, forgets: bytes | None) -> None:
         failpoint("before_epoch_marker")
-        self.messages = await open_message_topic(
-            self._settings, self.topics, self.writer, self._schemas.message, is_new=position.epoch == 1
-        )
-        markers = [] if self._settings.writes_debezium else [Marker("EPOCH", 0, position.resume_lsn)]
+        await open_message_topic(self._settings.kafka.prefix, self.topics, is_new=position.epoch == 1)
+        markers = self._dialect.epoch_markers(position)
         states = await self._states_of_former(position, forgets)
         await self.delivery.deliver_now(markers, position, forgets, states)
         failpoint("after_epoch_marker")
 
-    def machine(self, position: Position) -> TransactionMachine:
-        """Return the state machine of the stream. Call it after `announcer`."""
-        if self._debezium is None:
-            return TransactionMachine(
-                epoch=position.epoch,
-                resume_lsn=position.resume_lsn,
-                last_commit_lsn=position.last_commit_lsn,
-                prepared=position.prepared,
-                messages=self.messages,
-                quarantined=position.quarantined,
-                skip_lsn=position.skip_lsn,
-            )
-        options = self._settings.debezium.options()
-        topics = debezium_topics(self._settings.kafka.prefix, self.topics, self.writer, self._schemas, options)
-        return debezium_machine(position, self.messages, topics, options, self._debezium)
+    def machine(self, position: Position, writer: RecordWriter) -> TransactionMachine:
+        """Return the state machine of the stream."""
+        return TransactionMachine(
+            epoch=position.epoch,
+            resume_lsn=position.resume_lsn,
+            last_commit_lsn=position.last_commit_lsn,
+            prepared=position.prepared,
+            writer=writer,
+            messages=message_selection(self._settings.source),
+            quarantined=position.quarantined,
+            skip_lsn=position.skip_lsn,
+        )
 
 
 async def close(closing: Callable[[], Coroutine[Any, Any, None]]) -> None:

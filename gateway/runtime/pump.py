@@ -111,6 +111,10 @@ class HandOver(Protocol):
         (`is_again`) once more."""
         ...
 
+    def announced_leaf(self, relation_oid: int, root: int) -> None:
+        """Note that a partition is announced in the stream; its changes come as those of `root`."""
+        ...
+
     def take_states(self) -> dict[bytes, bytes]:
         """Return the states, by key, that become durable with the Kafka transaction that is closed
         now."""
@@ -220,8 +224,8 @@ class Pump:
             await self._delivery.commit_done()
 
     async def _read(self) -> bytes:
-        """Return at least one frame from the stream, or no bytes if it had more until now and
-        pauses."""
+        """Return at least one frame from the stream. If the last read was large, so that more was
+        expected, return no bytes when nothing arrives within `PAUSE_S`."""
         if self._more_at_hand:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
@@ -260,8 +264,9 @@ class Pump:
             raise WholeFirst(error, whole_until) from error
 
     def _decide(self, error: StopForOperator) -> None:
-        """Quarantine the table of the error, or add the operator's choices to its hint. Everything
-        that committed before has been delivered. Raises ReadWhole within a streamed transaction."""
+        """Raise QuarantineRelation for the table of the error, or add the operator's choices to the
+        error's hint. Everything that committed before has been delivered. Raises ReadWhole within a
+        streamed transaction."""
         machine = self._machine
         name = self._relation_names.get(error.relation_oid or 0)
         if name is None:

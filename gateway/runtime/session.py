@@ -35,6 +35,7 @@ from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
+from gateway.runtime.dialect import dialect_of
 from gateway.runtime.pump import Pump, ReadWhole, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
 from gateway.runtime.relation_registrar import RowsOfPartition
@@ -45,13 +46,21 @@ from gateway.runtime.tasks import run_together
 from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
+from gateway.snapshot.pending_chunks import ChunksAreStreamed
 from gateway.startup.periodic_check import check_held
 from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
-from gateway.startup.standstill import DecodingFailed, ServerCrashed, Standstill, counted_again, wait_s
+from gateway.startup.standstill import (
+    DecodingFailed,
+    ServerCrashed,
+    Standstill,
+    counted_again,
+    from_record,
+    wait_s,
+)
 from gateway.startup.timeline_checks import NotPrimary
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
-from gateway.transactions.transaction import RelationVersion
+from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from schemas.lsn import Lsn
 
 log = structlog.get_logger()
@@ -76,6 +85,7 @@ class Session:
     def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
         self._settings = settings
+        self._dialect = dialect_of(settings)
         self._board = board
         self._memory = memory
         self._notices: set[str] = set()
@@ -101,7 +111,7 @@ class Session:
             except NeedsOptional as error:
                 self._memory.optional_fields.add(error.field)
                 raise
-            except (RolledBackMessages, ReadWhole):
+            except (RolledBackMessages, ReadWhole, ChunksAreStreamed):
                 self._memory.whole_once = True
                 raise
             except WholeFirst as error:
@@ -196,8 +206,9 @@ class Session:
         budget = WalBudget(settings, memory, self._board)
         await budget.keep(catalog)
         await budget.record(catalog)
-        start = Bootstrap(settings, memory, stack, self._board)
+        start = Bootstrap(settings, self._dialect, memory, stack, self._board)
         position = memory.position = await start.run(catalog)
+        memory.reported = from_record(position) or memory.reported
         self._resume_lsn = position.resume_lsn
         self._end_at_start = catalog.server.flush_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
@@ -205,14 +216,15 @@ class Session:
         self._tell_quarantined(position)
 
         # A connection apart from that of the periodic check: asyncpg runs one query at a time.
-        announcer = start.announcer(await self._connect_sql(stack), position)
+        writer = start.record_writer(position)
+        announcer = start.announcer(await self._connect_sql(stack), position, writer)
         await announcer.prepare(catalog.relations)
-        machine = start.machine(position)
+        machine = start.machine(position, writer)
         table_errors = QuarantinePolicy(
-            settings.errors, announcer.topic_of, records_exclusions=machine.records_exclusions
+            settings.errors, announcer.topic_of, records_exclusions=self._dialect.records_exclusions
         )
         with table_errors.of_snapshot():
-            snapshot = await self._snapshot(stack, start, machine, position)
+            snapshot = await self._snapshot(stack, start, machine, position, writer)
         feedback = self._feedback = await self._start_stream(start, machine, position)
         leave_with(sql, start.stream)
         protocol = protocol_version(catalog.server.version_num)
@@ -294,7 +306,7 @@ class Session:
                     "are rolled back"
                 )
             return ""
-        if self._settings.writes_debezium:
+        if not self._dialect.writes_before_commit:
             return ""
         return "; or set source.large_transactions = stream: the transaction is then sent in parts"
 
@@ -304,14 +316,19 @@ class Session:
         return sql
 
     async def _snapshot(
-        self, stack: AsyncExitStack, start: Bootstrap, machine: TransactionMachine, position: Position
+        self,
+        stack: AsyncExitStack,
+        start: Bootstrap,
+        machine: TransactionMachine,
+        position: Position,
+        writer: RecordWriter,
     ) -> SnapshotCoordinator | None:
         settings = self._settings
         if not settings.takes_snapshots:
             return None
         self._wait_for("the stored snapshot state")
         states = await start.snapshot_states(position)
-        announcer = start.snapshot_announcer(await self._connect_sql(stack), position, machine)
+        announcer = start.announcer(await self._connect_sql(stack), position, writer)
 
         async def announce(
             relations: Sequence[tuple[Relation, RelationVersion | None]],
@@ -374,8 +391,8 @@ class Session:
         return feedback
 
     def _note(self, said: ServerMessage) -> None:
-        """Log a warning of the server that does not affect what is sent; once, since the server
-        repeats it."""
+        """Log a warning from the server that does not affect what is sent, but only once, since the
+        server repeats it."""
         text = str(said)
         if text not in self._notices:
             self._notices.add(text)

@@ -1,9 +1,10 @@
-"""Status of a running stream: how far it is, and what it has open. Any thread may ask, at any time.
+"""Status of a running stream: how far it has got, and which transactions it has open. Any thread
+may query it at any time.
 
 The status is updated once for each Kafka transaction, never for a row. `progress` computes its
-result when it is called, in an order that keeps it true although the event loop goes on meanwhile:
-`received_lsn` first, then whether a commit waits. What was received before the call, and no longer
-waits, is durable.
+result when it is called, in an order that keeps it correct while the event loop continues to run:
+`received_lsn` first, then whether a commit is waiting. What was received before the call and is no
+longer waiting is durable.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from gateway.observe import metrics
 from gateway.observe.status_board import StatusBoard
 from gateway.postgres.credentials import login_of
 from gateway.runtime.bootstrap import Bootstrap
+from gateway.runtime.dialect import dialect_of
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.snapshot.commands import emit_command, encode_command
@@ -124,7 +125,7 @@ class WalBudget:
         if memory.released is None:
             return
         async with AsyncExitStack() as stack:
-            start = Bootstrap(self._settings, memory, stack, self._board)
+            start = Bootstrap(self._settings, dialect_of(self._settings), memory, stack, self._board)
             steps = accept_gap(start.fresh_position, catalog.expected, released=memory.released.reason)
             position = await start.carry_out(catalog, steps)
         log.error(

@@ -3,11 +3,27 @@ order.
 
 A chunk is a PostgreSQL transaction. It locks a table in ACCESS SHARE mode, takes a PostgreSQL
 snapshot, reads some rows and emits a logical message. Its commit arrives through the gateway's own
-slot, with an LSN, and there the rows are published as its changes (op READ).
+slot, with an LSN, and there the rows, which the reader has kept in memory, are published as its
+changes (op READ). A mark is a transaction that only emits a message: tables begin and end where it
+commits.
 
 In: the catalog and rows (SQL), the stream's changes and messages (as observer of the state
 machine), commands, and the stored state. Out: change events and markers, through the state machine,
-and the state of each table, for the Kafka transaction of its rows.
+and the state of each table, for the Kafka transaction of its rows. This package must not know how
+records reach Kafka or how PostgreSQL is connected to.
+
+gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
+replication starts, and `run` as a task beside the replication loop (gateway/runtime/pump.py). The
+loop calls `announced` at a Relation message and `take_states` when it closes a Kafka transaction.
+At the Commit of a transaction with a chunk, a mark or a command, it calls `hand_over` before it
+passes the Commit to the state machine.
+
+A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or KNOWN if it is not to be
+read (stored_state). After a restart, tables that were READING or ENDING go on with the ranges and
+keys that their stored state does not have as read. They begin again if they are read as a whole, if
+their columns, files or publications have changed, or after a gap. A chunk that was emitted but is
+not in the stored state is read again: its message, if it comes again, has an id that the new
+process does not know, and is ignored.
 
     coordinator                             begins, resumes and ends the snapshots of tables
     commands                                commands of operators, from logical messages

@@ -1,5 +1,5 @@
-"""Switches the recording of the stream's changes on and off: it is on only while tables are
-read."""
+"""Switches the recording of the stream's changes on and off. It is on while a snapshot is in
+progress, and always if rows are reselected (debezium.reselect_unavailable_values)."""
 
 from __future__ import annotations
 

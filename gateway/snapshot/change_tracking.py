@@ -1,13 +1,14 @@
 """Passes the changes of tables under snapshot to the judge: which transaction changed which key,
 and which UPDATEs left columns out.
 
-The state machine has a `Tracking` as its observer, and the tracked relations have `TrackedChanges`,
-only while a snapshot is in progress. Otherwise the stream has no additional cost.
+While changes are recorded (change_recorder), the state machine has a `Tracking` as its observer,
+and each relation that is being read has a `TrackedChanges`. Otherwise the observer is a
+`Listening`, which only receives Walgate's own logical messages, and a row costs nothing more.
 
     ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
                             other transaction ends in between
-    streamed, prepared      the relations that it changes are recorded, and the keys of rule T; its
-                            xid counts from its commit on
+    streamed, prepared      the relations that it changes are recorded, and the keys for rule T
+                            (rules/staleness.py); its xid counts from its commit on
     TRUNCATE                its xid counts for all keys
 """
 
@@ -24,7 +25,8 @@ from gateway.snapshot.rules import staleness as judging
 from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import MAX_AGAIN, TableProgress
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import RelationVersion, Transaction
+from gateway.transactions.record_writer import RelationVersion
+from gateway.transactions.transaction import Transaction
 from schemas.wire_format import FRAME_BYTES
 
 _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
@@ -45,7 +47,8 @@ Note = tuple[bytes, bytes]
 
 
 class Tracking:
-    """Implements `gateway.transactions.transaction.ChangeObserver` while tables are under snapshot.
+    """Implements `gateway.transactions.relations_in_force.ChangeObserver` while tables are under
+    snapshot.
 
     `on_message(prefix, content, xid, in_stream)` returns the object to be handed over at the commit
     of the message's transaction, or None.
@@ -68,7 +71,8 @@ class Tracking:
         an empty list was changed, too."""
 
     def begin(self, relation_oid: int, table: TableProgress, schema_ids: Iterable[int]) -> None:
-        """Record the changes of the relation from now on. The table must have its `track`."""
+        """Record the changes to the relation from now on. `table` must have begun, so that its
+        `track` is set."""
         in_force = self.machine.in_force(relation_oid)
         known = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
         self.relations[relation_oid] = Tracked(table, known)
@@ -80,18 +84,12 @@ class Tracking:
 
     # -- the machine's side
 
-    @property
-    def is_tracking(self) -> bool:
-        return bool(self.relations)
-
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         tracked = self.relations.get(relation_oid)
         if tracked is None:
             return version
         tracked.schema_ids.add(version.schema_id)
-        encoder = version.encoder
-        changes = TrackedChanges(self, relation_oid, tracked.table, encoder.left_out_count)
-        return RelationVersion(version.name, version.schema_id, encoder, version.outlet, changes=changes)
+        return version.tracked(TrackedChanges(self, relation_oid, tracked.table, version.encoder.left_out_count))
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         return self._on_message(prefix, content, xid, in_stream)
@@ -138,10 +136,6 @@ class Listening:
 
     def __init__(self, on_message: Callable[[str, bytes, int, bool], object | None]) -> None:
         self._on_message = on_message
-
-    @property
-    def is_tracking(self) -> bool:
-        return False
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         return version

@@ -49,7 +49,8 @@ class RelationChanged(WalgateError):
 
 
 class SnapshotTooOld(WalgateError):
-    """A transaction that the snapshot must see has not ended, or the chunk no longer counts."""
+    """The chunk's PostgreSQL snapshot cannot be used, because it does not see a transaction whose
+    keys are not known (rules/staleness.py), or because the table has begun again meanwhile."""
 
 
 class ChunkTooLarge(WalgateError):
@@ -64,7 +65,8 @@ class ReadChunk:
     chunk: Chunk
     recipe: ReadPlan
     rows: list[tuple[bytes | None, bytes]]
-    """(framed key, rest of the READ event) of each row; empty once the chunk is done."""
+    """(framed key, rest of the READ event) of each row, or (framed key, tuple) if the read plan has
+    `keeps_tuples`. Empty once the chunk was published or given up."""
     byte_count: int = 0
     xid: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -111,9 +113,10 @@ async def read_chunk(
 ) -> ReadChunk:
     """Read `chunk` in a transaction on `sql` and return its encoded rows.
 
-    `waits(id, waiting)` is called before the message is emitted, so that the stream cannot deliver
-    it first. `turn` is given while other transactions arrive in the stream: readers then encode one
-    step at a time between them.
+    `waits(id, chunk)` registers the chunk under the id of its message. It is called before the
+    message is emitted, since the stream may deliver it at any time from then on. `turn` is a lock
+    that all readers share, or None. It is given while other transactions arrive in the stream: only
+    one reader at a time then encodes a step, and steps are shorter.
 
     Raises RelationChanged, SnapshotTooOld, ChunkTooLarge, what the encoders raise and what the
     driver raises. `sql` is closed if it was left within a COPY or a statement.

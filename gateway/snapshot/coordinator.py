@@ -6,9 +6,10 @@
     hand_over     called by the replication loop where the transaction of a chunk, mark or command
                   commits; it takes effect only there
 
-The durable state is written in the Kafka transaction that has the rows (`take_states`). Nothing
-here stops the stream: a table that cannot be read is logged and tried again later, while the others
-go on.
+The durable state is written in the Kafka transaction that has the rows (`take_states`). A table
+that cannot be read is logged and tried again later, while the stream and the others go on. The
+stream waits while `hand_over` publishes a chunk. A failed query of the catalog ends the session,
+and so does a table that cannot be written (gateway/runtime/quarantine.py decides what follows).
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.debezium.machine import DebeziumMachine
 from gateway.failpoints import failpoint
 from gateway.kafka.delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
@@ -135,7 +135,7 @@ class SnapshotCoordinator:
         unfinished = [state for state in unfinished if state not in quarantined]
         if unfinished:
             await self._resume(unfinished)
-        if self._reselecting.is_on and isinstance(self._machine, DebeziumMachine):
+        if self._reselecting.is_on:
             await self._note()
             self._machine.on_left_out = self._reselecting.left_out
         await self._discover()
@@ -199,7 +199,7 @@ class SnapshotCoordinator:
 
     async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         """Publish a chunk, or carry out a mark or a command, whose transaction the state machine is
-        about to commit."""
+        about to commit. The replication loop waits meanwhile."""
         if isinstance(arrived, ChunkMark):
             self._handing_over.mark(arrived, commit_lsn, end_lsn, commit_time)
         elif isinstance(arrived, ReadChunk):
@@ -260,8 +260,8 @@ class SnapshotCoordinator:
     # -- the conductor
 
     async def run(self) -> None:
-        """Run all tasks of the snapshot until cancelled. Errors of the server in a session of the
-        snapshot do not end the gateway."""
+        """Run all tasks of the snapshot until cancelled. An error from the server that they raise
+        ends the replication session, which is tried again, but never the gateway."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._conduct())

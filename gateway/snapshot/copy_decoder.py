@@ -24,7 +24,7 @@ _NULL: Final = b"n"
 
 
 class UnreadableCopy(Retry):
-    """COPY sent something other than documented, or ended early."""
+    """COPY sent data that is not in the documented format, or ended early."""
 
 
 class CopyDecoder:

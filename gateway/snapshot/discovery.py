@@ -68,7 +68,13 @@ class Discovery:
         """Announced relations that no look has seen."""
 
     async def look(self) -> None:
-        """Look once. Raises classified errors."""
+        """Look at the publications and the catalog once.
+
+        Tables that are no longer published are forgotten. New ones are queued, or noted as KNOWN if
+        they are in quarantine, snapshot.mode is not initial, or changes were delivered before any
+        snapshot. Then the tables that are KNOWN or DONE are compared with what they were at the
+        last look. Raises classified errors.
+        """
         readings = self._readings
         strangers, self._strangers = self._strangers, set()
         publications = await self._publications.facts(self._sql)

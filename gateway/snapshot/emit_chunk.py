@@ -9,7 +9,7 @@ from typing import Final
 import structlog
 
 from gateway.config.settings import SnapshotSettings
-from gateway.events.manifest import Manifest, SnapshotChunk
+from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
 from gateway.kafka.delivery import Delivery
 from gateway.observe import metrics
@@ -24,6 +24,7 @@ from gateway.snapshot.table_errors import errors_of
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine
+from schemas.markers import SnapshotChunk
 from schemas.wire_format import FRAME_BYTES
 
 log = structlog.get_logger()
@@ -58,6 +59,13 @@ class ChunkEmitter:
         self.row_count = 0
 
     async def chunk(self, waiting: ReadChunk, commit_lsn: int) -> None:
+        """Publish the rows of a chunk that are not stale, as changes of its transaction, which
+        commits at `commit_lsn`. Waits while too many bytes are on their way to Kafka.
+
+        Nothing is published, and the chunk is given back, if since it was read its table has begun
+        again, has got another read plan or was cancelled, or if the recorded keys do not suffice to
+        tell which rows are stale.
+        """
         chunk, table = waiting.chunk, waiting.chunk.table
         reading = self._readings.by_oid.get(waiting.recipe.surveyed.relation.relation_oid)
         # With `keeps_tuples` (Debezium's format), rows are encoded only now, with the version that
@@ -90,6 +98,13 @@ class ChunkEmitter:
             await self._delivery.room()
 
     def mark(self, mark: ChunkMark, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """Begin or end the tables of a mark whose transaction commits now, and owe their
+        SNAPSHOT_BEGIN or SNAPSHOT_END markers. The first begin and the last end also owe that of
+        the snapshot as a whole.
+
+        Tables that were cancelled or began again since the mark was emitted are passed over. If
+        everything was cancelled, the mark is discarded.
+        """
         readings = self._readings
         if self._noting.judge is None or not readings.snapshot_id:  # everything was cancelled
             mark.undo()

@@ -6,15 +6,25 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
+from gateway.errors import Retry
 from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.table_task import TableTask
 
+STREAMED_IN_A_ROW: Final = 20
+"""After this many chunks and marks in a row that were streamed before they committed, the next
+session has the streaming of in-progress transactions off."""
+
+
+class ChunksAreStreamed(Retry):
+    """The server streams each transaction of the snapshot before it commits."""
+
 
 @dataclass(slots=True, eq=False)
 class ChunkMark:
-    """A transaction that marks the begin or the end of tables, or the end of the snapshot as a
+    """A transaction that marks the beginning or the end of tables, or the end of the snapshot as a
     whole (no tasks)."""
 
     kind: str
@@ -43,6 +53,7 @@ class PendingChunks:
         self._by_number: dict[bytes, ReadChunk | ChunkMark] = {}
         self.wake = asyncio.Event()
         self.more = asyncio.Event()
+        self._streamed_in_a_row = 0
         self.is_ending = False
         """A mark of the end of the whole snapshot has been emitted."""
 
@@ -54,7 +65,8 @@ class PendingChunks:
 
     def take(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | ChunkMark | None:
         """Return the chunk or mark that the message with this content belongs to, or None if it
-        does not count. Every role may emit messages: Walgate's own are recognized by id and xid."""
+        does not count. Every role may emit messages: Walgate's own are recognized by id and xid.
+        Raises ChunksAreStreamed."""
         found = self._by_number.get(content)
         # A streamed transaction may arrive before the server's response with its xid. It only
         # causes another attempt, whoever emitted the message.
@@ -63,7 +75,15 @@ class PendingChunks:
         del self._by_number[content]
         if in_stream:  # part of a streamed transaction, because the server had little memory left: try again
             self.give_back(found)
+            self._streamed_in_a_row += 1
+            if self._streamed_in_a_row >= STREAMED_IN_A_ROW:
+                raise ChunksAreStreamed(
+                    f"the server has streamed {STREAMED_IN_A_ROW} transactions of the snapshot in a row before they committed: "
+                    "replication continues with the streaming of in-progress transactions off",
+                    hint="check logical_decoding_work_mem and debug_logical_replication_streaming on the server",
+                )
             return None
+        self._streamed_in_a_row = 0
         return found
 
     @property

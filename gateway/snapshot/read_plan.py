@@ -16,7 +16,7 @@ import fastavro
 from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
 from gateway.names import quote_identifier
-from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity
+from gateway.pgoutput.relation import Column, Relation
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
@@ -39,11 +39,11 @@ from gateway.snapshot.sql import (
 from gateway.snapshot.table_errors import UnwritableTable
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import RelationVersion
+from gateway.transactions.record_writer import RelationVersion
 from gateway.values.column_codec import is_copied_in_binary
 from schemas.avro_types import Form, key_type, value_type
 from schemas.change_schema import key_schema
-from schemas.relation import ColumnDescription
+from schemas.relation import ColumnDescription, ReplicaIdentity
 
 if TYPE_CHECKING:
     from gateway.snapshot.table_task import TableTask
@@ -279,7 +279,6 @@ class ReadPlans:
     ) -> None:
         self._source = settings.source
         self._prefix = settings.kafka.prefix
-        self._in_debezium = settings.writes_debezium
         self._sql = sql
         self._machine = machine
         self._announce = announce
@@ -308,9 +307,9 @@ class ReadPlans:
                 if each.relation_oid == error.relation_oid:
                     raise UnwritableTable(error, each.relation_oid, (each.namespace, each.name)) from error
             raise
-        text_only, keeps_tuples = self.text_only, self._in_debezium
+        text_only = self.text_only
         return [
-            recipe(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=keeps_tuples)
+            recipe(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=version.reads_tuples)
             for each, (version, topic) in zip(tables, announced, strict=True)
         ]
 

@@ -43,7 +43,6 @@ AHEAD_BYTES: Final = 1 << 16
 AHEAD_CHUNKS: Final = 8
 """A reader goes on while its chunks that were not handed over yet are at most this many and this
 large: with small tables, it would otherwise wait for the stream longer than it reads."""
-NOT_YET_S: Final = 0.1
 FOREIGN_ATTEMPTS: Final = 3
 """A partitioned table is read without its unreadable foreign partitions after this many failed
 attempts."""
@@ -133,7 +132,7 @@ class ReaderTasks:
             delay = self._free_at - time.monotonic()
             if delay > 0:
                 await asyncio.sleep(delay)
-            now = time.monotonic()
+            now, waits = time.monotonic(), False
             for reading in () if self._readings.is_paused else self._readings.begun.values():
                 table = reading.table
                 is_ready = reading.is_readable and reading.blocked_until <= now
@@ -142,6 +141,9 @@ class ReaderTasks:
                     if chunk is not None:
                         self.finds_nothing = False
                         return reading, chunk
+                    waits |= table.is_too_early
+            if waits:
+                self._waits.tell()
             if not self.finds_nothing:
                 self.finds_nothing = True
                 self._arriving.wake.set()
@@ -172,10 +174,8 @@ class ReaderTasks:
             chunk.table.give_back(chunk)
             is_current = reading.table is chunk.table and chunk.generation == chunk.table.generation
             self._set_up_again(reading, begins_again=is_current)
-        except SnapshotTooOld:
+        except SnapshotTooOld:  # the table waits; meanwhile, other tables are read
             chunk.table.give_back(chunk)
-            self._waits.tell()
-            await asyncio.sleep(NOT_YET_S)
         except ChunkTooLarge:
             chunk.table.give_back(chunk)
         except NeedsText:

@@ -1,5 +1,10 @@
-"""Reads rows again whose UPDATEs left TOASTed values out (for Debezium's format): their keys are
-recorded and looked up."""
+"""Reads single rows by key, because UPDATEs left TOASTed values out of their events (Debezium's
+format, debezium.reselect_unavailable_values).
+
+Such a reading is a snapshot of a table with the purpose RESELECT. It has no SNAPSHOT_BEGIN and no
+SNAPSHOT_END, and reads no ranges of blocks. rules/table_progress.py decides which keys are read,
+and chunk_reader.py queries their rows.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +64,8 @@ class Reselection:
         return True
 
     def begin(self, description: RelationDescription, keys: KeyList) -> None:
+        """Begin a reselection of these keys, and of those that UPDATEs leave values out of from now
+        on. Changes of the relation are recorded until it ends."""
         assert self._noting.judge is not None
         reading = reselection(description)
         self._readings.by_oid[description.oid] = self._readings.begun[description.oid] = reading

@@ -1,9 +1,11 @@
 """The durable state of snapshots: records of the topic walgate.snapshot, written in the Kafka
-transaction of the rows that they describe.
+transaction of the rows that they describe (with kafka.delivery = at_least_once, after the rows and
+together with the position).
 
-There is one record for the stream, two for each table, and one for each segment of keys that must
-be read again, so that a Kafka transaction does not write the state of all of 10,000 tables. The
-layout is schemas/records/SnapshotState.avsc.
+There is one record for the stream. Each table has one for its snapshot, one for the catalog entries
+and files that its rows depend on, and one for each segment of keys that must be read again. A Kafka
+transaction therefore does not write the state of all of 10,000 tables. The layout is
+schemas/records/SnapshotState.avsc.
 """
 
 from __future__ import annotations
@@ -33,8 +35,10 @@ Schema = dict[str, Any]
 RESELECT: Final = "RESELECT"
 """Purpose of reading only the rows whose UPDATEs left values out, by their keys."""
 KNOWN: Final = "KNOWN"
-"""Status of a table that is not read, for example because it was published before the gateway took
-snapshots."""
+"""Status of a table whose rows are not to be read although its snapshot is not DONE: it was
+published before the gateway took snapshots or while snapshot.mode was not initial, its snapshot was
+cancelled, or it is in quarantine. A command still reads it, and so may Discovery if its rows have
+changed without an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,10 @@ class StreamState:
 
 @dataclass(frozen=True, slots=True)
 class TableState:
+    """The stored state of the snapshot of one table. `untouched` and `begun`: see CtidPlan.
+    `fingerprint`: of the relation when it was begun; for a RESELECT, `identity_of` it. `suspects`:
+    see Track; only the prepared ones are stored."""
+
     relation_oid: int
     schema: str
     name: str

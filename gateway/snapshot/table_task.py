@@ -9,7 +9,7 @@ from typing import Final
 
 import structlog
 
-from gateway.events.manifest import Manifest, SnapshotChunk
+from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
 from gateway.observe.table_status import TableSnapshotStatus
 from gateway.snapshot.read_plan import ReadPlan
@@ -19,6 +19,7 @@ from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
 from gateway.snapshot.table_errors import Obstacle
+from schemas.markers import SnapshotChunk
 from schemas.relation import RelationDescription
 
 log = structlog.get_logger()
@@ -48,7 +49,7 @@ class TableTask:
     changed_count: int = 0
     """Number of attempts to read it as a whole during which it changed."""
     is_marked: bool = False
-    """The mark of its begin or end was emitted and has not come back."""
+    """The mark of its beginning or end was emitted and has not come back."""
     void_segments: list[int] = field(default_factory=list)
     """Segments of keys that were to be read again when the table was begun before."""
     misses_keys: bool = False
@@ -212,11 +213,10 @@ class TableTask:
 
     def marker(self, kind: str, epoch: int, xid: int, commit_lsn: int, end_lsn: int, time: int) -> Marker:
         """Return the SNAPSHOT_BEGIN or SNAPSHOT_END marker."""
-        manifest = Manifest(epoch, snapshot=self.chunk(self.table.chunk_count if self.table else 0))
-        assert manifest.snapshot is not None
-        if kind == "SNAPSHOT_END" and self.table is not None:
-            manifest.snapshot.row_count, manifest.snapshot.stale_count = self.table.row_count, self.table.stale_count
-        return Marker(kind, xid, commit_lsn, -1, end_lsn, time, manifest=manifest)
+        table = self.table
+        counts = (table.row_count, table.stale_count) if kind == "SNAPSHOT_END" and table is not None else (0, 0)
+        chunk = self.chunk(table.chunk_count if table else 0, *counts)
+        return Marker(kind, xid, commit_lsn, -1, end_lsn, time, manifest=Manifest(epoch, snapshot=chunk))
 
     def chunk(self, number: int, row_count: int = 0, stale_count: int = 0) -> SnapshotChunk:
         state = self.state

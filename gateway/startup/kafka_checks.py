@@ -41,6 +41,8 @@ class KafkaExpected:
     max_record_bytes: int = 16 << 20
     transaction_timeout_ms: int = 900_000
     exactly_once: bool = True
+    counts_records: bool = True
+    """Whether markers count the records of tables: in Debezium's dialect they do not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,12 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
         yield StopForOperator(
             f"topic {topic.name} is compacted: markers have no key, so Kafka would reject them",
             hint=f"{alter}cleanup.policy=delete",
+        )
+    elif topic.name != SNAPSHOT_TOPIC and expected.counts_records and "compact" in config.get("cleanup.policy", ""):
+        yield OperatorWarning(
+            f"topic {topic.name} is compacted: Kafka removes records that the markers count, and a consumer that misses one "
+            "stops; records without a key are rejected",
+            f"{alter}cleanup.policy=delete",
         )
     largest = _number(config, "max.message.bytes")
     if largest is not None and largest < expected.max_record_bytes:

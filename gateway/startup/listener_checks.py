@@ -12,6 +12,9 @@ from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.kafka_checks import KafkaExpected
 
 _OWN: Final = ("localhost", "127.0.0.1", "[::1]")
+BROKER_PORT: Final = (
+    "in kafka.bootstrap_servers, use the port of a broker's listener for clients (often 9092) instead of a controller's"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +23,8 @@ class ListenerFacts:
 
     `failure` is "", "dns", "refused", "timeout" or "other"; `detail` has the error message. `tls`
     tells whether the listener speaks TLS, `tls_failure` why its certificate cannot be verified.
-    `is_kafka` is false if it does not answer as a broker does. `wants_certificate` means that it
+    `is_kafka` is false if it does not answer with Kafka's protocol; `is_controller` means that it
+    is the port of a KRaft controller. `wants_certificate` means that it
     closes the connection because the gateway has sent no client certificate that it accepts.
     `mechanisms` are its SASL mechanisms; None if it does not use SASL.
     """
@@ -32,6 +36,7 @@ class ListenerFacts:
     tls: bool = False
     tls_failure: str = ""
     is_kafka: bool = True
+    is_controller: bool = False
     wants_certificate: bool = False
     mechanisms: tuple[str, ...] | None = None
 
@@ -69,6 +74,9 @@ def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator
             f"{at} answers, but not with Kafka's protocol",
             hint="check that this is Kafka's port, not another service's",
         )
+        return
+    if listener.is_controller:
+        yield StopForOperator(f"{at} is the port of a KRaft controller, which serves no clients", hint=BROKER_PORT)
         return
     yield from _login(listener, expected)
 

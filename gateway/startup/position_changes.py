@@ -1,5 +1,5 @@
-"""Changes of a slot's position that the operator decides: the steps of `walgate skip`, `readmit`,
-`accept-gap` and `adopt`. Pure, like start.py.
+"""Changes to a slot's position that the operator decides on: the steps of `walgate skip`,
+`readmit`, `accept-gap` and `adopt`. Pure, like start.py.
 
     skip, readmit    look -> prepare Kafka -> look at the positions, judge -> fence -> read the
                      positions -> look, judge -> record. A refusal before the fence does not disturb

@@ -51,8 +51,16 @@ _READ_ONLY: Final = (
 )
 _NO_SLOT: Final = "raise max_replication_slots (requires a server restart), or drop unused replication slots"
 _DENIED: Final = (
-    "if the message names the database: GRANT CONNECT ON DATABASE ... TO <role>. If the role lacks the REPLICATION attribute: "
-    "ALTER ROLE <role> REPLICATION (on Amazon RDS and Aurora: GRANT rds_replication TO <role>)"
+    "if the message names the database: GRANT CONNECT ON DATABASE <database> TO <role>. If the role lacks the REPLICATION "
+    "attribute: ALTER ROLE <role> REPLICATION (on Amazon RDS and Aurora: GRANT rds_replication TO <role>)"
+)
+_NOT_LET_IN: Final = (
+    "if the role is not permitted to log in: ALTER ROLE <role> LOGIN. Otherwise, check pg_hba.conf: logical replication needs a "
+    "record for the database itself"
+)
+_PASSWORD: Final = (
+    "check user and password: upper and lower case differ in both, and special characters in a URL must be percent-encoded. "
+    "PostgreSQL says the same if the user does not exist, or if its password has expired (VALID UNTIL)"
 )
 _TIMEOUT_OF_ROLE: Final = (
     "a timeout ended the session: check which role, database or configuration file sets it (pg_db_role_setting, pg_settings). "
@@ -74,7 +82,8 @@ TABLE: Final[dict[str, tuple[type[WalgateError], str]]] = {
     # Connection
     "08": (Retry, ""),
     "08P01": (StopForOperator, _POOLER),
-    "28": (RetrySlowly, "check user, password and pg_hba.conf: logical replication needs a record for the database itself"),
+    "28": (RetrySlowly, _NOT_LET_IN),
+    "28P01": (RetrySlowly, _PASSWORD),
     "3D": (RetrySlowly, "check the name of the database in source.dsn"),
     "42501": (RetrySlowly, _DENIED),
     "42601": (StopForOperator, _POOLER),
@@ -149,7 +158,7 @@ def next_step(sqlstate: str) -> tuple[type[WalgateError], str]:
 
 
 def next_step_at_login(sqlstate: str, *, is_raised_by_function: bool = False) -> tuple[type[WalgateError], str]:
-    """Return the same after a login, during which code of the database may run."""
+    """Return what `next_step` returns, for an error at login, when code in the database may run."""
     kind, hint = next_step(sqlstate)
     passes = issubclass(kind, Retry) and hint == ""
     is_of_database = sqlstate[:2] in ("21", "22", "23", "2F", "38", "39", "P0") and not issubclass(

@@ -14,6 +14,9 @@ comes once proves nothing:
 
 A session that received the WAL up to where it ended when the session began has got past the place:
 counting starts again.
+
+The count is part of the position that is written when an epoch begins. So a process that a
+supervisor restarts after exit code 78 makes one attempt, not as many as the first one.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from gateway.errors import UNTIL_NOW, StopForOperator
+from gateway.transactions.position import FailedPlace, Position
 from schemas.lsn import Lsn
 
 CERTAIN_TIMES: Final = 4
@@ -32,6 +36,7 @@ _LONGEST_WAIT_S: Final = 60.0
 _WAIT_AFTER_CRASH_S: Final = 60.0
 _LONGEST_WAIT_AFTER_CRASH_S: Final = 600.0
 _SOON_S: Final = 0.2
+_CRASH: Final = "crash"
 
 _PUBLICATIONS: Final = (
     "the publications of source.publications disagreed about the columns of a table when the change was made (in their column "
@@ -92,7 +97,7 @@ class ServerCrashed:
     @property
     def cause(self) -> str:
         """Key by which repetitions of the same standstill are recognized."""
-        return "crash"
+        return _CRASH
 
     @property
     def certain_times(self) -> int:
@@ -110,6 +115,28 @@ def counted_again(before: object, now: Standstill, resume_lsn: int, moment: str,
     if not is_same or has_passed or not isinstance(before, (DecodingFailed, ServerCrashed)):
         return replace(now, resume_lsn=resume_lsn, times=1, since=moment)
     return replace(now, resume_lsn=resume_lsn, times=before.times + 1, since=before.since)
+
+
+def to_record(reported: object, position: Position) -> FailedPlace | None:
+    """Return what the position of a new epoch has about a standstill at its resume LSN: what this
+    process counted, or what another process counted since. `reported` is what this process reported
+    last, or None."""
+    counted = [position.standstill]
+    if isinstance(reported, (DecodingFailed, ServerCrashed)):
+        counted.append(FailedPlace(reported.cause, Lsn(reported.resume_lsn), reported.times, reported.since))
+    elif reported is not None:
+        return None
+    here = [failed for failed in counted if failed is not None and failed.resume_lsn == position.resume_lsn]
+    return max(here, key=lambda failed: (failed.since, failed.times), default=None)
+
+
+def from_record(position: Position) -> Standstill | None:
+    """Return the standstill at the resume LSN that the position has, for the next count."""
+    failed = position.standstill
+    if failed is None or failed.resume_lsn != position.resume_lsn:
+        return None
+    counted: Standstill = ServerCrashed("") if failed.cause == _CRASH else DecodingFailed("", failed.cause)
+    return replace(counted, resume_lsn=failed.resume_lsn, times=failed.times, since=failed.since)
 
 
 def wait_s(standstill: Standstill) -> float:

@@ -1,5 +1,5 @@
 """Decide when the slot is advanced although its changes were not delivered: `source.on_wal_budget =
-advance`. Pure.
+advance`. No I/O.
 
     within the budget, or another reads the slot    nothing
     unconfirmed changes retain the WAL              advance the slot to the end of the WAL; Kafka
@@ -40,7 +40,7 @@ class ReleasedWal:
 
 
 def retained_bytes(facts: Facts) -> int:
-    """Return how many bytes of WAL the server retains for the slot."""
+    """Return the number of bytes of WAL that the server retains for the slot."""
     slot = facts.slot
     return 0 if slot is None or slot.restart_lsn is None else max(facts.server.flush_lsn - slot.restart_lsn, 0)
 

@@ -15,10 +15,11 @@ import fastavro
 from fastavro.read import SchemaResolutionError
 
 from gateway.errors import StopForOperator
-from gateway.events.manifest import ExcludedRelation, Manifest
+from gateway.events.manifest import Manifest
 from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.errors import SchemaError
 from schemas.lsn import Lsn
+from schemas.markers import ExcludedRelation
 from schemas.records import POSITION
 from schemas.topic_names import POSITION_TOPIC
 from schemas.wire_format import FRAME_BYTES, read_schema_id
@@ -45,6 +46,17 @@ class Gap:
     first_lsn: Lsn
     end_lsn: Lsn
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPlace:
+    """A failure of the server, `times` in a row, while it read the WAL after `resume_lsn`. `cause`
+    is an SQLSTATE or "crash", `since` the time of the first failure."""
+
+    cause: str
+    resume_lsn: Lsn
+    times: int
+    since: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,8 @@ class Position:
     event that it wrote. Kept for good: no other transaction with this xid has rows before that LSN.
     """
     written_lsn: Lsn = _START
+    standstill: FailedPlace | None = None
+    """The failure that was counted last when the epoch began."""
     schema_id: int = field(default=0, compare=False)
     """The id of the schema that the record was read with."""
 
@@ -149,6 +163,7 @@ def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared:
         last_commit_lsn=Lsn(last_commit_lsn),
         prepared=prepared,
         skip_lsn=position.skip_lsn if position.skip_lsn >= resume_lsn else _START,
+        standstill=position.standstill if resume_lsn == position.resume_lsn else None,
     )
 
 
@@ -190,6 +205,16 @@ def _as_record(position: Position) -> dict[str, Any]:
         "gap": None if position.gap is None else _gap_record(position.gap),
         "written_xid": position.written_xid,
         "written_lsn": int(position.written_lsn),
+        "standstill": None if position.standstill is None else _standstill_record(position.standstill),
+    }
+
+
+def _standstill_record(failed: FailedPlace) -> dict[str, Any]:
+    return {
+        "cause": failed.cause,
+        "resume_lsn": int(failed.resume_lsn),
+        "times": failed.times,
+        "since": failed.since,
     }
 
 
@@ -226,6 +251,12 @@ def _manifest_record(manifest: Manifest) -> dict[str, Any]:
             for each in manifest.excluded
         ],
     }
+
+
+def _failed_place(record: dict[str, Any] | None) -> FailedPlace | None:
+    if record is None:
+        return None
+    return FailedPlace(record["cause"], Lsn(record["resume_lsn"]), record["times"], record["since"])
 
 
 def _from_record(record: dict[str, Any]) -> Position:
@@ -266,6 +297,7 @@ def _from_record(record: dict[str, Any]) -> Position:
         gap=None if record["gap"] is None else _gap_from_record(record["gap"]),
         written_xid=record["written_xid"],
         written_lsn=Lsn(record["written_lsn"]),
+        standstill=_failed_place(record["standstill"]),
     )
 
 
@@ -281,10 +313,5 @@ def _manifest_from_record(record: dict[str, Any]) -> Manifest:
         manifest.ranges.setdefault((entry["topic"], entry["partition"]), []).append(
             (entry["first_offset"], entry["last_offset"], entry["record_count"])
         )
-    manifest.excluded = [
-        ExcludedRelation(
-            entry["relation_oid"], entry["schema"], entry["name"], entry["topic"], entry["reason"], entry["event_count"]
-        )
-        for entry in record["excluded"]
-    ]
+    manifest.excluded = [ExcludedRelation.of_record(entry) for entry in record["excluded"]]
     return manifest

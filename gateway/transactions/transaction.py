@@ -11,6 +11,7 @@ from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.names import HEARTBEAT_PREFIX
+from gateway.pgoutput import BeginPrepare
 
 
 class RecordSink(Protocol):
@@ -47,30 +48,6 @@ class RelationChangeTracker(Protocol):
     def truncated(self) -> None: ...
 
 
-def tell(
-    changes: RelationChangeTracker, encoder: RowEncoder, key: bytes | None, moved: tuple[bytes | None, bytes] | None
-) -> None:
-    """Report a row that was encoded. `moved`: see RowEncoder.update."""
-    changes.hold_key(key)
-    if moved is not None:
-        changes.hold_key(moved[0])
-    if encoder.left_out_count != changes.left_out_count:
-        changes.left_out(encoder, key, key if moved is None else moved[0])
-
-
-@dataclass(slots=True)
-class RelationVersion:
-    """A relation as one Relation message described it, with the encoder and sink for its rows."""
-
-    name: str
-    schema_id: int
-    encoder: RowEncoder
-    outlet: RecordSink
-    noted_in: Manifest | None = None
-    """Manifest of the transaction that noted the schema id last."""
-    changes: RelationChangeTracker | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Quarantined:
     """A relation in quarantine: its changes are counted and not written. `since_lsn` is the commit
@@ -87,6 +64,11 @@ class Quarantined:
     def full_name(self) -> str:
         return f"{self.namespace}.{self.name}"
 
+    @property
+    def is_marked(self) -> bool:
+        """Return True: manifests name relations in quarantine."""
+        return True
+
 
 @dataclass(frozen=True, slots=True)
 class ExcludedTable:
@@ -101,8 +83,9 @@ class ExcludedTable:
     topic: str
     is_marked: bool
 
-
-EXCLUDED_REASON: Final = "left out by source.excluded_tables"
+    @property
+    def reason(self) -> str:
+        return "left out by source.excluded_tables"
 
 
 class MessageSink(Protocol):
@@ -135,14 +118,10 @@ class ExcludedMessage:
 
 
 @dataclass(frozen=True, slots=True)
-class MessageTopic:
-    """The topic of logical messages, and which of them it gets: those with one of `prefixes`, or
-    all if that is empty. `leave_out` is called for each one that is too large."""
+class MessageSelection:
+    """Which logical messages are published: those with one of `prefixes`, or all if that is empty.
+    `leave_out` is called for each published one that is too large."""
 
-    topic: str
-    schema_id: int
-    encode: MessageEncoder
-    outlet: MessageSink
     leave_out: Callable[[ExcludedMessage], None]
     prefixes: frozenset[str] = frozenset()
     heartbeats_only: bool = False
@@ -150,9 +129,19 @@ class MessageTopic:
     messages of snapshots."""
 
     def takes(self, prefix: str) -> bool:
-        """Return whether the topic gets messages with this prefix. Heartbeats are published only if
+        """Return whether messages with this prefix are published. Heartbeats are published only if
         their prefix is listed."""
         return not self.heartbeats_only and is_published(prefix, self.prefixes)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageTopic:
+    """The topic of logical messages in Walgate's own dialect."""
+
+    topic: str
+    schema_id: int
+    encode: MessageEncoder
+    outlet: MessageSink
 
 
 def is_published(prefix: str, prefixes: Collection[str]) -> bool:
@@ -184,39 +173,13 @@ class Transaction:
     even without an event."""
     skipped: bool = False
     """The operator wants it left out."""
-
-
-class ChangeObserver(Protocol):
-    """Receives what changes while tables are under snapshot (gateway/snapshot/change_tracking.py).
-    All xids are the 32-bit ones of the protocol."""
+    prepare: BeginPrepare | None = None
+    """The message that began it, if it is prepared without having been streamed."""
 
     @property
-    def is_tracking(self) -> bool:
-        """Return whether tables are under snapshot now. If that changes, the observer is set
-        again."""
-        ...
-
-    def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
-        """Return the version to encode the relation's changes with. If the relation is under
-        snapshot, it has `changes`."""
-        ...
-
-    def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
-        """Receive a message with one of OWN_PREFIXES. Returns what is to be handed over where the
-        transaction commits, or None."""
-        ...
-
-    def committed(self, xid: int) -> None:
-        """Note the commit of an ordinary transaction."""
-        ...
-
-    def committed_whole(self, xid: int, manifest: Manifest) -> None:
-        """Note the commit of a transaction that was streamed or prepared."""
-        ...
-
-    def prepared(self, xid: int) -> None: ...
-
-    def aborted(self, xid: int) -> None: ...
+    def subxid(self) -> int:
+        """Return the xid of the subtransaction whose changes arrive now; -1 if there is none."""
+        return -1 if self.context_subxid == self.xid else self.context_subxid
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Points and the types made of them: text from binary (`geo_ops.c`). Every number is a float8,
-written as by `float8out`."""
+"""Geometric types: text from binary (`geo_ops.c`). Every number is a float8, written as `float8out`
+writes it."""
 
 from __future__ import annotations
 

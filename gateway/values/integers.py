@@ -87,7 +87,7 @@ def render_uint8(value: bytes) -> bytes:
 
 
 def uint8_from_text(value: bytes) -> bytes:
-    """Encode an xid8: it is an unsigned number of 64 bits, Avro's long is signed."""
+    """Encode an xid8, which is an unsigned 64-bit number; Avro's long is signed."""
     number = int(value)
     if number > _MAX_LONG:
         raise UnrepresentableValue

@@ -30,13 +30,13 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, path_class
 from spark_consumer.mirror.batch_contents import TablePart, batch_size, summarize, without_signs
-from spark_consumer.mirror.delta.delta_table import CHANGELOG, applied_commit_lsn, exists
-from spark_consumer.mirror.delta.merge import write_once
 from spark_consumer.mirror.fold.keyless_log import not_yet
 from spark_consumer.mirror.fold.replica_identity import check_names
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.spark_settings import tune
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import CHANGELOG, NO_PROPERTIES
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame
@@ -57,7 +57,7 @@ class Changelog:
         """Append a batch of whole transactions. `raw`: a frame of frames.RAW. Raises
         MirrorError."""
         began = time.monotonic()
-        tune(raw.sparkSession, compacts=True)
+        tune(raw.sparkSession, TABLES.session_defaults(compacts=True))
         raw = without_signs(raw.where(f.col("table").isNotNull())).drop("topic", "partition", "offset").persist()
         try:
             found = summarize(raw, batch_size(raw))
@@ -107,7 +107,7 @@ class Changelog:
         """Return the commit LSN up to which a table is complete; -1: there is no table."""
         if self.format == "parquet":
             return last_folder(spark, location, commit_lsn)
-        return applied_commit_lsn(spark, location, CHANGELOG) if exists(spark, location) else -1
+        return TABLES.applied_commit_lsn(spark, location, CHANGELOG) if TABLES.exists(spark, location) else -1
 
 
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
@@ -132,9 +132,9 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
 
 
 def _append_to_delta(changes: DataFrame, location: str, table: TableName, commit_lsn: int, *, is_new: bool) -> None:
-    properties = {"delta.enableTypeWidening": "true"} if is_new else {}
+    properties = TABLES.CHANGELOG_PROPERTIES if is_new else NO_PROPERTIES
     try:
-        write_once(
+        TABLES.write_once(
             changes, location, "append", commit_lsn, merge_schema=True, application=CHANGELOG, properties=properties
         )
     except AnalysisException as problem:

@@ -1,0 +1,10 @@
+"""The jobs of the command line: `walgate mirror`, `merge`, `consume`, `dump` and `versions`.
+
+    cli options settings_file    commands, their options, and options from a file
+    session java_start           the Spark session, and messages of Java while it starts
+    run                          progress, restarts after an outage, and when a job ends
+    status                       --http: probes, metrics and status
+
+In: arguments, a settings file and signals. Out: a running query, lines or JSON, an exit code.
+No other package imports this one; it must not decide what a mirror or changelog writes.
+"""

@@ -29,7 +29,7 @@ from spark_consumer.reader.positions import Position, check_continues, resolve
 from spark_consumer.source.options import MAX_CHANGES
 
 if TYPE_CHECKING:
-    from spark_consumer.mirror.append_batch import Taken
+    from spark_consumer.mirror.taken import Taken
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -105,9 +105,10 @@ def mirror(
     config: options.Config = None,
 ) -> None:
     """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
-    from spark_consumer.mirror.append_batch import AppendingMirror, taken_in
-    from spark_consumer.mirror.delta.catalog import Catalog
-    from spark_consumer.mirror.delta.prepare_table import EMPTY, KEEP_AS, STOP
+    from spark_consumer.mirror.append_batch import AppendingMirror
+    from spark_consumer.mirror.tables.catalog import Catalog
+    from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS, STOP
+    from spark_consumer.mirror.taken import taken_in
     from spark_consumer.reader.registry import SchemaCache
 
     if on_recreated not in (EMPTY, STOP, KEEP_AS):
@@ -116,7 +117,11 @@ def mirror(
     appending: list[AppendingMirror] = []
 
     def start(run: Run) -> Callable[[Any, int], None]:
-        facts = (
+        if appending:  # the query before has failed; its merges go on
+            return appending[0].apply
+        if progress == "lines":
+            print(_told_of_merges(merge_every), flush=True)
+        made = AppendingMirror(
             path,
             SchemaCache(run.options.registry),
             run.report,
@@ -127,14 +132,14 @@ def mirror(
             strict,
             retention,
             Catalog(catalog, path) if catalog else None,
+            merge_every,
+            run.retrying,
+            run.handed_over,
+            run.working,
         )
-        if not appending and progress == "lines":
-            print(_told_of_merges(merge_every), flush=True)
-        while appending:
-            appending.pop().stop()
-        appending.append(AppendingMirror(*facts, merge_every, run.retrying, run.handed_over, run.working))
-        run.check = appending[-1].check
-        return appending[-1].apply
+        appending.append(made)
+        run.check = made.check
+        return made.apply
 
     def finish(spark: Any, *, is_done: bool) -> None:
         for one in appending:
@@ -206,8 +211,8 @@ def merge(
     """Merge appended changes into the tables of a mirror. A running mirror continues to append,
     and leaves these merges to this command."""
     from spark_consumer.mirror import progress as mirror_progress
-    from spark_consumer.mirror.append_batch import merge_once
-    from spark_consumer.mirror.delta.catalog import Catalog
+    from spark_consumer.mirror.single_merge import merge_once
+    from spark_consumer.mirror.tables.catalog import Catalog
 
     try:
         check_progress(progress)
@@ -304,7 +309,7 @@ def dump(
     ] = "",
 ) -> None:
     """Write the rows of a local mirror, with exact values and without Spark."""
-    from spark_consumer.mirror.delta.dump import dump_json, dump_parquet
+    from spark_consumer.mirror.dump import dump_json, dump_parquet
 
     try:
         if to:
@@ -323,7 +328,7 @@ def versions(
 ) -> None:
     """List the versions of a local mirror: commit LSN, time of the commit, time of the merge,
     number of tables."""
-    from spark_consumer.mirror.delta.version_list import listed_versions, view_statements
+    from spark_consumer.mirror.version_list import listed_versions, view_statements
 
     try:
         lines = view_statements(Path(path), at, sql) if sql else listed_versions(Path(path))

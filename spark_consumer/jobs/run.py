@@ -158,8 +158,8 @@ class Run:
 
     def keep_up(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
         """Run the query that `start` starts. Start it again from its checkpoint if Spark could not
-        start a Python process in time, or if Kafka or the registry was away for too long (only if
-        `outages`). Raises other errors of a query.
+        start a Python process in time, or if Kafka or the registry was unavailable for too long
+        (only if `outages`). Raises other errors of a query.
 
         `until_position`: for queries that end after one batch, as with `availableNow` on Spark 4.0
         and 4.1: they are repeated until everything before this position is written.
@@ -306,8 +306,9 @@ class Run:
         status.set("lag_markers", newest_position - position)
 
     def _is_delivered_beyond(self, lsn: int, position: int | None) -> bool:
-        """Return whether the gateway has delivered everything up to `lsn`, and no transaction of it
-        waits."""
+        """Return whether the gateway has delivered everything up to `lsn`, and no transaction that
+        the query wants is left to be read. Checks at most every `_ASK_EVERY_S` seconds; between
+        checks, returns False."""
         if time.monotonic() < self._asked + _ASK_EVERY_S:
             return False
         self._asked = time.monotonic()

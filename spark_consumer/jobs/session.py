@@ -17,6 +17,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import connect_refused, file_text, folder_names, submitted_settings
+from spark_consumer.mirror.delta.session_settings import SESSION, SNAPSHOT_PARTITIONS, session_defaults
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.source.datasource import register
 
@@ -29,11 +30,8 @@ NEEDED = {
 }
 # For mirrors and changelogs in Delta, and their readers; a query that only reads topics needs no
 # jar.
-DELTA = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
-    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-}
-# Settings for many small batches. Shuffle and snapshot partitions: mirror/spark_settings.py.
+DELTA = SESSION
+# Settings for many small batches. Shuffle partitions: mirror/spark_settings.py.
 _CHEAP_BATCHES = {
     # A merge compiles dozens of classes, and so does each version of a Delta table: with Spark's
     # default of 100, all would be compiled again each time.
@@ -59,7 +57,7 @@ _LOCAL = {
     # A merge of a few rows is a dozen small jobs, whose CPU time these settings reduce by a
     # quarter.
     "spark.sql.adaptive.enabled": "false",
-    "spark.databricks.delta.snapshotPartitions": "1",
+    SNAPSHOT_PARTITIONS: "1",
     # Spark's default starts the program `readlink` a dozen times for each batch, which takes a
     # tenth of the time. Both managers write a file under a temporary name, rename it, and refuse a
     # name that is taken.
@@ -164,7 +162,7 @@ def job_session(
         with _told_by_file(secrets or {}):
             spark = builder.getOrCreate()
     register(spark)
-    tune(spark)  # Delta reads its log in threads that have no other session
+    tune(spark, session_defaults())  # Delta reads its log in threads that have no other session
     return spark
 
 

@@ -36,7 +36,8 @@ _SMALL_CELLS = 16 << 20
 @dataclass(frozen=True, slots=True)
 class TablePart:
     """Part of a batch that belongs to one table. `newest`: schema id of its last record; `cut`:
-    (commit_lsn, ordinal) of its last TRUNCATE; `first_lsn`: commit LSN of its first change."""
+    (commit_lsn, ordinal) of its last TRUNCATE, before which nothing counts in a table with a key;
+    `first_lsn`: commit LSN of its first change."""
 
     table: TableName
     changes: int

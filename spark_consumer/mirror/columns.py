@@ -8,7 +8,7 @@ a new attnum                 existing rows have its attmissingval, or null
 Columns of a schema without attnums (from an older gateway, or one that could not know them) are
 matched by name.
 
-The mapping is applied to the rows of a table (delta/rewrite_columns.py), and to records of older
+The mapping is applied to the rows of a table (tables/rewrite_columns.py), and to records of older
 versions: the schema that they were written with gets the column names of the newest version
 (`pg.name`), and the values to be filled in (FILL).
 """
@@ -44,12 +44,14 @@ class ColumnChange:
     whose values it has, or None.
 
     `fills`: values of new columns in old rows. `by_name`: new or former columns of which it is not
-    known what became of them, since attnums are missing.
+    known what became of them, since attnums are missing. `unfilled`: new columns whose values in
+    old rows are too large to be in the schema.
     """
 
     sources: Mapping[str, str | None]
     fills: Mapping[str, MissingValue] = field(default_factory=dict)
     by_name: tuple[str, ...] = ()
+    unfilled: tuple[str, ...] = ()
 
     def is_plain(self, there: Iterable[str]) -> bool:
         """Return whether columns are only added, as null, or dropped. `there`: the columns
@@ -60,7 +62,9 @@ class ColumnChange:
         return not (renamed or replaced or self.fills)
 
 
-def change_of_columns(before: TableSchema, after: TableSchema, missing: Mapping[int, MissingValue]) -> ColumnChange:
+def change_of_columns(
+    before: TableSchema, after: TableSchema, missing: Mapping[int, MissingValue | None]
+) -> ColumnChange:
     """Compare two versions of a table. `missing`: attmissingval by attnum, from any version."""
     if before.oid != after.oid:  # the table was recreated: a column of another type is another column
         same = {
@@ -72,7 +76,8 @@ def change_of_columns(before: TableSchema, after: TableSchema, missing: Mapping[
     by_number = {number: name for name, number in before.numbers.items()}
     is_numbered = len(before.numbers) == len(before.columns)
     sources: dict[str, str | None] = {}
-    fills = {}
+    fills: dict[str, MissingValue] = {}
+    unfilled = []
     for name in after.columns:
         number = after.numbers.get(name)
         if number in by_number:
@@ -82,19 +87,22 @@ def change_of_columns(before: TableSchema, after: TableSchema, missing: Mapping[
         else:
             sources[name] = None
             if is_numbered and number is not None and number in missing:
-                fills[name] = missing[number]
+                if (value := missing[number]) is None:
+                    unfilled.append(name)
+                else:
+                    fills[name] = value
     doubtful = [
         name for name, source in sources.items() if source is None and not (is_numbered and name in after.numbers)
     ]
     left = set(before.columns) - set(sources.values())
     doubtful += sorted(name for name in left if name not in before.numbers or len(after.numbers) < len(after.columns))
-    return ColumnChange(sources, fills, tuple(doubtful))
+    return ColumnChange(sources, fills, tuple(doubtful), tuple(unfilled))
 
 
-def missing_values(shapes: Iterable[TableSchema]) -> dict[int, MissingValue]:
+def missing_values(shapes: Iterable[TableSchema]) -> dict[int, MissingValue | None]:
     """Return attmissingval by attnum. Only some versions may have it, since the server forgets it
     when it rewrites the table."""
-    found: dict[int, MissingValue] = {}
+    found: dict[int, MissingValue | None] = {}
     for shape in shapes:
         found = {**shape.missing, **found}
     return found
@@ -114,6 +122,11 @@ def doubts_of(before: TableSchema, after: TableSchema, change: ColumnChange) -> 
         found.append(
             "columns were added or dropped, and their attribute numbers are unknown: "
             f"{', '.join(change.by_name)}. In existing rows, columns were matched by name"
+        )
+    if change.unfilled:
+        found.append(
+            "columns were added with a default that is too large to be in the schema: "
+            f"{', '.join(change.unfilled)}. Existing rows have null there"
         )
     if cast:
         found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast")

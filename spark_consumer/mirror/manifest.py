@@ -1,7 +1,7 @@
 """The mirror's manifest: the versions of all tables that belong together, recorded after each
 merge.
 
-Delta commits each table separately. A reader that takes all tables at the versions in one row of
+Each table is committed separately. A reader that takes all tables at the versions in one row of
 the manifest sees the source exactly as it was after one commit; a reader that takes the newest
 version of each table may see a batch half applied.
 """
@@ -16,17 +16,15 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.delta.delta_append import NOTHING
-from spark_consumer.mirror.delta.delta_table import exists, note_property, noted_property
-from spark_consumer.mirror.delta.merge import despite_conflicts, write_once
 from spark_consumer.mirror.paths import manifest_path
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import NOTHING
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.source.frames import INSTANT
 
@@ -50,7 +48,7 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
-    """A version of the mirror. `tables`: name -> Delta version of each table, as of the transaction
+    """A version of the mirror. `tables`: name -> version of each table, as of the transaction
     at `commit_lsn`.
 
     `keys`: key columns of each table, none for an append-only one. `scope`: the only tables of the
@@ -87,27 +85,33 @@ def nothing(spark: SparkSession) -> DataFrame:
 
 def record(spark: SparkSession, path: str, picture: RecordedVersion, expected: Mapping[str, int] = NOTHING) -> None:
     """Append a version of the mirror, once for its commit LSN. `expected`: as for
-    delta_append.append."""
+    TableFormat.write_once."""
     maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
     row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
     frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
     write = partial(
-        write_once, frame, manifest_path(path), "append", picture.commit_lsn, merge_schema=True, expected=expected
+        TABLES.write_once,
+        frame,
+        manifest_path(path),
+        "append",
+        picture.commit_lsn,
+        merge_schema=True,
+        expected=expected,
     )
-    despite_conflicts(write)  # with `note_options` of the process that appends
+    TABLES.despite_conflicts(write)  # with `note_options` of the process that appends
 
 
 def note_options(spark: SparkSession, path: str, options: Mapping[str, object]) -> None:
     """Store the options of the mirror, for `walgate merge`. Commits only if they have changed."""
     text = json.dumps(options, sort_keys=True)
-    if noted_property(spark, manifest_path(path), OPTIONS) != text:
-        despite_conflicts(lambda: note_property(spark, manifest_path(path), OPTIONS, text))
+    if TABLES.noted_property(spark, manifest_path(path), OPTIONS) != text:
+        TABLES.despite_conflicts(lambda: TABLES.note_property(spark, manifest_path(path), OPTIONS, text))
 
 
 def noted_options(spark: SparkSession, path: str) -> dict[str, Any]:
     """Return the stored options; empty if no release that stores them has written the mirror."""
     location = manifest_path(path)
-    text = noted_property(spark, location, OPTIONS) if exists(spark, location) else None
+    text = TABLES.noted_property(spark, location, OPTIONS) if TABLES.exists(spark, location) else None
     return {} if text is None else dict(json.loads(text))
 
 
@@ -118,11 +122,11 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
     Raise MirrorError if the mirror begins after `at`.
     """
     location = manifest_path(path)
-    if not exists(spark, location):
+    if not TABLES.exists(spark, location):
         return None
     found = find(spark, path, at)
     if found is None and at != "latest":
-        first = spark.read.format("delta").load(location).agg(f.min("commit_lsn")).head()
+        first = TABLES.rows(spark, location).agg(f.min("commit_lsn")).head()
         raise MirrorError(
             f"the mirror begins at {format_lsn(first[0])}, which is after {at}"
             if first is not None and first[0] is not None
@@ -132,9 +136,9 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
 
 
 def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:
-    """Do the same as `picture` for a mirror that has a manifest, but return None if no version is
-    as old as `at`."""
-    chosen = spark.read.format("delta").load(manifest_path(path))
+    """Return the newest version that is not after `at` (see `picture`), or None if there is none.
+    The mirror must have a manifest."""
+    chosen = TABLES.rows(spark, manifest_path(path))
     if isinstance(at, datetime):
         chosen = chosen.where(f.col("commit_time") <= f.lit(at))
     elif at != "latest":
@@ -154,21 +158,20 @@ def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVe
 def merged_before(spark: SparkSession, path: str, time: datetime) -> int | None:
     """Return the commit LSN of the last version that was recorded before `time`, by the clock of
     the computer that recorded it."""
-    chosen = spark.read.format("delta").load(manifest_path(path)).where(f.col("merged_at") < f.lit(time))
+    chosen = TABLES.rows(spark, manifest_path(path)).where(f.col("merged_at") < f.lit(time))
     found = chosen.agg(f.max("commit_lsn")).head()
     return None if found is None else found[0]
 
 
 def oldest_versions(spark: SparkSession, path: str) -> dict[str, int]:
-    """Return the oldest Delta version of each table that any version of the mirror has."""
-    rows = spark.read.format("delta").load(manifest_path(path)).select(f.explode("tables").alias("name", "version"))
+    """Return the oldest version of each table that any version of the mirror has."""
+    rows = TABLES.rows(spark, manifest_path(path)).select(f.explode("tables").alias("name", "version"))
     return {row["name"]: row["oldest"] for row in rows.groupBy("name").agg(f.min("version").alias("oldest")).collect()}
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
     """Remove the versions of the mirror before the one at `commit_lsn`."""
-    table = DeltaTable.forPath(spark, manifest_path(path))
-    despite_conflicts(lambda: table.delete(f.col("commit_lsn") < commit_lsn))
+    TABLES.despite_conflicts(lambda: TABLES.delete(spark, manifest_path(path), f.col("commit_lsn") < commit_lsn))
 
 
 def as_lsn(at: str | int) -> int:

@@ -1,8 +1,8 @@
-"""Merge what was appended to a mirror's `changes` into its tables: whole transactions, one Delta
+"""Merge what was appended to a mirror's `changes` into its tables: whole transactions, one
 commit for each table, then one version of the mirror.
 
 A merge is idempotent: when it is repeated after a crash, tables that it has written already are
-skipped. delta/merge.py does the writes; manifest.py defines what readers see meanwhile.
+skipped. tables/write_table.py does the writes; manifest.py defines what readers see meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from datetime import UTC
 from functools import partial
 
@@ -22,36 +23,30 @@ from pyspark.sql import functions as f
 from schemas.lsn import format_lsn
 from schemas.topic_names import counted
 from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import remove_folder
 from spark_consumer.mirror import changes, manifest, snapshot_keys, table_selection, table_snapshots, writer_epoch
 from spark_consumer.mirror.batch_contents import (
     BatchContent,
     BatchSize,
     BatchSlice,
-    Verified,
     batch_size,
-    divided,
-    marks_in,
     own_records,
-    summarize,
     within_reach,
-    without_signs,
 )
 from spark_consumer.mirror.changes import COLUMNS
-from spark_consumer.mirror.delta import delta_table
-from spark_consumer.mirror.delta.catalog import Catalog
-from spark_consumer.mirror.delta.maintenance import Maintenance
-from spark_consumer.mirror.delta.merge import despite_conflicts, once
-from spark_consumer.mirror.delta.prepare_table import EMPTY, TablePreparation
-from spark_consumer.mirror.delta.write_table import TableWork, write
-from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.maintenance import Maintenance
+from spark_consumer.mirror.merge_slices import persisted, slices
 from spark_consumer.mirror.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
 from spark_consumer.mirror.progress import ChangeCount, Told, told_every, told_nothing
 from spark_consumer.mirror.report import BatchReport, notes_of
-from spark_consumer.mirror.spark_settings import COMPACT, settings, tune
+from spark_consumer.mirror.spark_settings import settings, tune
+from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_schemas import TableSchemas
-from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, first_cut, unfinished, verified_chunks
-from spark_consumer.mirror.verify.comparison import first_later_change
+from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, unfinished
+from spark_consumer.mirror.tables.catalog import Catalog
+from spark_consumer.mirror.tables.prepare_table import EMPTY, TablePreparation
+from spark_consumer.mirror.tables.write_table import TableWork, write
 from spark_consumer.reader.registry import Schema
 from spark_consumer.tables import TableName
 
@@ -65,7 +60,7 @@ class Mirror:
     """Merges what AppendingMirror, in this process or an earlier one, has appended. A mirror has
     one writer at a time.
 
-    `tables`, `exclude`: the same as the options of the reader; tables cannot be added to a mirror
+    `tables`, `exclude`: the same as the options of the reader, a selection that cannot be widened
     later. `on_recreated`: what to do when a table was dropped and recreated: EMPTY, STOP or KEEP_AS
     (keep a copy of the old rows). `deletion_vectors`: whether new tables get them. `strict`:
     whether an ALTER TABLE whose effect on existing rows is unknown is an error; otherwise it is
@@ -85,7 +80,7 @@ class Mirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
-    working: Told = told_nothing  # called during a merge that takes long
+    working: Told = told_nothing  # called during a long merge
     last: manifest.RecordedVersion | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
     upkeep: Maintenance = field(init=False)
@@ -143,7 +138,7 @@ class Mirror:
                 self._pass_by(spark, rows, batch, last_lsn)
             else:
                 self._merge_rows(rows.select(*COLUMNS), batch, size)
-        except writer_epoch.CONFLICTS as problem:
+        except TABLES.TAKEN_OVER as problem:
             raise writer_epoch.taken_over(self.path) from problem
         if self.merged_lsn < last_lsn:
             reached = "nothing" if self.last is None else format_lsn(self.last.commit_lsn)
@@ -176,38 +171,29 @@ class Mirror:
             self._take_in(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
 
     def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
-        """Merge `rows` in slices: they are cut where the key of a table changes, and where
-        `table_states.first_cut` or a VERIFY requires it. `size`: None if it is not known.
+        """Merge `rows`, in slices that are cut before each is merged. `size`: None if it is not
+        known.
 
         The rows are in files, and reading these again costs less than caching the rows, unless
         there may be many slices.
         """
-        tune(rows.sparkSession)
+        spark = rows.sparkSession
+        tune(spark, TABLES.session_defaults())
         self._count = ChangeCount()
         with told_every(self.working, "merge", self._count.share, lambda: self._count.total or None):
-            self._merge_slices(rows, batch, size or batch_size(rows))
-
-    def _merge_slices(self, rows: DataFrame, batch: int, size: BatchSize) -> None:
-        self._count.total, has_signs = size.changes, bool(size.signs)
-        if has_signs:
-            rows.persist()
-        try:
-            left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
-            while left:
-                part, its_size = left.pop()
-                cut = self._merge_slice(part, batch, its_size or batch_size(part))
-                if cut is not None:
-                    below, above = (part.where(f.col("commit_lsn") < cut), part.where(f.col("commit_lsn") >= cut))
-                    left += [(above, None), (below, None)]
-        finally:
-            if has_signs:
-                rows.unpersist()
+            size = size or batch_size(rows)
+            self._count.total = size.changes
+            began = time.monotonic()
+            with persisted(rows) if size.signs else nullcontext():
+                for piece in slices(rows, batch, size, self._shapes, lambda: (self._standing, self.last, self.path)):
+                    self._take_in(spark, piece, began)
+                    began = time.monotonic()
 
     def open(self, spark: SparkSession) -> None:
         """Take over the merges. Raise MirrorError if the mirror was created for other tables."""
         if self.catalog is not None:
             self.catalog.check(spark)
-        tune(spark, compacts=True)
+        tune(spark, TABLES.session_defaults(compacts=True))
         writer_epoch.check_form(spark, self.path)
         self.check_scope(spark, manifest.picture(spark, self.path))
         self._epoch = writer_epoch.claim(spark, self.path, manifest.nothing(spark))
@@ -241,38 +227,10 @@ class Mirror:
         options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
         manifest.note_options(spark, self.path, options)
 
-    def _merge_slice(self, raw: DataFrame, batch: int, size: BatchSize) -> int | None:
-        """Merge all of `raw` and return None; or merge nothing and return the commit LSN at which
-        `raw` has to be cut, so that what is before it is merged first."""
-        began = time.monotonic()
-        spark = raw.sparkSession
-        found = read = None
-        marks = marks_in(raw) if size.signs else []
-        cut = first_cut(self._standing, marks, size.first_lsn, size.last_lsn)
-        told = without_signs(raw) if marks else raw
-        chunks = verified_chunks(marks)
-        if chunks:
-            later = first_later_change(told, chunks)
-            cut = min((lsn for lsn in (cut, later) if lsn is not None), default=None)
-        if cut is None and chunks:
-            compared, told = divided(told, chunks)
-            read = summarize(compared, batch_size(compared))
-            found = summarize(told, batch_size(told))
-        elif cut is None:
-            found = summarize(told, size)
-        if cut is None and found is None and not marks:
-            return None
-        content, records = found or (BatchContent(size.last_lsn, None, 0, 0, []), {})
-        cut = cut or self._first_change_of_key(told, records, content)
-        if cut is not None:
-            return cut
-        times = [content.commit_time, *(mark.commit_time for mark in marks)]
-        content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
-        verified = None if read is None else Verified(compared, read[1], read[0])
-        self._take_in(spark, BatchSlice(batch, told, records, content, marks, verified), began)
-        return None
-
     def _take_in(self, spark: SparkSession, piece: BatchSlice, began: float) -> None:
+        """Apply a slice: note keys, write tables, compare rows of a VERIFY, delete surplus rows of
+        an ended REPLACE, write verdicts and, last, the version. A crash before that shows readers
+        nothing of the slice; all steps can be repeated."""
         writer_epoch.check(spark, self.path, self._epoch)
         content = piece.content
         known = {} if self.last is None else self.last.tables
@@ -296,7 +254,7 @@ class Mirror:
         self._record(spark, piece, standing, ended)
         self._register(spark)
         for name, window in ended.items():
-            delta_table.remove(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
+            remove_folder(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
         tables = Counter[str]()
         for part in piece.parts:
             tables[str(part.table)] += part.changes
@@ -319,36 +277,18 @@ class Mirror:
         )
         self.report(report)
 
-    def _first_change_of_key(
-        self, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
-    ) -> int | None:
-        """Return the commit LSN of the first transaction in which the key of a table changes. Raise
-        MirrorError, also for a table that is new to the mirror although the mirror is already past
-        its first change."""
-        found = []
-        for part in content.parts:
-            is_new = self.last is not None and str(part.table) not in self.last.tables
-            key_of = replica_identity.keys_of({schema_id: self._shapes.of(schema_id) for schema_id in part.schema_ids})
-            if not is_new and len({key_of(schema_id) for schema_id in part.schema_ids}) == 1:
-                continue
-            first = replica_identity.first_positions(own_records(raw, records, part.table))
-            if self.last is not None and min(first.values())[0] <= self.last.commit_lsn:
-                raise table_selection.too_late(str(part.table), self.path, self.last.commit_lsn)
-            found.append(replica_identity.change_of_key(part.table, first, key_of))
-        return min((cut for cut in found if cut is not None), default=None)
-
     def _write_tables(
         self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
     ) -> None:
         """Write the tables of a slice. They are altered before `once` applies, which affects every
-        write of the session: otherwise Delta would take an ALTER TABLE for the commit of the
+        write of the session: otherwise an ALTER TABLE would be taken for the commit of the
         batch."""
         own = {part.table: own_records(raw, records, part.table) for part in content.parts}
         for attempt in range(_ATTEMPTS):
             try:
                 self._prepare_and_write(spark, own, content)
                 return
-            except writer_epoch.CONFLICTS:
+            except TABLES.TAKEN_OVER:
                 writer_epoch.check(spark, self.path, self._epoch)
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -364,8 +304,8 @@ class Mirror:
         work = [item for item in work if item.applied < content.commit_lsn]
         are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
         with (
-            settings(spark, {COMPACT: "false"}),  # Maintenance compacts
-            once(spark, content.commit_lsn, content.changes if are_here else None),
+            settings(spark, TABLES.without_compaction()),  # Maintenance compacts
+            TABLES.once(spark, content.commit_lsn, content.changes if are_here else None),
             ThreadPoolExecutor(self.tables_at_once) as threads,
         ):
             for future in [
@@ -379,7 +319,7 @@ class Mirror:
             writer_epoch.check(spark, self.path, self._epoch)
             self._checked_at = time.monotonic()
         own = within_reach(spark, own, work.part, len(work.shape.columns))
-        despite_conflicts(partial(write, spark, work, own, commit_lsn))
+        TABLES.despite_conflicts(partial(write, spark, work, own, commit_lsn))
         self._count.done += work.part.changes
 
     def _record(self, spark: SparkSession, piece: BatchSlice, standing: TableStates, ended: Iterable[str]) -> None:
@@ -388,7 +328,7 @@ class Mirror:
         oids = {} if self.last is None else dict(self.last.oids)
         schema_ids = {} if self.last is None else dict(self.last.schema_ids)
         content, written = piece.content, set(ended)
-        compacts = spark.conf.get(COMPACT, "") == "true"
+        compacts = TABLES.compacts(spark)
         for part in content.parts:
             name, shape = str(part.table), self._shapes.of(part.newest)
             self._preparation.note_applied(part.table, content.commit_lsn)
@@ -400,8 +340,8 @@ class Mirror:
             location = table_path(self.path, TableName.parse(name))
             if name in standing.frozen and name not in versions:
                 standing.filling.add(name)
-            if (name not in standing.frozen or name not in versions) and delta_table.exists(spark, location):
-                before, versions[name] = versions.get(name, 0), delta_table.version(spark, location)
+            if (name not in standing.frozen or name not in versions) and TABLES.exists(spark, location):
+                before, versions[name] = versions.get(name, 0), TABLES.version(spark, location)
                 if compacts:
                     self.upkeep.note_version(location, before, versions[name])
                 self._preparation.note_version(TableName.parse(name), versions[name])

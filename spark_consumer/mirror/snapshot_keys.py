@@ -1,8 +1,8 @@
-"""The keys that had a change since a snapshot of their table began, and the rows whose keys had
-none.
+"""The keys that had a change since a snapshot of their table began (a row that the snapshot reads
+counts as one), and the rows whose keys had none.
 
 Those rows are not in the source any more (docs/decisions/0020): REPLACE deletes them, VERIFY
-reports them. The keys are stored in a separate Delta table whose columns are numbered rather than
+reports them. The keys are stored in a separate table whose columns are numbered rather than
 named: `k0`, `k1`, ... are the fields of TableSchema.key_struct.
 """
 
@@ -14,17 +14,17 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from delta.tables import DeltaTable
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
-from spark_consumer.jvm import folder_names
-from spark_consumer.mirror.delta.delta_table import APPLICATION, exists, remove
-from spark_consumer.mirror.delta.merge import same_key, write_once
+from spark_consumer.jvm import folder_names, remove_folder
 from spark_consumer.mirror.fold.keyed_events import decode_events
+from spark_consumer.mirror.fold.merge_source import same_key
 from spark_consumer.mirror.paths import seen_path, seen_root
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.tables import TableName
 
@@ -52,7 +52,7 @@ def note_keys(
         mask = pc.and_(pc.not_equal(records["op"], "TRUNCATE"), pc.greater(records["commit_lsn"], begin_lsn))
         kept = records.filter(mask).select(_COLUMNS).combine_chunks()
         keys = to_frame(spark, pa.Table.from_batches(decode(iter(kept.to_batches())), schema))
-    write_once(keys, location, "append", commit_lsn, application=application)
+    TABLES.write_once(keys, location, "append", commit_lsn, application=application)
 
 
 def remove_ended(spark: SparkSession, path: str, in_progress: Mapping[str, int]) -> None:
@@ -64,7 +64,7 @@ def remove_ended(spark: SparkSession, path: str, in_progress: Mapping[str, int])
         found = [f"{folder}/{name}" for folder in found for name in folder_names(spark, folder)]
     for location in found:
         if location not in kept:
-            remove(spark, location)
+            remove_folder(spark, location)
 
 
 def _schema(shape: TableSchema) -> pa.Schema:
@@ -86,30 +86,28 @@ def condition(shape: TableSchema) -> Column:
 
 def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -> DataFrame:
     """Return the rows of the table whose keys had no change."""
-    rows = spark.read.format("delta").load(location)
-    if not exists(spark, seen):
+    rows = TABLES.rows(spark, location)
+    if not TABLES.exists(spark, seen):
         return rows
-    keys = spark.read.format("delta").load(seen)
+    keys = TABLES.rows(spark, seen)
     return rows.alias("t").join(keys.alias("s"), condition(shape), "left_anti")
 
 
 def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema | None) -> None:
-    """Delete the rows whose keys had no change: one Delta commit, or none if there are no such
+    """Delete the rows whose keys had no change: one commit, or none if there are no such
     rows. All rows are deleted if no keys are stored, or if `shape` is None, since the table never
     had a change."""
-    target = DeltaTable.forPath(spark, location)
-    if shape is None or not exists(spark, seen):
-        target.delete()
+    if shape is None or not TABLES.exists(spark, seen):
+        TABLES.delete(spark, location)
         return
-    # A key that had several changes was noted several times, but Delta refuses two source rows for
-    # one row of the target.
-    keys = spark.read.format("delta").load(seen).distinct()
-    target.alias("t").merge(keys.alias("s"), condition(shape)).whenNotMatchedBySourceDelete().execute()
+    # A key that had several changes was noted several times, but a merge refuses two source rows
+    # for one row of the target.
+    TABLES.delete_unmatched(spark, location, TABLES.rows(spark, seen).distinct(), condition(shape))
 
 
 def end_log(spark: SparkSession, location: str, begin_lsn: int) -> None:
     """Truncate the log of a table without a key that a snapshot found empty."""
-    schema = spark.read.format("delta").load(location).schema
+    schema = TABLES.rows(spark, location).schema
     facts: dict[str, Any] = dict(zip(LOG_COLUMNS, ("TRUNCATE", begin_lsn, None, -1), strict=True))
     row = tuple(facts.get(name) for name in schema.names)
-    spark.createDataFrame([row], schema).write.format("delta").mode("append").save(location)
+    TABLES.append(spark.createDataFrame([row], schema), location)

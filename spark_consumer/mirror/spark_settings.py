@@ -3,7 +3,7 @@ large jobs.
 
 A batch consists of many small jobs. With 200 shuffle and 50 snapshot partitions each of them starts
 hundreds of tasks: 34 s of CPU time for a batch instead of 3.5 s, measured on two cores. Each write
-leaves one or two files, so Delta compacts small ones from time to time.
+leaves one or two files; small ones are compacted from time to time.
 """
 
 from __future__ import annotations
@@ -16,13 +16,11 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import java_session
 
-_SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _OURS = "spark.walgate.shuffle.partitions"  # the value that was set here
 # Numbers of tasks of a job that reads little, or that has shuffled what it read.
 _TASKS_AT_LEAST = _SHUFFLE_PARTITIONS, "spark.sql.files.minPartitionNum"
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
-COMPACT = "spark.databricks.delta.autoCompact.enabled"
 # Bytes that opening a file counts as: with Spark's 4 MB, some hundred small files make a dozen
 # tasks, which take all cores.
 _CHEAP_TO_OPEN = MappingProxyType({"spark.sql.files.openCostInBytes": str(64 << 10)})
@@ -58,18 +56,12 @@ def use_pool(spark: SparkSession, name: str) -> None:
     spark.sparkContext.setLocalProperty(_POOL, name)
 
 
-def tune(spark: SparkSession, *, compacts: bool | None = None) -> None:
-    """Set what this session has not set itself. Called again for each batch: the number of
-    partitions follows the number of cores, and the executors of a cluster register after the
-    session is created.
-
-    `compacts`: whether a write compacts the small files of its table; None: the caller sets that.
-    """
+def tune(spark: SparkSession, defaults: Mapping[str, str] = NO_SETTINGS) -> None:
+    """Set `defaults`, and the number of partitions, where this session has not set them itself.
+    Called again for each batch: the number of partitions follows the number of cores, and the
+    executors of a cluster register after the session is created."""
     settings = java_session(spark).sessionState().conf()
-    ours = {_SNAPSHOT_PARTITIONS: "2"}
-    if compacts is not None:
-        ours[COMPACT] = str(compacts).lower()
-    for name, value in ours.items():
+    for name, value in defaults.items():
         if not settings.contains(name):
             spark.conf.set(name, value)
     partitions = str(max(2, spark.sparkContext.defaultParallelism))

@@ -44,7 +44,7 @@ class TableSchema:
     identity (the primary key under FULL); empty: there is none, and the Delta table is append-only.
     `uncertain_key`: key columns whose Avro type cannot hold every value, so that their text in
     `special` belongs to the key. `numbers`: attnum of each column for which it is known; `missing`:
-    attmissingval by attnum.
+    attmissingval by attnum, or None where it is too large to be in the schema.
     """
 
     frame: TableFrame
@@ -52,7 +52,7 @@ class TableSchema:
     key: tuple[str, ...]
     uncertain_key: frozenset[str]
     numbers: Mapping[str, int] = field(default_factory=dict)
-    missing: Mapping[int, MissingValue] = field(default_factory=dict)
+    missing: Mapping[int, MissingValue | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, change: Schema) -> TableSchema:
@@ -69,13 +69,16 @@ class TableSchema:
             for name, item in keys.items()
             if field_is_time(item) or (name in written and not written[name].equals(row.field(name).type))
         }
-        numbers, missing = {}, {}
+        numbers: dict[str, int] = {}
+        missing: dict[int, MissingValue | None] = {}
         for name, item in fields.items():
             told = item.get("pg.type", {})
             if "attnum" in told:
                 numbers[name] = told["attnum"]
                 if "attmissingval" in told:
                     missing[told["attnum"]] = MissingValue.from_json({**told["attmissingval"], "type": item["type"]})
+                elif "attmissingval_size" in told:
+                    missing[told["attnum"]] = None
         return cls(frame, change["pg.relation"]["oid"], tuple(keys), frozenset(uncertain), numbers, missing)
 
     @property

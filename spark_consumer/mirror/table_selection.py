@@ -1,5 +1,5 @@
-"""Selection of a mirror's tables: tables cannot be added later, and tables that are no longer
-selected are left out of new versions."""
+"""Selection of a mirror's tables, which cannot be widened later. A table that is created in the
+source and selected is added; tables that are no longer selected are left out of new versions."""
 
 from __future__ import annotations
 

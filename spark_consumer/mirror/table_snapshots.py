@@ -9,10 +9,9 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.mirror import manifest, snapshot_keys
 from spark_consumer.mirror.batch_contents import BatchSlice, own_records
-from spark_consumer.mirror.delta import delta_table
-from spark_consumer.mirror.delta.merge import despite_conflicts
-from spark_consumer.mirror.delta.write_table import rows_of
 from spark_consumer.mirror.paths import seen_path, table_path
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_schema import is_log
 from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import FILL, VERIFY, Window
@@ -44,9 +43,7 @@ def note_keys(
             own = own_records(found[0], found[1], part.table)
             location = seen_path(path, part.table, window.begin_lsn)
             lsns = (window.begin_lsn, piece.content.commit_lsn)
-            snapshot_keys.note_keys(
-                spark, location, own, shape, shapes.texts(part), *lsns, delta_table.APPLICATION + label
-            )
+            snapshot_keys.note_keys(spark, location, own, shape, shapes.texts(part), *lsns, APPLICATION + label)
 
 
 def compare(
@@ -72,10 +69,10 @@ def compare(
         location, schema_id = table_path(path, TableName.parse(name)), _newest(piece, name, last)
         if window.purpose != VERIFY or window.has_two_keys:  # with two keys, surplus rows cannot be determined
             continue
-        if schema_id is None or not delta_table.exists(spark, location):
+        if schema_id is None or not TABLES.exists(spark, location):
             continue
         shape = shapes.of(schema_id)
-        if shape.key and set(shape.key) <= set(rows_of(spark, location).columns):
+        if shape.key and set(shape.key) <= set(TABLES.rows(spark, location).columns):
             keys = seen_path(path, TableName.parse(name), window.begin_lsn)
             found.append(
                 (
@@ -99,22 +96,23 @@ def end_replace(
     last: manifest.RecordedVersion | None,
 ) -> str | None:
     """Delete the rows whose keys had no change during the snapshot: they are no longer in the
-    source. Return a message for the report if these keys are not known; then all rows stay."""
+    source. These are all rows if the snapshot read none. Return a message for the report if it read
+    rows, but their keys are not known; then all rows stay."""
     table = TableName.parse(name)
     location, keys = table_path(path, table), seen_path(path, table, window.begin_lsn)
-    if not delta_table.exists(spark, location):
+    if not TABLES.exists(spark, location):
         return None
-    if is_log(spark.read.format("delta").load(location).columns):
+    if is_log(TABLES.rows(spark, location).columns):
         if not piece.row_count(name):
-            despite_conflicts(partial(snapshot_keys.end_log, spark, location, window.begin_lsn))
+            TABLES.despite_conflicts(partial(snapshot_keys.end_log, spark, location, window.begin_lsn))
         return None
     if window.has_two_keys:
         return _all_stay(name, "its key changed while its snapshot was read")
-    if piece.row_count(name) and not delta_table.exists(spark, keys):
+    if piece.row_count(name) and not TABLES.exists(spark, keys):
         return _all_stay(name, f"{keys}, with the keys that its snapshot read, does not exist")
     schema_id = _newest(piece, name, last)
     shape = shapes.of(schema_id) if schema_id is not None else None
-    despite_conflicts(partial(snapshot_keys.delete_surplus, spark, location, keys, shape))
+    TABLES.despite_conflicts(partial(snapshot_keys.delete_surplus, spark, location, keys, shape))
     return None
 
 

@@ -1,11 +1,17 @@
-"""State of each table of a mirror: whether it is being filled, compared or replaced, or is not
-updated, and why.
+"""State of each table of a mirror: which snapshot of it is in progress, and whether it is complete
+and up to date.
+
+A snapshot in progress (Window) has one of three purposes:
 
 FILL       the table is in no version of the mirror before its SNAPSHOT_END
 REPLACE    at SNAPSHOT_END, rows whose keys had no change since SNAPSHOT_BEGIN are deleted
-VERIFY     rows read are compared with those in the table; only differences are written
-excluded   the table keeps its last state until a FILL or REPLACE has ended
-gap        changes were lost: every table is stale until it has been filled or replaced
+VERIFY     rows read are compared with those in the table, which stays as it is
+
+A table may be
+
+filling    not complete, since its FILL has not ended: it cannot be read
+frozen     in quarantine (EXCLUDED): it keeps its last version until a FILL or REPLACE has ended
+stale      frozen, or not filled or replaced since a gap, in which changes were lost
 
 The state is a pure function of the table marks (reader/table_marks.py) in the order of their
 markers. It is stored as JSON in the mirror's manifest.
@@ -272,7 +278,8 @@ def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None
 
 def first_cut(standing: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
     """Return the commit LSN at which a batch with these marks, and commit LSNs from `first_lsn` to
-    `last_lsn`, has to be cut, so that what is before it is applied first. None: nowhere.
+    `last_lsn`, has to be cut, so that what is before it is applied first; None if it need not be
+    cut.
 
     It is cut before a table is excluded, to keep the table's last state, and where a second
     snapshot of a table begins after one has ended in this batch. VERIFY needs further cuts: see

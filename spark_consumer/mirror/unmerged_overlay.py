@@ -38,9 +38,6 @@ from spark_consumer.mirror.batch_contents import (
     without_signs,
 )
 from spark_consumer.mirror.columns import change_of_columns, missing_values, texts_of
-from spark_consumer.mirror.delta.delta_table import at_version, kept_texts, quoted, special_texts
-from spark_consumer.mirror.delta.merge import flat, laid_over, rows
-from spark_consumer.mirror.delta.rewrite_columns import fitted
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import (
     flat_states,
@@ -51,9 +48,13 @@ from spark_consumer.mirror.fold.fold_table import (
     unsent_columns,
 )
 from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, small_log
+from spark_consumer.mirror.fold.merge_source import flat, laid_over, rows
 from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.sql_names import quoted
+from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.mirror.table_states import Mark, TableStates, advance, first_unreadable, verified_chunks
+from spark_consumer.mirror.tables.rewrite_columns import fitted, kept_texts, special_texts
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import EXCLUDED
 from spark_consumer.tables import TableName
@@ -63,9 +64,9 @@ if TYPE_CHECKING:
 
 
 READ_HERE = 50_000
-"""Most changes of a table that a reading process decodes and folds itself. It may want one table of
-many, or be a notebook on a cluster, and would wait for its single core. A merge folds more in its
-own process, since it needs all tables at once."""
+"""Maximum number of changes to a table that a reading process decodes and folds itself. It may want
+one table of many, or be a notebook on a cluster, and would wait for its single core. A merge folds
+more in its own process, since it needs all tables at once."""
 
 
 def lay_over(
@@ -102,8 +103,8 @@ def lay_over(
 
 
 def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """Do the same as batch_contents.summarize, but return no records if there are more than
-    READ_HERE changes."""
+    """Return what batch_contents.summarize returns, but no records if there are more than READ_HERE
+    changes."""
     if size.changes <= READ_HERE:
         return summarize(told, size)
     content = batch_content(told)
@@ -147,7 +148,7 @@ def _known(
     spark: SparkSession, path: str, base: RecordedVersion, table: TableName, schemas: Mapping[int, Schema]
 ) -> Known:
     name, location = str(table), table_path(path, table)
-    rows = at_version(spark, location, base.tables[name]) if name in base.tables else None
+    rows = TABLES.at_version(spark, location, base.tables[name]) if name in base.tables else None
     others = [oid for other, oid in base.oids.items() if other != name]
     schema = schemas.get(base.schema_ids.get(name, -1))
     shape = None if schema is None else TableSchema.of(schema)
@@ -257,7 +258,7 @@ def _in_columns(
     casts: bool,
 ) -> DataFrame:
     """Return the rows in the columns that a merge would give them, by `rewrite_columns.fitted` or
-    `delta_table.align`."""
+    `TableFormat.align`."""
     if before is not None and before.oid == after.oid:
         change = change_of_columns(before, after, missing_values(shapes))
         if not change.is_plain(before.columns):
@@ -266,7 +267,7 @@ def _in_columns(
 
 
 def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
-    """Return the rows with exactly these columns, as `delta_table.align` does: a value of another
+    """Return the rows with exactly these columns, as `TableFormat.align` does: a value of another
     type is cast if `casts`, else null."""
     there = {field.name: field.dataType for field in frame.schema}
     wants = {field.name: field.dataType for field in wanted}

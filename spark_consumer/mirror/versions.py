@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, table_selection
-from spark_consumer.mirror.delta.delta_table import at_version, exists
 from spark_consumer.mirror.manifest import RecordedVersion, as_lsn, find, noted_options, picture
 from spark_consumer.mirror.paths import manifest_path, table_path
+from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.unmerged_overlay import lay_over
 from spark_consumer.mirror.writer_epoch import check_form
@@ -65,14 +65,16 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     """Return all tables after the last transaction that is not after `at`: "latest", a commit LSN
     (text or number) or a commit time.
 
-    If the changes up to `at` are no longer kept, return the tables after the last merge before
-    `at`. Raise MirrorError.
+    The result ends before `at` where only a merge can apply the next change (see
+    unmerged_overlay.py). While maintenance removes what is older than the retention, and in a
+    mirror of a release without `changes`, it ends with the last merge before `at`. Raise
+    MirrorError, also if the mirror begins after `at`.
     """
     check_form(spark, path)
     appended = changes.appended_lsn(spark, path)
     kept = changes.pinned(spark, path)  # before the manifest, a version of which then has all that is pruned later
     found, last_lsn = None, appended
-    if kept is not None and exists(spark, manifest_path(path)):
+    if kept is not None and TABLES.exists(spark, manifest_path(path)):
         found = find(spark, path, at)
         if isinstance(at, datetime):
             last_lsn = changes.last_before(kept, at)
@@ -139,4 +141,4 @@ def _of_scope(
 
 
 def _at_version(spark: SparkSession, path: str, name: str, version: int) -> DataFrame:
-    return at_version(spark, table_path(path, TableName.parse(name)), version)
+    return TABLES.at_version(spark, table_path(path, TableName.parse(name)), version)

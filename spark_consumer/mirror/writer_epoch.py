@@ -1,13 +1,13 @@
 """Exclusive right to write to a mirror, held by the writer that opened it last.
 
-Each writer takes an epoch, stored as a Delta transaction version of the manifest: a number above
+Each writer takes an epoch, which it notes in the manifest: a number above
 that of the former writer, taken from the clock so that no two are equal. A writer that finds
-another epoch than its own stops. Delta itself refuses the second of two concurrent commits with the
-same application id, and a commit during which the writer changes (`held`).
+another epoch than its own stops. The format of the tables refuses the second of two concurrent
+commits of one application, and a commit during which the writer changes (`held`).
 
 Appending to `changes` and merging have one epoch each, stored in `changes` and in the manifest. A
 job has both, unless `walgate merge` has taken the second. At its end `walgate merge` notes that its
-epoch is given back, and the job takes the second again.
+epoch is given back, and the job takes the second again when its next merge is due.
 """
 
 from __future__ import annotations
@@ -15,21 +15,17 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from delta.exceptions import ConcurrentTransactionException, DeltaConcurrentModificationException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.delta.delta_append import Superseded
-from spark_consumer.mirror.delta.delta_table import APPLICATION, exists, transaction_version, transaction_versions
-from spark_consumer.mirror.delta.merge import write_once
 from spark_consumer.mirror.paths import FORM, changes_path, manifest_path, refuse_newer
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import APPLICATION
 
 WRITER = "walgate-writer"
 _GIVEN_BACK = "walgate-writer-ended"
-"""Application whose version is the epoch of a writer that has ended and leaves the mirror to the
+"""Application whose number is the epoch of a writer that has ended and leaves the mirror to the
 former one."""
-CONFLICTS = (ConcurrentTransactionException, Superseded)
-"""Errors of a write after another writer has taken over the mirror."""
 _ATTEMPTS = 5
 
 
@@ -40,19 +36,20 @@ def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
 
 
 def claim_appends(spark: SparkSession, path: str, nothing: DataFrame) -> int:
-    """Do the same as `claim` for the right to append to `changes`, which exists."""
+    """Take over the right to append to `changes`, which must exist, and return the epoch.
+    `nothing`: an empty DataFrame in the columns of `changes`."""
     return _claim(spark, path, changes_path(path), nothing)
 
 
 def _claim(spark: SparkSession, path: str, location: str, nothing: DataFrame) -> int:
     for _ in range(_ATTEMPTS):
-        before = transaction_version(spark, location, WRITER) if exists(spark, location) else None
+        before = TABLES.noted_number(spark, location, WRITER) if TABLES.exists(spark, location) else None
         epoch = max((before or 0) + 1, time.time_ns())
         try:
-            write_once(nothing, location, "append", epoch, application=WRITER, merge_schema=True)
-        except DeltaConcurrentModificationException:
+            TABLES.write_once(nothing, location, "append", epoch, application=WRITER, merge_schema=True)
+        except TABLES.CONCURRENT:
             continue
-        if transaction_version(spark, location, WRITER) == epoch:
+        if TABLES.noted_number(spark, location, WRITER) == epoch:
             return epoch
     raise taken_over(path)
 
@@ -62,33 +59,33 @@ def give_back(spark: SparkSession, path: str, epoch: int, nothing: DataFrame) ->
     `nothing`: as for `claim`."""
     location = manifest_path(path)
     for _ in range(_ATTEMPTS):
-        if transaction_version(spark, location, WRITER) != epoch:
+        if TABLES.noted_number(spark, location, WRITER) != epoch:
             return
-        with suppress(DeltaConcurrentModificationException):
-            write_once(nothing, location, "append", epoch, application=_GIVEN_BACK, merge_schema=True)
+        with suppress(*TABLES.CONCURRENT):
+            TABLES.write_once(nothing, location, "append", epoch, application=_GIVEN_BACK, merge_schema=True)
             return
 
 
 def is_given_back(spark: SparkSession, path: str) -> bool:
-    writer, ended = transaction_versions(spark, manifest_path(path), WRITER, _GIVEN_BACK)
+    writer, ended = TABLES.noted_numbers(spark, manifest_path(path), WRITER, _GIVEN_BACK)
     return writer == ended
 
 
 def held(epoch: int) -> dict[str, int]:
-    """Return what a commit of this writer expects to be noted (delta_append.append)."""
+    """Return what a commit of this writer expects to be noted (TableFormat.write_once)."""
     return {WRITER: epoch}
 
 
 def check(spark: SparkSession, path: str, epoch: int) -> None:
     """Raise WriterSuperseded if another writer has taken over the mirror."""
-    if transaction_version(spark, manifest_path(path), WRITER) != epoch:
+    if TABLES.noted_number(spark, manifest_path(path), WRITER) != epoch:
         raise taken_over(path)
 
 
 def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int | None = None) -> None:
     """Raise WriterSuperseded if another writer has taken over the appends, or if the last append is
     not at `appended_lsn` (-1: there is none; None: do not check this)."""
-    writer, appended = transaction_versions(spark, changes_path(path), WRITER, APPLICATION)
+    writer, appended = TABLES.noted_numbers(spark, changes_path(path), WRITER, APPLICATION)
     if writer != epoch or appended_lsn not in (None, -1 if appended is None else appended):
         raise taken_over(path)
 
@@ -96,13 +93,13 @@ def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int 
 def check_form(spark: SparkSession, path: str) -> None:
     """Raise MirrorError if this release does not know the format version of the mirror."""
     location = manifest_path(path)
-    refuse_newer(path, transaction_version(spark, location, FORM) if exists(spark, location) else None)
+    refuse_newer(path, TABLES.noted_number(spark, location, FORM) if TABLES.exists(spark, location) else None)
 
 
 def note_form(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> None:
     """Note the format version, once: releases that do not know it refuse the mirror. `nothing`: as
     for `claim`."""
-    write_once(nothing, manifest_path(path), "append", form, application=FORM, merge_schema=True)
+    TABLES.write_once(nothing, manifest_path(path), "append", form, application=FORM, merge_schema=True)
 
 
 class WriterSuperseded(MirrorError):

@@ -286,8 +286,8 @@ class _Reading:
         return self.position > self.stretch.last_offset
 
     def take(self, messages: list[Message]) -> int:
-        """Return by how many offsets the messages advance the position. Raises the exception that
-        an error event stands for."""
+        """Return the number of offsets by which the messages advance the position. Raises the
+        exception that an error event stands for."""
         before = self.position
         for message in messages:
             error = message.error()

@@ -1,5 +1,5 @@
 """The committed transactions between two positions of the transaction topic, and the notices
-(markers.NOTICES) among them, cached for a query.
+(schemas.markers.NOTICES) among them, cached for a query.
 
 A streaming query requests the same interval twice (how far to go, then what to read), and the next
 one soon after. What has been read is therefore kept as one contiguous interval [start, end), and

@@ -17,13 +17,11 @@ from typing import Any
 import fastavro
 
 from schemas.lsn import format_lsn
+from schemas.markers import COMMITTING, NOTICES, ExcludedRelation, SnapshotChunk
 from schemas.records import TRANSACTION_MARKER
 from schemas.topic_names import counted
 from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import MarkerError
-
-COMMITTING = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
-NOTICES = frozenset({"SNAPSHOT_BEGIN", "SNAPSHOT_END", "SKIP", "GAP"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +37,6 @@ class Range:
 
     def __str__(self) -> str:
         return f"{self.topic}[{self.partition}] {self.first_offset}..{self.last_offset}"
-
-
-@dataclass(frozen=True, slots=True)
-class ExcludedRelation:
-    """A relation whose events were left out of a transaction. `relation_oid` 0: logical
-    messages."""
-
-    relation_oid: int
-    namespace: str
-    name: str
-    event_count: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotChunk:
-    """Facts about a snapshot, in the marker of a chunk, or in a notice that begins or ends the
-    snapshot. `relation_oid` 0: all its relations."""
-
-    snapshot_id: str
-    relation_oid: int
-    namespace: str
-    name: str
-    purpose: str  # FILL, REPLACE or VERIFY
-    chunk: int
-    row_count: int
-    stale_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +130,8 @@ class MarkerDecoder:
             aborted_subxids=tuple(manifest["aborted_subxids"]),
             schema_ids=tuple(manifest["schema_ids"]),
             ranges=tuple(Range(**item) for item in manifest["ranges"]),
-            excluded=tuple(_excluded(item) for item in manifest["excluded"]),
-            snapshot=None if manifest["snapshot"] is None else _chunk(manifest["snapshot"]),
+            excluded=tuple(ExcludedRelation.of_record(item) for item in manifest["excluded"]),
+            snapshot=None if manifest["snapshot"] is None else SnapshotChunk.of_record(manifest["snapshot"]),
             detail=marker["detail"],
         )
         check_ranges(transaction)
@@ -193,16 +164,6 @@ class MarkerDecoder:
 _NO_MANIFEST: dict[str, Any] = {
     "epoch": 0, "event_count": 0, "aborted_subxids": [], "schema_ids": [], "ranges": [], "excluded": [], "snapshot": None,
 }  # fmt: skip
-
-
-def _excluded(item: dict[str, Any]) -> ExcludedRelation:
-    return ExcludedRelation(item["relation_oid"], item["schema"], item["name"], item["event_count"], item["reason"])
-
-
-def _chunk(item: dict[str, Any]) -> SnapshotChunk:
-    facts = {name: item[name] for name in ("snapshot_id", "relation_oid", "name", "purpose")}
-    counts = {name: item[name] for name in ("chunk", "row_count", "stale_count")}
-    return SnapshotChunk(namespace=item["schema"], **facts, **counts)
 
 
 def check_ranges(transaction: CommittedTransaction) -> None:

@@ -96,9 +96,9 @@ class _Planner:
         return self._log
 
     def check_kept(self, transactions: list[CommittedTransaction], first_kept: FirstKept) -> None:
-        """Raise RangeExpired, with the first position from which everything is available. Called
-        for the first transactions of a read, since retention does not shorten the topics of markers
-        and rows equally."""
+        """Raise RangeExpired if wanted records of these transactions are no longer in Kafka. The
+        error names the first position from which everything is available. Called for the first
+        transactions of a read, since retention may remove rows before their markers."""
         wants = self.shape.wants
         expired = first_complete(transactions, wants, first_kept)
         if expired is not None:
@@ -152,7 +152,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @property
     def max_changes(self) -> int | None:
-        """The most changes of a micro-batch; None: no limit."""
+        """Maximum number of changes in a micro-batch; None if there is no limit."""
         return self._planner.options.max_changes
 
     def next_offset(self, start: StreamOffset, limit: int | None) -> StreamOffset:

@@ -75,7 +75,7 @@ class ChangeShape:
         return [*reads, SignTask(signs)] if signs else reads
 
     def weight(self, transaction: CommittedTransaction) -> int:
-        """Return about how many rows of a transaction the frame has.
+        """Return the approximate number of rows that the frame has for a transaction.
 
         The number is exact only if each event is one record, and no subtransaction was rolled back.
         """

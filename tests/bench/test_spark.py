@@ -10,8 +10,8 @@ from bench.spark_backlog import backlog_of
 from bench.spark_day import Batches
 from bench.spark_freshness import figures, lateness
 from spark_consumer.mirror.delta.delta_files import open_delta
-from spark_consumer.mirror.delta.delta_table import APPLICATION
 from spark_consumer.mirror.paths import changes_path
+from spark_consumer.mirror.table_format import APPLICATION
 
 
 def test_bytes_written_are_those_of_new_and_grown_files(tmp_path: Path) -> None:

@@ -18,17 +18,17 @@ from gateway.debezium.envelope_schema import (
     TRANSACTION_VALUE,
     message_schema,
 )
-from gateway.debezium.machine import DebeziumMachine, DebeziumTopics
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
 from gateway.debezium.registrar import DebeziumRelations
 from gateway.debezium.source_block import SourceNames
 from gateway.errors import StopForOperator
 from gateway.events.errors import NeedsOptional
-from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import RELATION, ROW_MESSAGES
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import TYPES_QUERY, read_types
-from gateway.transactions.transaction import MessageTopic, RelationVersion
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.transaction import MessageSelection
 from schemas.topic_names import debezium_topic
 from schemas.wire_format import frame
 from tests.values.oracle import SESSION
@@ -146,8 +146,16 @@ async def _session(
     )
     ((database,),) = await sql.fetch("select current_database()")
     schemas, records = Schemas(), list[tuple[str, bytes | None, bytes | None]]()
-    relations = DebeziumRelations(sql, options, optional)
-    machine = _machine(schemas, records, options, database, relations)
+    writer = _writer(schemas, records, options, database)
+    relations = DebeziumRelations(sql, writer, options, optional)
+    machine = TransactionMachine(
+        epoch=1,
+        resume_lsn=0,
+        last_commit_lsn=0,
+        prepared=(),
+        writer=writer,
+        messages=MessageSelection(lambda message: None),
+    )
     for lsn, payload in messages:
         data = bytes(payload)
         if data[0] in ROW_MESSAGES:
@@ -169,13 +177,12 @@ def _record(schemas: Schemas, topic: str, key: bytes | None, value: bytes | None
     return Record(topic, decoded_key, decoded, key_schema, value_schema)
 
 
-def _machine(
+def _writer(
     schemas: Schemas,
     records: list[tuple[str, bytes | None, bytes | None]],
     options: DebeziumOptions,
     database: str,
-    relations: DebeziumRelations,
-) -> DebeziumMachine:
+) -> DebeziumWriter:
     frames = [
         frame(schemas.register(each))
         for each in (MESSAGE_KEY, message_schema(options), TRANSACTION_KEY, TRANSACTION_VALUE)
@@ -184,20 +191,14 @@ def _machine(
         Outlet(f"{PREFIX}.message", records), frames[0], frames[1],
         Outlet(f"{PREFIX}.transaction", records), frames[2], frames[3],
     )  # fmt: skip
-    never: Any = None
-    machine = DebeziumMachine(
+    return DebeziumWriter(
         epoch=1,
-        resume_lsn=0,
         last_commit_lsn=0,
-        prepared=(),
-        messages=MessageTopic(f"{PREFIX}.message", 0, never, never, never),
         names=SourceNames("0.0.0", PREFIX, database),
         topics=topics,
         options=options,
         clock_ns=lambda: NOW_NS,
     )
-    machine.versions = relations.versions
-    return machine
 
 
 async def _announce(
@@ -206,7 +207,7 @@ async def _announce(
     relations: DebeziumRelations,
     schemas: Schemas,
     records: list[tuple[str, bytes | None, bytes | None]],
-    machine: DebeziumMachine,
+    machine: TransactionMachine,
 ) -> None:
     oids = sorted({column.type_oid for column in message.columns})
     description = describe(message, read_types(await sql.fetch(TYPES_QUERY, oids)))
@@ -215,6 +216,5 @@ async def _announce(
     value, key = relations.schemas_of(relation, topic)
     outlet: Any = Outlet(topic, records)
     key_id = None if key is None else schemas.register(key)
-    relations.announce(relation, schemas.register(value), key_id, outlet)
-    version = RelationVersion(description.qualified_name, 0, RowEncoder(description, 0, None), outlet)
+    version = relations.version(relation, schemas.register(value), key_id, outlet)
     machine.announce(message.relation_oid, None, version)

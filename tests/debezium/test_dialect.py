@@ -25,11 +25,12 @@ from gateway.debezium.envelope_schema import (
     key_schema,
     message_schema,
 )
-from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumVersion, DebeziumWriter
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceContext, SourceNames
 from gateway.errors import StopForOperator, UnwritableRelation
 from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
+from gateway.events.row_encoder import RowEncoder
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     UNCHANGED,
@@ -46,8 +47,9 @@ from gateway.pgoutput import (
 )
 from gateway.pgoutput.letters import NEW_TUPLE
 from gateway.pgoutput.row import TuplePart
-from gateway.transactions.machine import OutOfOrder
-from gateway.transactions.transaction import CHUNK_PREFIX, ExcludedMessage, MessageTopic
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.ordinary import OutOfOrder
+from gateway.transactions.transaction import CHUNK_PREFIX, ExcludedMessage, MessageSelection
 from schemas.lsn import Lsn
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.topic_names import debezium_topic
@@ -96,23 +98,27 @@ class Dialect:
             frame(self.schemas.register(each))
             for each in (MESSAGE_KEY, message_schema(options), TRANSACTION_KEY, TRANSACTION_VALUE)
         ]
-        never: Any = None
         self.messages = outlet("d.message", self.records)
         topics = DebeziumTopics(
             self.messages, frames[0], frames[1], Outlet("d.transaction", self.records), frames[2], frames[3]
         )
-        self.machine = DebeziumMachine(
+        self.writer = DebeziumWriter(
             epoch=1,
-            resume_lsn=0,
             last_commit_lsn=0,
-            prepared=(),
-            messages=MessageTopic("d.message", 0, never, never, self.left_out.append),
             names=SourceNames("0", "d", "db"),
             topics=topics,
             options=options,
             clock_ns=lambda: 5,
-            skip_lsn=skip_lsn,
             written=written,
+        )
+        self.machine = TransactionMachine(
+            epoch=1,
+            resume_lsn=0,
+            last_commit_lsn=0,
+            prepared=(),
+            writer=self.writer,
+            messages=MessageSelection(self.left_out.append),
+            skip_lsn=skip_lsn,
         )
         value_schema, of_key = envelope_schema(connect, TOPIC), key_schema(connect, TOPIC)
         key_id = None if of_key is None else self.schemas.register(of_key)
@@ -120,8 +126,11 @@ class Dialect:
         self.encoder = DebeziumEncoder(
             connect, value_id, key_id, options, lambda *reason: self.reasons.append(reason), self.machine.left_out
         )
-        version = DebeziumVersion("public.shop orders", self.encoder, outlet(TOPIC, self.records))
-        self.machine.versions[description.oid] = version
+        keys = RowEncoder(description, 1, 0 if description.identity_columns else None)
+        self.version = DebeziumVersion(
+            "public.shop orders", 1, keys, self.encoder, outlet(TOPIC, self.records), self.writer
+        )
+        self.machine.announce(description.oid, None, self.version)
         self.lsn = 100
 
     def receive(self, message: object) -> None:
@@ -203,12 +212,13 @@ def test_a_value_whose_encoder_fails_in_an_unforeseen_way_is_found() -> None:
     def broken(value: bytes) -> bytes:
         raise TypeError(value)
 
-    encoder = Dialect().encoder
+    dialect = Dialect()
+    encoder, version = dialect.encoder, dialect.version
     part = TuplePart(NEW_TUPLE, 6, row_of(1))
-    assert encoder.failing(part) is None
+    assert version.failing(part) is None
     assert encoder._codecs[2] is not None
     encoder._codecs[2] = replace(encoder._codecs[2], from_text=broken)
-    assert encoder.failing(part) == f"column c2 at byte {6 + 2 + 2 * len(b't00001')}"
+    assert version.failing(part) == f"column c2 at byte {6 + 2 + 2 * len(b't00001')}"
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.type)

@@ -22,7 +22,7 @@ from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_json import connect_json_schema
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
 from gateway.debezium.json_encoder import JsonForm
-from gateway.debezium.json_machine import JsonSink
+from gateway.debezium.json_sink import JsonSink
 from gateway.local.artifacts import jars
 from schemas.wire_format import FRAME_BYTES
 from tests.debezium.answers import SLOT, Answers
@@ -191,7 +191,7 @@ def test_control_characters_are_escaped_as_jackson_does_it() -> None:
 def test_rows_and_tombstones_go_through_an_outlet_of_json() -> None:
     records: list[tuple[str, bytes | None, bytes | None]] = []
     dialect = Dialect()
-    version = dialect.machine.versions[16400]
+    version = dialect.version
     of_value, of_key = envelope_schema(dialect.encoder.relation, TOPIC), key_schema(dialect.encoder.relation, TOPIC)
     version.outlet = JsonSink(Outlet(TOPIC, records), of_key, of_value, with_schema=False)
     dialect.begin()
@@ -207,9 +207,9 @@ def test_rows_and_tombstones_go_through_an_outlet_of_json() -> None:
 def dialect_value(dialect: Dialect) -> bytes:
     """Of one more row, without its frame."""
     records: list[tuple[str, bytes | None, bytes | None]] = []
-    dialect.machine.versions[16400].outlet, kept = Outlet(TOPIC, records), dialect.machine.versions[16400].outlet
+    dialect.version.outlet, kept = Outlet(TOPIC, records), dialect.version.outlet
     dialect.row(b"I", new(*row_of(2)))
-    dialect.machine.versions[16400].outlet = kept
+    dialect.version.outlet = kept
     value = records[0][2]
     assert value is not None
     return value[FRAME_BYTES:]

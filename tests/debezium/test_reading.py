@@ -8,16 +8,13 @@ from typing import Any
 import pytest
 
 from gateway.config.debezium_options import DebeziumOptions
-from gateway.debezium.machine import DebeziumVersion
 from gateway.events.marker import Marker
-from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput import UNCHANGED, Message, Text, Truncate
-from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
+from gateway.transactions.record_writer import RelationVersion
+from gateway.transactions.transaction import CHUNK_PREFIX
 from schemas.lsn import Lsn
 from schemas.wire_format import FRAME_BYTES
-from tests.debezium.encoded import Outlet
-from tests.debezium.test_dialect import OID, TOPIC, Dialect, new, old, row_of
-from tests.events.rows import relation
+from tests.debezium.test_dialect import OID, Dialect, new, old, row_of
 from tests.transactions.stream import RecordingChanges
 from tests.transactions.test_watched import Watching
 
@@ -34,15 +31,18 @@ def under_snapshot(
 ) -> tuple[Dialect, Watching, Kept]:
     dialect, kept = Dialect(options), Kept()
     watching = Watching() if is_tracking else Listening()
-    nowhere: Any = None
-    dialect.machine.announce(OID, None, RelationVersion("shop orders", 1, RowEncoder(relation(), 1, 0), nowhere))
     watching.changes = kept
     dialect.machine.set_observer(watching)
     return dialect, watching, kept
 
 
 class Listening(Watching):
+    """Tracks nothing until it is told to."""
+
     is_tracking = False
+
+    def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
+        return super().version(relation_oid, version) if self.is_tracking else version
 
 
 def test_changes_of_a_table_under_snapshot_tell_their_keys_and_are_written_once() -> None:
@@ -89,8 +89,6 @@ def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> No
     dialect, _, _ = under_snapshot(options=DebeziumOptions(provide_transaction_metadata=True))
     version = dialect.machine.in_force(OID)
     assert version is not None
-    outlet = Outlet(TOPIC, dialect.records)
-    dialect.machine.snapshot_versions[OID] = DebeziumVersion("public.shop orders", dialect.encoder, outlet)
     dialect.begin()
     dialect.machine.read(version, [(b"key", new(*row_of(1))), (b"key", new(*row_of(2, b"y")))], 77)
     dialect.machine.add_pending_marker(Marker("SNAPSHOT_END", 1, 2))
@@ -111,8 +109,6 @@ def test_a_row_that_was_read_and_has_no_plain_value_goes_the_general_way() -> No
     dialect, _, _ = under_snapshot()
     version = dialect.machine.in_force(OID)
     assert version is not None
-    outlet = Outlet(TOPIC, dialect.records)
-    dialect.machine.snapshot_versions[OID] = DebeziumVersion("public.shop orders", dialect.encoder, outlet)
     dialect.begin()
     row = (*row_of(1)[:3], Text(b"NaN"), None, None, Text(b"y"))
     dialect.machine.read(version, [(b"key", new(*row))], 77)
@@ -159,6 +155,7 @@ def test_changes_are_noted_from_the_first_update_on_that_left_a_value_out(before
 
     def begins(relation_oid: int) -> bool:
         told.append(relation_oid)
+        assert isinstance(watching, Listening)
         watching.is_tracking = True
         dialect.machine.set_observer(watching)
         return len(told) == 1

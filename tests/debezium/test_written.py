@@ -3,18 +3,18 @@ one transaction."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
-from gateway.debezium.machine import DebeziumMachine, DebeziumTopics, DebeziumVersion
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumVersion, DebeziumWriter
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceNames
+from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput import Begin, Commit, Insert, Text
-from gateway.transactions.transaction import MessageTopic
+from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.transaction import MessageSelection
 from schemas.lsn import Lsn
 from schemas.wire_format import frame
 from tests.debezium.encoded import Outlet, Schemas
@@ -33,15 +33,23 @@ def written_by(transactions: list[tuple[int, list[Row]]]) -> list[int]:
     connect = connect_relation(relation(column("id", "int4", key=True)), [CatalogColumn("id", True)], ["id"], options)
     value_id = schemas.register(envelope_schema(connect, "d.public.orders"))
     key_id = schemas.register(key_schema(connect, "d.public.orders"))
-    outlet, never = Outlet("d.public.orders", []), Any
-    machine = DebeziumMachine(
-        epoch=1, resume_lsn=900, last_commit_lsn=900, prepared=(),
-        messages=MessageTopic("m", 0, never, never, never),  # type: ignore[arg-type]
-        names=SourceNames("0", "d", "db"), topics=DebeziumTopics(outlet, frame(1), frame(1)), options=options,
-        clock_ns=lambda: 0, written=(XID, WRITTEN_LSN),
+    outlet = Outlet("d.public.orders", [])
+    writer = DebeziumWriter(
+        epoch=1, last_commit_lsn=900, names=SourceNames("0", "d", "db"),
+        topics=DebeziumTopics(outlet, frame(1), frame(1)), options=options, clock_ns=lambda: 0,
+        written=(XID, WRITTEN_LSN),
     )  # fmt: skip
+    machine = TransactionMachine(
+        epoch=1,
+        resume_lsn=900,
+        last_commit_lsn=900,
+        prepared=(),
+        writer=writer,
+        messages=MessageSelection(lambda message: None),
+    )
     encoder = DebeziumEncoder(connect, value_id, key_id, options, lambda *reason: None)
-    machine.versions[16400] = DebeziumVersion("public.orders", encoder, outlet)
+    keys = RowEncoder(connect.description, 0, 0)
+    machine.announce(16400, None, DebeziumVersion("public.orders", 0, keys, encoder, outlet, writer))
     commit_lsn = 5000
     for xid, rows in transactions:
         commit_lsn += 100

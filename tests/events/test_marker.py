@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.events.logical_message import LogicalMessageEncoder
-from gateway.events.manifest import ExcludedRelation, Manifest, SnapshotChunk
+from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, encode_markers
 from gateway.events.transaction_context import TransactionContext
+from schemas.markers import ExcludedRelation, SnapshotChunk
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
 
 FRAME = b"\0\0\0\0\7"

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.local import Kafka, Postgres, Registry
+from schemas.change_schema import MOST_DEFAULT_BYTES
 from tests.evolution.delivered import Delivered
 from tests.evolution.scene import MANY
 from tests.evolution.theatre import Theatre, theatre
@@ -106,3 +107,19 @@ async def test_an_array_of_a_type_made_in_a_transaction_still_open_is_text_until
 
 def has_sent_open_rows(found: Delivered) -> bool:
     return any(each.event["commit_lsn"] is None for each in found.sent("made"))
+
+
+async def test_a_default_above_the_limit_is_left_out_of_the_schema_and_told(stage: Theatre) -> None:
+    size = MOST_DEFAULT_BYTES + 1
+    await stage.sql.execute(f"ALTER TABLE kept ADD small text DEFAULT 'x', ADD large text DEFAULT repeat('x', {size})")
+    await stage.sql.execute("INSERT INTO kept VALUES ('a', 1, 'y', 'z')")
+    found = await stage.delivered(lambda found: bool(found.committed("kept")))
+    (schema,) = found.versions("kept").values()
+    found.close()
+    assert found.rows("kept") == [{"code": "a", "id": 1, "small": "y", "large": "z"}]
+    row = next(field["type"][1] for field in schema["fields"] if field["name"] == "before")
+    small, large = (field["pg.type"] for field in row["fields"][2:])
+    assert small["attmissingval"] == {"avro": "020278"} and "attmissingval_size" not in small
+    assert size < large["attmissingval_size"] < size + 10 and "attmissingval" not in large
+    (told,) = stage.gateway.events("defaults_left_out")
+    assert (told["relation"], told["columns"]) == ("public.kept", ["large"])

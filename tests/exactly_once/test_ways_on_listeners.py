@@ -119,6 +119,12 @@ LISTENERS: Mapping[str, Listener] = {
         "check that this is Kafka's port",
         {"bootstrap_servers": "{postgresql}"},
     ),
+    "controller": Listener(
+        "PLAINTEXT",
+        "is the port of a KRaft controller",
+        "use the port of a broker's listener for clients",
+        {"bootstrap_servers": "{controller}"},
+    ),
     "missing file": Listener(
         "TLS",
         "kafka.ssl_ca_file cannot be used",
@@ -146,6 +152,7 @@ async def test_a_listener_is_met_as_the_check_says(
             "plain": brokers.broker.bootstrap_servers,
             "tls_port": brokers.broker.ports["TLS"],
             "postgresql": f"{HOST}:{database.server.port}",
+            "controller": f"{HOST}:{brokers.broker.controller_port}",
         }
         for setting, value in listener.wrong.items():
             place.gateway.settings.pop(f"kafka__{setting}", None)

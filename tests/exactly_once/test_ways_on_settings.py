@@ -197,7 +197,8 @@ WALKS: Mapping[str, Walk] = {
     ),
     "quoted": Walk("begins with a quotation mark", _with(source__dsn="'{dsn}'"), _left_out),
     "port": Walk("is not between 1 and 65535", _with(source__dsn="postgresql://u@127.0.0.1:99999/d"), _left_out),
-    "jdbc": Walk("this is the URL of another library", _with(source__dsn="jdbc:postgresql://127.0.0.1/d"), _left_out),
+    "jdbc": Walk("like the URLs of another library", _with(source__dsn="jdbc:postgresql://127.0.0.1/d"), _left_out),
+    "keywords": Walk("is a list of keywords and values", _with(source__dsn="host=127.0.0.1 dbname=d"), _left_out),
     "standby": Walk("asks for a standby", _with(source__dsn="{dsn}?target_session_attrs=standby"), _left_out),
     "weak": Walk(
         "sslmode=require cannot be used with sslrootcert=system",

@@ -7,10 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import StopForOperator
-from gateway.events.manifest import ExcludedRelation, Manifest
-from gateway.transactions.position import Gap, Position, decode_position, encode_position
+from gateway.events.manifest import Manifest
+from gateway.transactions.position import FailedPlace, Gap, Position, decode_position, encode_position
 from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.lsn import Lsn
+from schemas.markers import ExcludedRelation
 from schemas.records import POSITION
 from schemas.wire_format import FRAME_BYTES, frame
 
@@ -48,6 +49,7 @@ POSITIONS = st.builds(
     gap=st.none() | st.builds(Gap, LSNS, LSNS, TEXTS),
     written_xid=LONGS,
     written_lsn=LSNS,
+    standstill=st.none() | st.builds(FailedPlace, TEXTS, LSNS, st.integers(0, 2**31 - 1), TEXTS),
 )
 
 

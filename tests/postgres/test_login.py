@@ -152,6 +152,27 @@ async def test_a_wrong_password_is_told_and_not_what_the_other_transport_says(tl
         await connect_sql(tls.dsn("sslmode=prefer", password="wrong"))
 
 
+async def test_a_role_that_is_not_let_in_is_told_its_own_remedy(database: Database, topic_prefix: str) -> None:
+    sql, role = await database.connect(), f"role_{topic_prefix}"
+    await sql.execute(f"CREATE ROLE {role} PASSWORD '{database.server.password}'")
+    try:
+        for statement, said, remedy in (
+            ("SELECT 1", "is not permitted to log in", f'ALTER ROLE "{role}" LOGIN'),
+            (f"ALTER ROLE {role} LOGIN VALID UNTIL '2020-01-01'", "password authentication failed", "VALID UNTIL"),
+            (
+                f"ALTER ROLE {role} VALID UNTIL 'infinity'; REVOKE CONNECT ON DATABASE {database.name} FROM public",
+                "permission denied for database",
+                f'GRANT CONNECT ON DATABASE "{database.name}" TO "{role}"',
+            ),
+        ):
+            await sql.execute(statement)
+            with pytest.raises(RetrySlowly, match=said) as caught:
+                await connect_sql(database.dsn_of(role))
+            assert remedy in caught.value.hint
+    finally:
+        await sql.execute(f"DROP ROLE {role}")
+
+
 async def test_what_the_server_warns_of_at_login_keeps_nobody_out(database: Database) -> None:
     """As 19 warns of MD5 passwords and of passwords that expire: before the session is ready, also
     that of a WAL sender."""

@@ -27,9 +27,10 @@ from gateway.runtime.pump import BEHIND_BYTES, Pump, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.tasks import run_together
 from gateway.transactions.commit_policy import CommitPolicy
+from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
-from gateway.transactions.transaction import MessageTopic, RelationVersion
+from gateway.transactions.transaction import MessageSelection, MessageTopic
 from schemas.lsn import Lsn
 from schemas.wire_format import frame
 from tests.pgoutput.writer import write
@@ -141,12 +142,16 @@ class Place:
             9,
             LogicalMessageEncoder(frame(9)).encode,
             writer.outlet("cdc.message", 1, "messages"),
-            lambda message: None,
         )
         machine = TransactionMachine(
-            epoch=3, resume_lsn=Lsn(100), last_commit_lsn=Lsn(1), prepared=(), messages=messages
+            epoch=3,
+            resume_lsn=Lsn(100),
+            last_commit_lsn=Lsn(1),
+            prepared=(),
+            writer=EventWriter(3, messages),
+            messages=MessageSelection(lambda message: None),
         )
-        version = RelationVersion("public.t", 8, cast(Any, Rows()), writer.outlet("cdc.public.t", 1, "public.t"))
+        version = EventVersion("public.t", 8, cast(Any, Rows()), writer.outlet("cdc.public.t", 1, "public.t"))
         machine.announce(RELATION_OID, None, version)
         self.position = Position("1", 1, "d", "s", "cdc", ("p",), "v", "ACTIVE", 3, Lsn(100), Lsn(1))
         self.pump = Pump(

@@ -26,6 +26,7 @@ from schemas.errors import (
     RegistryRefused,
     RegistryUnavailable,
     RegistryUnwilling,
+    SchemaError,
 )
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
@@ -410,6 +411,59 @@ async def test_an_answer_is_classed_by_its_status(status: str, error: type[Excep
         with pytest.raises(error, match=f"{url}/subjects/t-value") as caught:
             await schemas.register("t-value", POSITION)
     assert type(caught.value) is error
+
+
+PAGE = b"<!DOCTYPE html><title>Sign in</title>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "said", "remedy"),
+    [
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 37\r\n\r\n" + PAGE, RegistryMissing, "an HTML page", "login page"),
+        (
+            b"HTTP/1.1 403 No\r\nContent-Length: 37\r\n\r\n" + PAGE,
+            RegistryDenied,
+            "403",
+            "is an HTML page, so it is not",
+        ),
+        (
+            b"HTTP/1.1 302 Found\r\nLocation: https://u:geheim@login.example/?geheim=1\r\nContent-Length: 0\r\n\r\n",
+            RegistryMissing,
+            r"302, a redirect to login\.example",
+            "login page",
+        ),
+        (
+            b"SSH-2.0-OpenSSH_9.6\r\n",
+            RegistryUnavailable,
+            "does not answer",
+            "the port in registry.url belongs to another",
+        ),
+        (b"", RegistryUnavailable, "without sending a response", "the port in registry.url belongs to another service"),
+    ],
+)
+async def test_something_else_that_answers_is_named(
+    answer: bytes, error: type[SchemaError], said: str, remedy: str
+) -> None:
+    async with answering(answer) as url, client(url) as schemas:
+        with pytest.raises(error, match=said) as caught:
+            await schemas.latest("t-value")
+    assert type(caught.value) is error and remedy in caught.value.hint
+    assert "geheim" not in str(caught.value)
+
+
+async def test_a_proxy_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.setenv("http_proxy", "http://u:geheim@127.0.0.1:1")
+    async with client("http://registry.example:8081", timeout_s=2) as schemas:
+        with pytest.raises(RegistryUnavailable, match=r"versions/latest through the proxy 127\.0\.0\.1:1\)") as caught:
+            await schemas.latest("t-value")
+    assert "add its host to NO_PROXY" in caught.value.hint and "geheim" not in str(caught.value)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    async with client("http://127.0.0.1:1", timeout_s=2) as schemas:
+        with pytest.raises(RegistryUnavailable) as caught:
+            await schemas.latest("t-value")
+    assert "proxy" not in (str(caught.value) + caught.value.hint).lower()
 
 
 async def test_a_registry_without_its_path_says_which_one(registry: Registry) -> None:

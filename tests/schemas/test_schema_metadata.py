@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from schemas.change_schema import change_schema, enums_without_labels
+from schemas.change_schema import MOST_DEFAULT_BYTES, change_schema, columns_without_default, enums_without_labels
 from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
 from schemas.schema_metadata import recorded_attributes, recorded_key, recorded_oid, recorded_relation, recorded_types
 from tests.schemas.relations import array_of, built_in, column, numeric_typmod, relation
@@ -87,3 +87,20 @@ def test_a_default_of_any_size_comes_back_and_a_long_one_grows_by_a_third(size: 
     assert recorded_attributes(json.loads(json.dumps(schema))) == {"a": (1, missing)}
     if size > 64:
         assert len(json.dumps(schema)) < 2600 + size * 1.35
+
+
+def test_of_a_default_above_the_limit_the_schema_has_the_size() -> None:
+    missing = MissingValue(bytes(MOST_DEFAULT_BYTES + 1))
+    description = relation(
+        replace(column("a", "text"), attnum=1, missing=missing),
+        replace(column("b", "numeric"), attnum=2, missing=MissingValue(b"\0", "9" * MOST_DEFAULT_BYTES)),
+        replace(column("c", "text"), attnum=3, missing=MissingValue(bytes(MOST_DEFAULT_BYTES))),
+    )
+    text = json.dumps(change_schema(description, "cdc"))
+    assert '"attmissingval_size": 65537' in text and len(text) < MOST_DEFAULT_BYTES * 4 / 3 + 5_000
+    assert recorded_attributes(json.loads(text)) == {
+        "a": (1, None),
+        "b": (2, None),
+        "c": (3, description.columns[2].missing),
+    }
+    assert columns_without_default(description) == ["a", "b"]

@@ -21,7 +21,8 @@ from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import TableTask
 from gateway.startup.facts import PublishedColumn, PublishedRelation
-from gateway.transactions.transaction import RelationVersion
+from gateway.transactions.event_writer import EventVersion
+from gateway.transactions.record_writer import RelationVersion
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.conftest import Database
 from tests.snapshot.conftest import NOT_ASKED, Transactions
@@ -72,7 +73,7 @@ class Survey:
 @pytest.fixture
 def locked(snapshot: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch) -> Survey:
     async def announce(relations: Sequence[tuple[Relation, object]]) -> list[tuple[RelationVersion, str]]:
-        return [(RelationVersion("public.t", 1, RowEncoder(DESCRIPTION, 1, 2), NOT_ASKED), "topic") for _ in relations]
+        return [(EventVersion("public.t", 1, RowEncoder(DESCRIPTION, 1, 2), NOT_ASKED), "topic") for _ in relations]
 
     asked: Any = Server(), Machine()
     snapshot._noting._sql, snapshot._noting._machine = asked

@@ -19,7 +19,7 @@ from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import LOOK
-from gateway.transactions.transaction import RelationVersion
+from gateway.transactions.event_writer import EventVersion
 from tests.conftest import Database
 
 ROWS = 40_000
@@ -63,7 +63,7 @@ async def _recipe(sql: asyncpg.Connection, row_count: int = ROWS) -> ReadPlan:
     relation: Relation = as_message(surveyed.relation)
     types = read_types(await sql.fetch(TYPES_QUERY, [column.type_oid for column in relation.columns]))
     encoder = RowEncoder(describe(relation, types, [], {}, is_key_whole=True), 7, 8)
-    return recipe(surveyed, RelationVersion("public.t", 7, encoder, NOT_ASKED), "x.public.t", "x", text_only=False)
+    return recipe(surveyed, EventVersion("public.t", 7, encoder, NOT_ASKED), "x.public.t", "x", text_only=False)
 
 
 async def _read(sql: asyncpg.Connection, made: ReadPlan, judge: StalenessJudge, turn: asyncio.Lock | None) -> ReadChunk:

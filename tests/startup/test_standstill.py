@@ -17,9 +17,12 @@ from gateway.startup.standstill import (
     DecodingFailed,
     ServerCrashed,
     counted_again,
+    from_record,
     judge_standstill,
+    to_record,
     wait_s,
 )
+from gateway.transactions.position import FailedPlace, Position, advance
 from schemas.lsn import Lsn
 from tests.startup.facts import FACTS, ORDERS, PUBLICATION
 
@@ -58,6 +61,37 @@ def test_another_error_another_lsn_and_a_place_that_was_passed_begin_anew(
 
 def test_what_was_reported_before_may_be_something_else() -> None:
     assert counted_again(LeftOut("skipped", ends_stream=False), FAILED, 100, "now", has_passed=False).times == 1
+
+
+POSITION = Position("71", 1, "shop", "s", "cdc", ("p",), "1.0", resume_lsn=Lsn(100))
+
+
+@pytest.mark.parametrize("failure", [FAILED, CRASHED])
+def test_a_new_process_goes_on_with_the_count_of_the_one_before(failure: DecodingFailed | ServerCrashed) -> None:
+    position = replace(POSITION, standstill=to_record(_counted(3, failure), POSITION))
+    assert to_record(None, position) == position.standstill
+    again = counted_again(from_record(position), failure, 100, "now", has_passed=False)
+    assert (again.times, again.since) == (4, "time 0")
+    stop = judge_standstill(again, resume_lsn=100, slot="s")
+    assert stop is not None and "4 times since time 0" in stop.message
+
+
+def test_the_latest_count_of_several_processes_is_recorded() -> None:
+    others = replace(POSITION, standstill=FailedPlace("22012", Lsn(100), 3, "time 0"))
+    assert to_record(_counted(2, FAILED), others) == others.standstill
+    assert to_record(replace(_counted(1, FAILED), since="time 1"), others) == FailedPlace(
+        "22012", Lsn(100), 1, "time 1"
+    )
+    assert to_record(replace(_counted(1, FAILED), resume_lsn=101), others) == others.standstill
+    assert to_record(LeftOut("skipped", ends_stream=False), others) is None
+
+
+def test_a_standstill_that_was_passed_is_forgotten() -> None:
+    position = replace(POSITION, standstill=to_record(_counted(3, FAILED), POSITION))
+    assert advance(position, 100, 90, ()).standstill == position.standstill
+    passed = advance(position, 101, 100, ())
+    assert passed.standstill is None and from_record(passed) is None
+    assert from_record(replace(position, resume_lsn=Lsn(101))) is None  # as after accept-gap
 
 
 def test_a_crash_of_the_server_is_waited_for_in_minutes() -> None:

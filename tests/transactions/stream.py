@@ -15,8 +15,9 @@ from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
+from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
-from gateway.transactions.transaction import ExcludedMessage, MessageTopic, RelationVersion, Transaction
+from gateway.transactions.transaction import ExcludedMessage, MessageSelection, MessageTopic, Transaction
 from schemas.lsn import Lsn
 
 RELATION_OID = 4711
@@ -129,13 +130,14 @@ class Stream:
         self.messages = RecordingOutlet("cdc.message")
         self.left_out: list[ExcludedMessage] = []
         prefixes = frozenset(start.get("message_prefixes", ()))
-        topic: Any = MessageTopic("cdc.message", 99, encode_message, self.messages, self.left_out.append, prefixes)
+        topic: Any = MessageTopic("cdc.message", 99, encode_message, self.messages)
         self.machine = TransactionMachine(
             epoch=epoch,
             resume_lsn=start.get("resume_lsn", 0),
             last_commit_lsn=start.get("last_commit_lsn", 0),
             prepared=start.get("prepared", ()),
-            messages=topic,
+            writer=EventWriter(epoch, topic),
+            messages=MessageSelection(self.left_out.append, prefixes),
             quarantined=start.get("quarantined", ()),
             skip_lsn=start.get("skip_lsn", 0),
         )
@@ -148,7 +150,7 @@ class Stream:
 
     def announce(self, version: str = "v1", subxid: int | None = None, schema_id: int = 7) -> None:
         encoder: Any = RecordingEncoder(version)
-        self.machine.announce(RELATION_OID, subxid, RelationVersion("public.t", schema_id, encoder, self.rows))
+        self.machine.announce(RELATION_OID, subxid, EventVersion("public.t", schema_id, encoder, self.rows))
 
     def receive(self, message: object) -> None:
         self.machine.receive(message, self.next_lsn())

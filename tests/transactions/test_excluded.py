@@ -8,7 +8,7 @@ import pytest
 from gateway.errors import StopForOperator
 from gateway.pgoutput import BeginPrepare, CommitPrepared, Message, Prepare, Truncate
 from gateway.pgoutput.letters import MESSAGE
-from gateway.transactions.machine import OutOfOrder
+from gateway.transactions.ordinary import OutOfOrder
 from gateway.transactions.transaction import Quarantined
 from schemas.lsn import Lsn
 from tests.pgoutput.writer import write

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.pgoutput import StreamAbort, StreamCommit, StreamStart, StreamStop, Truncate
-from gateway.transactions.transaction import EXCLUDED_REASON, ExcludedTable, RelationVersion
+from gateway.transactions.event_writer import EventVersion
+from gateway.transactions.transaction import ExcludedTable
 from tests.debezium.test_dialect import OID, Dialect, new, row_of
 from tests.transactions.stream import RELATION_OID, RecordingEncoder, Stream
 from tests.transactions.test_machine import TIME, begin, commit
@@ -33,7 +34,7 @@ def test_changes_are_counted_and_in_the_manifest_only_where_there_is_a_topic(is_
     assert (last.manifest.event_count, len(stream.rows.events)) == (2, 2)
     assert [event.ordinal for event in stream.rows.events] == [0, 1]
     told = [(each.name, each.event_count, each.reason) for each in last.manifest.excluded]
-    assert told == ([("table_7", 4, EXCLUDED_REASON)] if is_marked else [])
+    assert told == ([("table_7", 4, "left out by source.excluded_tables")] if is_marked else [])
     assert stream.machine.left_out_count == 4
 
 
@@ -57,7 +58,7 @@ def test_a_rename_out_of_the_schema_counts_with_its_savepoint_alone(is_kept: boo
     encoder: object = RecordingEncoder("renamed")
     stream.receive(StreamStart(5, True))
     stream.row(oid=OTHER_OID, subxid=5)
-    machine.announce(OTHER_OID, 6, RelationVersion("public.t", 7, encoder, stream.rows))  # type: ignore[arg-type]
+    machine.announce(OTHER_OID, 6, EventVersion("public.t", 7, encoder, stream.rows))  # type: ignore[arg-type]
     stream.row(oid=OTHER_OID, subxid=6)
     stream.receive(StreamStop())
     assert machine.in_force(OTHER_OID) is None

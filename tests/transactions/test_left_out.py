@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from gateway.errors import StopForOperator
-from gateway.events.manifest import ExcludedRelation
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     Begin,
@@ -24,8 +23,9 @@ from gateway.pgoutput import (
     StreamStop,
 )
 from gateway.transactions.machine import RolledBackMessages
-from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, ExcludedMessage, MessageTopic
+from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, ExcludedMessage, MessageSelection
 from schemas.lsn import Lsn
+from schemas.markers import ExcludedRelation
 from tests.transactions.stream import RELATION_OID, Stream
 
 TIME = 1_700_000_000_000_000
@@ -153,7 +153,7 @@ def test_what_gateways_tell_each_other_is_never_published(
     prefixes: tuple[str, ...], heartbeats_only: bool, taken: set[str]
 ) -> None:
     never: Any = None
-    topic = MessageTopic("cdc.message", 1, never, never, never, frozenset(prefixes), heartbeats_only)
+    topic = MessageSelection(never, frozenset(prefixes), heartbeats_only)
     assert {name for name in ("any", HEARTBEAT_PREFIX, CHUNK_PREFIX, COMMAND_PREFIX) if topic.takes(name)} == taken
 
 

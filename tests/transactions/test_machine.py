@@ -20,7 +20,8 @@ from gateway.pgoutput import (
     Truncate,
     Type,
 )
-from gateway.transactions.machine import OutOfOrder, RolledBackMessages
+from gateway.transactions.machine import RolledBackMessages
+from gateway.transactions.ordinary import OutOfOrder
 from schemas.lsn import Lsn
 from tests.transactions.stream import RELATION_OID, Stream
 

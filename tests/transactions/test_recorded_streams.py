@@ -21,8 +21,8 @@ from gateway.pgoutput import (
     decode,
 )
 from gateway.pgoutput.letters import ROW_MESSAGES
+from gateway.transactions.event_writer import EventVersion
 from gateway.transactions.machine import RolledBackMessages
-from gateway.transactions.transaction import RelationVersion
 from tests.golden.recording import RecordedMessage, Recording, recordings
 from tests.transactions.stream import RecordingEncoder, Stream
 
@@ -42,7 +42,7 @@ def replay_one(stream: Stream, raw: RecordedMessage, protocol_version: int) -> P
         stream.machine.change(raw.payload, 0, len(raw.payload), raw.change_lsn)
     elif isinstance(message, Relation):
         encoder: Any = RecordingEncoder()
-        version = RelationVersion(message.name, 7, encoder, stream.rows)
+        version = EventVersion(message.name, 7, encoder, stream.rows)
         stream.machine.announce(message.relation_oid, message.xid, version)
     else:
         stream.machine.receive(message, raw.change_lsn)

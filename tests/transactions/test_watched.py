@@ -3,7 +3,7 @@ commit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.events.manifest import Manifest
@@ -21,7 +21,9 @@ from gateway.pgoutput import (
     StreamStart,
     Truncate,
 )
-from gateway.transactions.transaction import CHUNK_PREFIX, RelationVersion
+from gateway.transactions.event_writer import EventVersion
+from gateway.transactions.record_writer import RelationVersion
+from gateway.transactions.transaction import CHUNK_PREFIX
 from schemas.lsn import Lsn
 from schemas.varint import encode_long
 from tests.transactions.stream import OLD_KEY, RELATION_OID, RecordingChanges, RecordingEncoder, Stream
@@ -32,13 +34,12 @@ from tests.transactions.test_machine import TIME, begin, commit, segment
 class Watching:
     """Keeps what it is told."""
 
-    is_tracking = True
     told: list[tuple[Any, ...]] = field(default_factory=list)
     changes: RecordingChanges = field(default_factory=RecordingChanges)
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         self.told.append(("version", relation_oid))
-        return replace(version, changes=self.changes)
+        return version.tracked(self.changes)
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         self.told.append(("message", prefix, content, xid, in_stream))
@@ -161,7 +162,7 @@ def test_rows_that_were_read_are_changes_of_the_transaction_that_commits() -> No
     stream.row()
     context = stream.machine.current.context if stream.machine.current is not None else None
     assert context is not None
-    version = RelationVersion("public.t", 9, encoding, outlet)
+    version = EventVersion("public.t", 9, encoding, outlet)
     stream.machine.read(version, [(b"k1", b"row 1"), (b"k2", b"row 2")], 640)
     stream.machine.add_pending_marker(Marker("CHUNK", 5, 640))
     commit(stream, 1000)

@@ -8,7 +8,6 @@ import asyncio
 import re
 import shutil
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -33,7 +32,7 @@ async def walker(tmp_path: Path) -> AsyncIterator[Walk]:
 
 async def test_every_command_does_what_the_page_says(walker: Walk) -> None:
     await prepare(walker)
-    check, run = commands(*OWN_DATABASE)[-4:-2]  # before the commands that install
+    check, run = commands(*OWN_DATABASE)[-5:-3]  # before the commands that install
     assert commands("docs/own-servers.md", "Configure and run")[-3:-1] == [check, run]
     mirror = commands("docs/own-servers.md", "Configure and run")[-1]
     await walker.run(check, "the gateway would start")
@@ -51,7 +50,8 @@ async def read(walker: Walk) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
     assert len(list(filter(None, program.splitlines()))) == 8
     (walker.folder / "follow.py").write_text(walker.here(program))
-    await walker.run_until(f"{sys.executable} -u {walker.folder}/follow.py", "public.orders INSERT", change=INSERTED)
+    program_of_page = f"python -u {walker.folder}/follow.py"  # Ctrl-C ends it as any program of asyncio
+    await walker.run_until(program_of_page, "public.orders INSERT", change=INSERTED, code=-signal.SIGINT)
 
 
 async def tail(walker: Walk) -> None:

@@ -81,7 +81,12 @@ class Track:
 
 class StalenessJudge:
     """Compares the transactions of one stream with the PostgreSQL snapshots of its chunks.
-    `visibility` is the latest of these snapshots."""
+
+    `visibility`: the latest PostgreSQL snapshot, of a chunk or of the coordinator. `floor`: a chunk
+    counts only if every transaction with a lower 64-bit id had ended when its snapshot was taken.
+    `unseen`: 64-bit ids of transactions that were received, and that the latest snapshot or one in
+    use did not see when the judge last looked.
+    """
 
     def __init__(self, visibility: Visibility, floor: int, unseen: Iterable[int] = ()) -> None:
         self.visibility = visibility
@@ -93,7 +98,7 @@ class StalenessJudge:
     # -- what comes in the stream
 
     def begin(self, suspects: Iterable[int] = ()) -> Track:
-        """Record the changes of a relation that is read from here on. Of earlier changes only the
+        """Record the changes to a relation that is read from here on. Of earlier changes, only the
         transactions are known."""
         track = Track(set(self.unseen), set(suspects))
         self._tracks.append(track)
@@ -154,8 +159,8 @@ class StalenessJudge:
                 track.whole = {xid for xid in track.whole if not seen_by_all(xid)}
 
     def admits(self, track: Track, visibility: Visibility) -> bool:
-        """Return whether the keys tell everything about a chunk with this snapshot. If not, it must
-        be read again later."""
+        """Return whether the recorded keys suffice to tell which rows of a chunk with this snapshot
+        are stale. If not, the chunk must be read again later."""
         return self.floor <= visibility.xmin and all(map(visibility.sees, track.whole))
 
     def _seen_by_all(self, xid: int) -> bool:

@@ -2,11 +2,16 @@
 complete.
 
     WAITING --SNAPSHOT_BEGIN--> READING --nothing left--> ENDING --SNAPSHOT_END--> DONE
-       ^                           |
-       +------- begin again -------+    the plan's blocks are no longer the table's, or there are
-                                        too many keys
+       ^                         |   ^                     |  |
+       |                         |   +--- mark discarded --+  |
+       +------ begin again ------+----------------------------+
 
-SNAPSHOT_BEGIN and SNAPSHOT_END count where they are received in the stream.
+    begin again       the plan's blocks are no longer the table's, or there are too many keys, or a
+                      suspect committed before everything was read (see Track)
+    mark discarded    the transaction that was to bring SNAPSHOT_END does not count
+
+A table that a restart resumes begins as READING. SNAPSHOT_BEGIN and SNAPSHOT_END take effect where
+they are received in the stream.
 
 `generation` counts the beginnings: a chunk of an earlier one is ignored.
 """
@@ -101,6 +106,7 @@ class TableProgress:
         self.chunk_count = self.row_count = self.stale_count = 0
         self._taken: set[bytes] = set()
         self._chunks: set[Chunk] = set()
+        self._is_too_early = False
 
     # -- its course
 
@@ -125,6 +131,7 @@ class TableProgress:
         self.again.clear()
         self.late.clear()
         self._taken.clear()
+        self._is_too_early = False
         self.chunk_count = self.row_count = self.stale_count = 0
         self._forget()
 
@@ -150,7 +157,7 @@ class TableProgress:
     # -- what the stream changes
 
     def note_unchanged(self, key: bytes, old_key: bytes) -> None:
-        """Apply rule T to an UPDATE that left columns out.
+        """Apply rule T (see staleness.py) to an UPDATE that left columns out.
 
         Once all blocks are read, only a key that is still to be read passes this on to the key that
         takes its place. With `reselects`, other keys wait until the table is complete.
@@ -209,7 +216,7 @@ class TableProgress:
 
     def take(self) -> Chunk | None:
         """Take the next chunk to be read; None if there is nothing to read now."""
-        if self.status is not Status.READING:
+        if self.status is not Status.READING or self.is_too_early:
             return None
         is_rest = not self.plan.has_more and not (self.in_few_chunks and self._chunks)
         if self.again and (len(self.again) >= KEYS_FIRST or is_rest):
@@ -222,6 +229,14 @@ class TableProgress:
             return self._chunk(Chunk(self, self.generation, whole=whole)) if whole else None
         found = self.plan.take()
         return None if found is None else self._chunk(Chunk(self, self.generation, found))
+
+    @property
+    def is_too_early(self) -> bool:
+        """Return whether a chunk did not count because a transaction that it must see had not
+        ended, and the latest snapshot does not see that transaction either."""
+        if self._is_too_early and self.track is not None:
+            self._is_too_early = not self.judge.admits(self.track, self.judge.visibility)
+        return self._is_too_early
 
     def _chunk(self, chunk: Chunk) -> Chunk:
         self._chunks.add(chunk)
@@ -248,7 +263,8 @@ class TableProgress:
         assert self.track is not None
         chunk.visibility = visibility
         self.judge.take(chunk, visibility)
-        return self.judge.admits(self.track, visibility)
+        self._is_too_early = not self.judge.admits(self.track, visibility)
+        return not self._is_too_early
 
     def admits(self, chunk: Chunk) -> bool:
         """Return, at H, whether the keys tell everything about the chunk's rows. A chunk that was

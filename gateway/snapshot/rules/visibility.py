@@ -21,7 +21,7 @@ _EPOCH: Final = -_WRAP
 
 
 class UnreadableSnapshot(StopForOperator):
-    """`pg_current_snapshot()` returned something other than documented."""
+    """`pg_current_snapshot()` returned text that is not in the documented format."""
 
 
 @dataclass(frozen=True, slots=True)

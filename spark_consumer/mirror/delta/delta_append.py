@@ -8,19 +8,16 @@ checksum that Delta stores beside a version contains the same information.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 
 from pyspark.sql import DataFrame
 
-from spark_consumer.jvm import activated, java_class, java_frame, java_log
-from spark_consumer.mirror.delta.delta_table import noted_versions, quoted, versions_in_log
+from spark_consumer.jvm import activated, java_class, java_frame
+from spark_consumer.mirror.delta.delta_table import noted_versions, versions_in_log
+from spark_consumer.mirror.delta.java_delta import java_log
+from spark_consumer.mirror.sql_names import quoted
+from spark_consumer.mirror.table_format import NOTHING, Superseded
 
-NOTHING: Mapping[str, int] = MappingProxyType({})
 _DELTA = "org.apache.spark.sql.delta"
-
-
-class Superseded(Exception):
-    """Another writer has noted a version of an application other than the expected one."""
 
 
 def append(

@@ -13,10 +13,13 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import unquote
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.jvm import file_names, hadoop_path, java_log, java_session, path_class
+from spark_consumer.jvm import file_names, hadoop_path, java_session, path_class
+from spark_consumer.mirror.delta.java_delta import java_log
+from spark_consumer.mirror.table_format import Commit
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint\.parquet")
@@ -43,17 +46,26 @@ def _versions(names: Sequence[str]) -> list[int]:
     return [int(match[1]) for name in names if (match := _COMMIT.fullmatch(name))]
 
 
-def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, list[dict[str, Any]]]]:
-    """Yield version and actions of each commit, newest first, up to the first one that is
-    missing."""
+def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, Commit]]:
+    """Yield version and content of each commit, newest first, up to the first one that is not kept
+    any more."""
     versions = set(_versions(entries(spark, location)))
     version = max(versions, default=-1)
     store, make_path = java_log(spark, location).store(), path_class(spark)
     settings = java_session(spark).sessionState().newHadoopConf()
     while version in versions:
         lines = store.read(make_path(f"{_folder(location)}/{version:020}.json"), settings).mkString("\n").split("\n")
-        yield version, [json.loads(line) for line in lines if line]
+        yield version, _commit(location, [json.loads(line) for line in lines if line])
         version -= 1
+
+
+def _commit(location: str, actions: Sequence[dict[str, Any]]) -> Commit:
+    def files(kind: str) -> list[str]:
+        return [f"{location}/{unquote(action[kind]['path'])}" for action in actions if kind in action]
+
+    marks = [action["txn"] for action in actions if "txn" in action]
+    note = next((action["commitInfo"].get("userMetadata") for action in actions if "commitInfo" in action), None)
+    return Commit({mark["appId"]: mark["version"] for mark in marks}, note, files("add"), files("remove"))
 
 
 def version_at(spark: SparkSession, location: str, names: Sequence[str], time: datetime) -> int:

@@ -10,28 +10,30 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from delta.tables import DeltaTable
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import DataType, MapType, StructType
+from pyspark.sql.types import DataType, StructType
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import delta_log, hadoop_path, java_class, java_log, java_snapshot
+from spark_consumer.jvm import java_class
+from spark_consumer.mirror.delta.java_delta import delta_log, java_log, java_snapshot
 from spark_consumer.mirror.spark_settings import settings
+from spark_consumer.mirror.sql_names import literal, quoted
+from spark_consumer.mirror.table_format import APPLICATION
+from spark_consumer.mirror.tables.rewrite_columns import kept_texts, special_texts
 
-# Application ids of Delta's transactions: a table belongs to one mirror or changelog. Their
-# versions are commit LSNs, which only increase.
-APPLICATION = "walgate-mirror"
-CHANGELOG = "walgate-changelog"
 # Properties of a table with a column name that Parquet does not allow, or from which a column is
 # dropped.
 MAPPED = {"delta.columnMapping.mode": "name"}
 # Properties of a table in which rows change: a merge stores which rows of a file are deleted,
 # instead of rewriting the file.
 DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
-# delta_log.py removes log entries by version; Delta's own clean-up goes by their age, even if
+CHANGELOG_PROPERTIES: Mapping[str, str] = MappingProxyType({"delta.enableTypeWidening": "true"})
+# cleanup.py removes log entries by version; Delta's own clean-up goes by their age, even if
 # versions of the mirror need them.
 _NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
@@ -53,6 +55,12 @@ def needs_mapping(columns: Iterable[str]) -> bool:
     return any(map(_REFUSED.search, columns))
 
 
+def allow_names(spark: SparkSession, location: str, names: Iterable[str]) -> None:
+    """Prepare a table that will be overwritten for columns with these names."""
+    if needs_mapping(names):
+        map_columns(spark, location)
+
+
 def map_columns(spark: SparkSession, location: str) -> None:
     """Turn column mapping on, if it is off: a commit without data, after which readers and writers
     need a newer version of the protocol."""
@@ -64,6 +72,11 @@ def map_columns(spark: SparkSession, location: str) -> None:
 
 def exists(spark: SparkSession, location: str) -> bool:
     return bool(DeltaTable.isDeltaTable(spark, location))
+
+
+def rows(spark: SparkSession, location: str) -> DataFrame:
+    """Return the newest version."""
+    return spark.read.format("delta").load(location)
 
 
 def rewrite(rows: DataFrame, location: str) -> None:
@@ -81,7 +94,7 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
     null as well), which rewrites the table. A column's special texts are removed before the column
     is, otherwise a later column of the same name would get them.
     """
-    there = {field.name: field.dataType for field in spark.read.format("delta").load(location).schema}
+    there = {field.name: field.dataType for field in rows(spark, location).schema}
     wants = {field.name: field.dataType for field in wanted}
     dropped = [name for name in there if name not in wants]
     special = special_texts(there, wants)
@@ -99,19 +112,6 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
         _cast(spark, location, changed, keeps_values=casts)
 
 
-def special_texts(there: Mapping[str, DataType], wants: Mapping[str, DataType]) -> str | None:
-    """Return the name of the column with special texts if columns are added or dropped. Return None
-    if none are, or if that column has another name before than after."""
-    maps = (name for name, kind in wants.items() if isinstance(kind, MapType) and isinstance(there.get(name), MapType))
-    return next(maps, None) if there.keys() != wants.keys() else None
-
-
-def kept_texts(special: str, names: Iterable[str]) -> Column:
-    """Return the special texts that belong to these columns, or null if there are none."""
-    kept = f.map_filter(quoted(special), lambda name, _: name.isin(sorted(names)))
-    return f.when(f.size(kept) > 0, kept)
-
-
 def _forget_texts(spark: SparkSession, location: str, special: str, names: Iterable[str]) -> None:
     """Remove all special texts except those of these columns. Only files with rows that have others
     are written: such rows are rare, and tables are large. Also called when a column is added, since
@@ -125,8 +125,8 @@ def _forget_texts(spark: SparkSession, location: str, special: str, names: Itera
 
 def _cast(spark: SparkSession, location: str, changed: dict[str, DataType], *, keeps_values: bool) -> None:
     """Rewrite the rows with other column types, as PostgreSQL does for ALTER COLUMN TYPE without an
-    event in the stream."""
-    frame: DataFrame = spark.read.format("delta").load(location)
+    event in the stream. Unless `keeps_values`, the changed columns become null."""
+    frame = rows(spark, location)
     columns = [
         (f.col(quoted(name)) if keeps_values else f.lit(None)).cast(changed[name]).alias(name)
         if name in changed
@@ -140,15 +140,6 @@ def _sql_type(spark: SparkSession, kind: DataType) -> str:
     return str(java_class(spark, "org.apache.spark.sql.types.DataType").fromJson(kind.json()).sql())
 
 
-def quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def literal(text: str) -> str:
-    """Escape a text for use between single quotes in SQL."""
-    return text.replace("\\", "\\\\").replace("'", "\\'")
-
-
 def sql_table(location: str) -> str:
     return f"delta.{quoted(location)}"
 
@@ -160,22 +151,6 @@ def noted_property(spark: SparkSession, location: str, name: str) -> str | None:
 
 def note_property(spark: SparkSession, location: str, name: str, text: str) -> None:
     spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ('{name}' = '{literal(text)}')")
-
-
-def remove(spark: SparkSession, location: str) -> None:
-    """Remove a directory and its contents, if it exists."""
-    path, files = hadoop_path(spark, location)
-    files.delete(path, True)
-
-
-def write_text(spark: SparkSession, location: str, text: str) -> None:
-    """Write a file, replacing any that exists."""
-    path, files = hadoop_path(spark, location)
-    out = files.create(path, True)
-    try:
-        out.write(bytearray(text.encode()))
-    finally:
-        out.close()
 
 
 def version(spark: SparkSession, location: str) -> int:
@@ -216,8 +191,8 @@ def byte_count(spark: SparkSession, location: str) -> int | None:
 
 
 def own_retention_s(spark: SparkSession, location: str) -> float:
-    """Return for how many seconds a table's own Delta properties keep its files and log entries; 0
-    if none is set."""
+    """Return the number of seconds for which a table's own Delta properties keep its files and log
+    entries; 0 if none is set."""
     metadata = java_snapshot(spark, location).metadata()
     log = java_log(spark, location)
     found = {
@@ -230,8 +205,8 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 
 
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
-    """Return for how many seconds the log of a table lists replaced files, by the properties at a
-    version."""
+    """Return the number of seconds for which the log of a table lists replaced files, by the
+    properties at a version."""
     metadata = java_snapshot(spark, location, version).metadata()
     return float(delta_log(spark).tombstoneRetentionMillis(metadata)) / 1000
 
@@ -242,13 +217,15 @@ def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:
     spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ('{_TOMBSTONES}' = 'interval {hours} hours')")
 
 
-def transaction_version(spark: SparkSession, location: str, application: str) -> int | None:
-    """Return the version that an application last noted in a table, or None."""
-    return transaction_versions(spark, location, application)[0]
+def noted_number(spark: SparkSession, location: str, application: str) -> int | None:
+    """Return the number that an application last noted in a table, or None: the version of its
+    Delta transaction."""
+    return noted_numbers(spark, location, application)[0]
 
 
-def transaction_versions(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
-    """Do the same as `transaction_version` for several applications at once."""
+def noted_numbers(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
+    """Return the number that each of these applications last noted in a table, in order; None where
+    an application has noted none."""
     snapshot = java_snapshot(spark, location)
     noted = noted_versions(snapshot)
     if noted is None:
@@ -268,7 +245,8 @@ def noted_versions(snapshot: Any) -> dict[str, int] | None:
 
 
 def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int]:
-    """Return the same for these applications from the log of the table, which takes a job."""
+    """Return the version that each of these applications last noted, from the table's log. This
+    takes a Spark job."""
     listed = snapshot.transactions()
     found = {name: listed.get(name) for name in applications}
     return {name: int(version.get()) for name, version in found.items() if version.isDefined()}
@@ -277,7 +255,7 @@ def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:
     """Return the commit LSN of the last batch that was applied to a table. Raise MirrorError if
     another program created the table."""
-    found = transaction_version(spark, location, application)
+    found = noted_number(spark, location, application)
     if found is None:
         raise MirrorError(
             f"{location} is a Delta table that was not created by {application}: nothing was written to it",

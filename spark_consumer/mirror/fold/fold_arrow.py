@@ -3,8 +3,8 @@ events, not with values.
 
 The result is the same that fold_spark.py computes for all keys at once in Spark. In addition, this
 handles a change of key with columns that were not sent: their values are under the old key, in this
-batch or in the target. It is used for small batches as a whole, which saves Spark jobs, and for the
-keys that changed in large ones. The values themselves are fetched by an Arrow `take`.
+batch or in the target. It is used for few changes as a whole, which saves Spark jobs, and otherwise
+for the keys of changes of key. The values themselves are fetched by an Arrow `take`.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
+from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.table_schema import TableSchema
 
 STATE = ("key", "deleted", "row", "unchanged", "special")
@@ -35,7 +36,7 @@ def last_states(events: DataFrame, unsent: set[str]) -> DataFrame:
     for place, name in enumerate(names):
         found = f.col(f"told{place}")
         fill = f.array_contains(f.col("last.unchanged"), name) & found.isNotNull()
-        row = row.withField(_quoted(name), f.when(fill, found["value"]).otherwise(f.col("last.row")[name]))
+        row = row.withField(quoted(name), f.when(fill, found["value"]).otherwise(f.col("last.row")[name]))
         entry = f.create_map(f.lit(name), found["special"])
         special = f.when(fill & found["special"].isNotNull(), f.map_concat(special, entry)).otherwise(special)
         unchanged = f.when(fill, f.array_remove(unchanged, name)).otherwise(unchanged)
@@ -54,10 +55,6 @@ def _last_told(name: str, place: int) -> Column:
     told = f.struct(f.col("row")[name].alias("value"), f.col("special")[name].alias("special"))
     sent = ~f.col("deleted") & ~f.array_contains("unchanged", name)
     return f.max_by(f.when(sent, told), f.when(sent, position())).alias(f"told{place}")
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def moved_keys(events: DataFrame, shape: TableSchema) -> DataFrame:

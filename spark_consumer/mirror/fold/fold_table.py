@@ -15,12 +15,12 @@ from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.batch_contents import TablePart
-from spark_consumer.mirror.delta.delta_table import quoted
-from spark_consumer.mirror.delta.merge import KEY, ROW, same_key
 from spark_consumer.mirror.fold.fold_arrow import borrowed_keys, replay_events, whole_states
 from spark_consumer.mirror.fold.fold_arrow import states as replayed_states
 from spark_consumer.mirror.fold.fold_spark import STATE, last_states, moved_keys
 from spark_consumer.mirror.fold.keyed_events import decode_events
+from spark_consumer.mirror.fold.merge_source import KEY, ROW, same_key
+from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.source.frames import TEXTS
 
@@ -31,7 +31,7 @@ _BROADCAST_BYTES = 16 << 20
 
 
 def table_schema(shape: TableSchema) -> StructType:
-    """Return the columns of the Delta table."""
+    """Return the columns of the table."""
     columns = from_arrow_schema(pa.schema(list(shape.row)))
     special = StructField(shape.special_column, MapType(StringType(), StringType()))
     return StructType([*columns.fields, special])
@@ -60,7 +60,7 @@ def unsent_columns(events: pa.Table) -> set[str]:
 
 def living_rows(states: pa.Table, shape: TableSchema) -> pa.Table:
     """Return the rows that exist after the batch, in the columns of the table. For a DataFrame,
-    merge.rows does this."""
+    merge_source.rows does this."""
     living = states.filter(pc.invert(states["deleted"]))
     columns = living["row"].combine_chunks().flatten()
     specials = living["special"].to_pylist()
@@ -84,7 +84,7 @@ def key_bounds(states: pa.Table, shape: TableSchema) -> dict[str, tuple[int | st
 
 def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> DataFrame:
     """Convert states (columns fold_spark.STATE) to the source of a merge, with `deleted` and
-    `special` only if some row needs them. For a DataFrame, merge.flat does this."""
+    `special` only if some row needs them. For a DataFrame, merge_source.flat does this."""
     key, row = (states[name].combine_chunks() for name in ("key", "row"))
     columns: dict[str, Any] = {KEY + field.name: column for field, column in zip(key.type, key.flatten(), strict=True)}
     columns |= {ROW + field.name: column for field, column in zip(row.type, row.flatten(), strict=True)}
@@ -159,9 +159,9 @@ def spark_states(
 def spark_fold(
     spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableSchema
 ) -> tuple[DataFrame, set[str]]:
-    """Do the same as arrow_fold for events in Spark, and also return the columns that some event
-    did not send. If a change of key has unsent columns, all keys that take part in a change of key
-    are folded in this process."""
+    """Return what arrow_fold returns, for events in Spark, and the columns that some event did not
+    send. If any change of key has unsent columns, the keys of all changes of key are folded in this
+    process."""
     unsent, moved_unsent = _unsent_columns(events)
     if not moved_unsent:
         return last_states(events, unsent), unsent

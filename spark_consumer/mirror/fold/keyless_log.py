@@ -37,7 +37,7 @@ def log_schema(shape: TableSchema) -> pa.Schema:
 
 
 def log_table_schema(shape: TableSchema) -> StructType:
-    """Return the columns of the Delta table."""
+    """Return the columns of the table."""
     return from_arrow_schema(log_schema(shape))
 
 
@@ -99,7 +99,7 @@ def large_log(
     texts: Mapping[int, str],
     emptied: tuple[int, int] | None,
 ) -> DataFrame:
-    """Do the same as small_log for many records."""
+    """Return many records of one table as rows of its log. `emptied`: as for small_log."""
     log = log_rows(records, shape, texts).unionByName(log_cuts(records, shape))
     if emptied is None:
         return log
@@ -108,7 +108,7 @@ def large_log(
 
 
 def small_cuts(records: pa.Table, shape: TableSchema, emptied: tuple[int, int] | None = None) -> pa.Table:
-    """Do the same as log_cuts for few records. `emptied`: position of one more TRUNCATE."""
+    """Return what log_cuts returns, for few records. `emptied`: position of one more TRUNCATE."""
     reads = records.filter(pc.equal(records["op"], "READ")).select(["commit_lsn", "commit_time"])
     found = reads.group_by("commit_lsn").aggregate([("commit_time", "max")]).to_pylist()
     places = [(row["commit_lsn"], row["commit_time_max"], -1) for row in found]

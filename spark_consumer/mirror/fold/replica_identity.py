@@ -1,8 +1,8 @@
 """Conversion of a table when the replica identity of its relation changes.
 
-A batch is cut at such a change, so that every slice of it has one key for each table. A table with
-rows becomes a log, or a log a table with rows. Existing rows must have a value in each column of a
-new key, otherwise no change would find them again.
+A batch is cut at such a change, so that every slice of it has one key for each table. A table of
+rows becomes a log of changes, or the reverse. Existing rows must have a value in each column of a
+new key; otherwise, no later change would match them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from pyspark.sql.types import MapType
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.batch_contents import TablePart
-from spark_consumer.mirror.delta.delta_table import properties, quoted, rewrite
-from spark_consumer.mirror.delta.merge import write_once
 from spark_consumer.mirror.fold.fold_spark import position
+from spark_consumer.mirror.sql_names import quoted
+from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, TableSchema, is_log
 from spark_consumer.tables import TableName
 
@@ -121,8 +121,9 @@ def beginning_of_relation(
 def keep(spark: SparkSession, location: str, kept: str, applied: int) -> None:
     """Copy a table as of the last transaction applied to it, once for this transaction: a failed
     attempt may have altered the table since."""
-    rows = spark.read.format("delta").load(location)
-    write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties(rows.columns))
+    rows = TABLES.rows(spark, location)
+    properties = TABLES.properties(rows.columns)
+    TABLES.write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties)
 
 
 def recreated(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:
@@ -167,13 +168,13 @@ def change_of_key(
 
 
 def convert(spark: SparkSession, location: str, table: TableName, shape: TableSchema, applied: int) -> None:
-    """Convert a log to rows or rows to a log if `shape` requires it; one Delta commit. Raise
+    """Convert a log to rows or rows to a log if `shape` requires it; one commit. Raise
     MirrorError."""
-    frame = spark.read.format("delta").load(location)
+    frame = TABLES.rows(spark, location)
     made = converted(frame, table, location, shape, applied)
     if made is frame:
         return
-    rewrite(made, location)
+    TABLES.rewrite(made, location)
 
 
 def converted(frame: DataFrame, table: TableName, location: str, shape: TableSchema, applied: int) -> DataFrame:
@@ -205,7 +206,7 @@ def behind_truncate(log: DataFrame) -> DataFrame:
 
 
 def weight() -> Column:
-    """Return how many rows an entry of a log adds: 1 or -1."""
+    """Return the number of rows that an entry of a log adds: 1 or -1."""
     return f.when(f.col("_op").isin(*OUT), -1).otherwise(1)
 
 

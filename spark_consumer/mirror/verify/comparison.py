@@ -1,8 +1,9 @@
 """Comparison of the rows that a VERIFY has read with the mirror's rows as of the same commit.
 
 A chunk contains the rows that the source had at the chunk's commit, so every difference is an error
-somewhere. The rows are written nowhere. `<path>/differences` gets one row for each difference, with
-the key and the names of the columns, never the value of any other column.
+somewhere. The rows are not stored. `<path>/differences` gets one row for each difference, with the
+key and the names of the columns, never the value of any other column. The keys that were read are
+in `<path>/seen` until the snapshot ends, which then shows the surplus rows (snapshot_keys.py).
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.batch_contents import divided
-from spark_consumer.mirror.delta.delta_table import APPLICATION, exists, quoted
-from spark_consumer.mirror.delta.merge import same_key, write_once
 from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyed_events import decode_events
 from spark_consumer.mirror.fold.keyless_log import decode_rows, log_rows, log_schema, log_table_schema
+from spark_consumer.mirror.fold.merge_source import same_key
 from spark_consumer.mirror.fold.replica_identity import behind_truncate, weight
 from spark_consumer.mirror.paths import differences_path
+from spark_consumer.mirror.sql_names import quoted
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_schema import OUT, TableSchema, is_log, special_key
 from spark_consumer.mirror.table_states import Mark
 from spark_consumer.source.frames import STRINGS
@@ -58,7 +61,7 @@ def compared(
         batches = list(decode(iter(records.combine_chunks().to_batches())))
         events = to_frame(spark, pa.Table.from_batches(batches, shape.events), schema)
     source = events.select("key", "row", "special").alias("s")
-    rows = spark.read.format("delta").load(location) if exists(spark, location) else None
+    rows = TABLES.rows(spark, location) if TABLES.exists(spark, location) else None
     if rows is None or not set(shape.key) <= set(rows.columns):
         return source.select(f.lit(MISSING).alias("kind"), _key_text(shape, _of_source), _no_names())
     target = rows.withColumn(_THERE, f.lit(True)).alias("t")
@@ -80,8 +83,8 @@ def compared_log(
     shape: TableSchema,
     texts: Mapping[int, str],
 ) -> DataFrame:
-    """Do the same as `compared` for a table without a key: compare the rows that its log adds up to
-    with the READ records of all its rows, as multisets. `key` is null."""
+    """Return the differences, as `compared` does, for a table without a key: the rows that its log
+    adds up to are compared with the READ records of all its rows, as multisets. `key` is null."""
     names = [*shape.columns, shape.special_column]
     if isinstance(records, DataFrame):
         read = log_rows(records, shape, texts)
@@ -89,8 +92,8 @@ def compared_log(
         batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
         read = to_frame(spark, pa.Table.from_batches(batches, log_schema(shape)), log_table_schema(shape))
     rows = read.select(*map(quoted, names), f.lit(-1).alias(_HELD))
-    if exists(spark, location):
-        rows = rows.unionByName(_added_up(spark.read.format("delta").load(location), shape))
+    if TABLES.exists(spark, location):
+        rows = rows.unionByName(_added_up(TABLES.rows(spark, location), shape))
     return _odd_rows(rows, shape)
 
 
@@ -98,7 +101,7 @@ def left_over(spark: SparkSession, location: str, shape: TableSchema, begin_lsn:
     """Return the surplus rows of a table without a key in which a snapshot that began at
     `begin_lsn` found no row: the rows from before that were not removed. The columns are those of
     `compared_log`."""
-    rows = spark.read.format("delta").load(location)
+    rows = TABLES.rows(spark, location)
     if is_log(rows.columns):
         is_later_row = (f.col("_commit_lsn") > begin_lsn) & ~f.col("_op").isin(*OUT)
         rows = rows.where(~is_later_row | (f.col("_op") == "TRUNCATE"))
@@ -197,12 +200,12 @@ def record(spark: SparkSession, path: str, found: list[tuple[str, DataFrame, str
             number = named.count()
             if number > MOST_AT_ONCE:
                 application = f"{APPLICATION} {place}"
-                write_once(named, differences_path(path), "append", commit_lsn, application=application)
+                TABLES.write_once(named, differences_path(path), "append", commit_lsn, application=application)
             elif number:
                 few.append(named.toArrow().cast(_DIFFERENCES))
             count += number
         finally:
             named.unpersist()
     frame = to_frame(spark, pa.concat_tables(few) if few else _DIFFERENCES.empty_table())
-    write_once(frame, differences_path(path), "append", commit_lsn)
+    TABLES.write_once(frame, differences_path(path), "append", commit_lsn)
     return count

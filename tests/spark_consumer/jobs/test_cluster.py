@@ -22,7 +22,7 @@ import pytest_asyncio
 from gateway.local import Kafka, Registry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.mirror.delta.dump import newest
+from spark_consumer.mirror.dump import newest
 from tests.conftest import Database
 from tests.fork_server import die_with_parent
 from tests.spark_consumer.cluster import Cluster, ObjectStorage

@@ -15,7 +15,8 @@ import pytest
 from gateway.local.java import spark_java_home
 from spark_consumer.errors import MirrorError
 from spark_consumer.jobs import session
-from spark_consumer.jvm import delta_log, java_session
+from spark_consumer.jvm import java_session
+from spark_consumer.mirror.delta.java_delta import delta_log
 
 
 class Builder:

@@ -21,16 +21,18 @@ from pyspark.sql import SparkSession
 from schemas.relation import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned, java_frame
-from spark_consumer.mirror import append_batch as appending_module
-from spark_consumer.mirror import changes, manifest, paths, unmerged_overlay, versions, writer_epoch
-from spark_consumer.mirror.append_batch import AppendingMirror, merge_once, taken_in
-from spark_consumer.mirror.delta.delta_table import transaction_version
-from spark_consumer.mirror.delta.dump import newest
-from spark_consumer.mirror.delta.prepare_table import STOP
+from spark_consumer.mirror import changes, manifest, paths, single_merge, unmerged_overlay, versions, writer_epoch
+from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.delta.delta_table import noted_number
+from spark_consumer.mirror.delta.session_settings import COMPACT, session_defaults
+from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import changes_path, manifest_path
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.spark_settings import COMPACT, tune, use_pool
+from spark_consumer.mirror.single_merge import merge_once
+from spark_consumer.mirror.spark_settings import tune, use_pool
+from spark_consumer.mirror.tables.prepare_table import STOP
+from spark_consumer.mirror.taken import taken_in
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
@@ -135,14 +137,14 @@ def test_who_merges_does_it_as_the_mirror_was_told_and_keeps_that_over_its_resta
             return made[0]
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(appending_module, "Mirror", noted)
+            patched.setattr(single_merge, "Mirror", noted)
             merge_once(cloned(spark), path, lambda _: None)
-        return made[0], transaction_version(spark, manifest_path(path), writer_epoch.WRITER)
+        return made[0], noted_number(spark, manifest_path(path), writer_epoch.WRITER)
 
     change(feeder, items, visits, 1)
     first = leaves_merging()
     take(spark, feeder, first)
-    assert transaction_version(spark, manifest_path(path), writer_epoch.WRITER) is None
+    assert noted_number(spark, manifest_path(path), writer_epoch.WRITER) is None
     merger, epoch = merges()
     assert (merger.on_recreated, merger.deletion_vectors, merger.strict) == (STOP, False, True)
     assert (merger.retention_s, list(merger.exclude)) == (604_800.0, ["public.none*"])
@@ -152,7 +154,7 @@ def test_who_merges_does_it_as_the_mirror_was_told_and_keeps_that_over_its_resta
     last_lsn = change(feeder, items, visits, 2)
     again = leaves_merging()
     take(spark, feeder, again)
-    assert transaction_version(spark, manifest_path(path), writer_epoch.WRITER) == epoch
+    assert noted_number(spark, manifest_path(path), writer_epoch.WRITER) == epoch
     assert changes.appended_lsn(spark, path) == last_lsn
     again.finish(spark, merge=True)
     last = manifest.picture(spark, path)
@@ -172,12 +174,12 @@ def change(feeder: Feeder, items: Table, visits: Table, number: int) -> int:
 def test_only_merges_compact(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     session = cloned(spark)
     session.conf.unset(COMPACT)  # another mirror of this session may have set it
-    tune(session)  # as for every job
+    tune(session, session_defaults())  # as for every job
     change(feeder, feeder.table(ITEMS), feeder.table(VISITS), 1)
     mirror = appending(feeder, tmp_path)
     take(session, feeder, mirror)
-    assert mirror._session is not None
-    assert (session.conf.get(COMPACT), mirror._session.conf.get(COMPACT)) == ("false", "true")
+    assert mirror._merges.session is not None
+    assert (session.conf.get(COMPACT), mirror._merges.session.conf.get(COMPACT)) == ("false", "true")
 
 
 def test_a_batch_does_not_wait_for_the_tasks_of_a_merge(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
@@ -467,7 +469,7 @@ def test_a_table_that_waits_and_is_left_out_is_in_no_picture_any_more(
     assert set(picture) == {items.name} and rows_of(picture, items) == items.rows
 
 
-@pytest.mark.parametrize("every_s", [0, LATER, math.inf])
+@pytest.mark.parametrize("every_s", [0, math.inf])
 @pytest.mark.parametrize("is_new", [True, False], ids=["a new mirror", "a mirror with a version"])
 def test_a_mirror_that_was_run_without_a_table_does_not_get_it_back(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, every_s: float, is_new: bool
@@ -483,7 +485,7 @@ def test_a_mirror_that_was_run_without_a_table_does_not_get_it_back(
     def run(*, exclude: str = "", tables: str = "", start: str = "earliest") -> None:
         told = {"exclude": [exclude] if exclude else [], "tables": [TableName.parse(tables)] if tables else []}
         made = mirror(**told)
-        made._merging.want = lambda **_: None  # type: ignore[method-assign]
+        made._merges.thread.want = lambda **_: None  # type: ignore[method-assign]
         wanted = {name: text for name, text in {"exclude": exclude, "tables": tables}.items() if text}
         take(spark, feeder, made, startingPosition=start, **wanted)
         made.stop()

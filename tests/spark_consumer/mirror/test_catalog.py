@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.mirror.delta.catalog import Catalog
+from spark_consumer.mirror.tables.catalog import Catalog
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.here import run_here
 from tests.spark_consumer.jobs.test_jobs import ITEMS, change_items, foreign_folder, run

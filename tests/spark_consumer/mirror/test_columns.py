@@ -11,7 +11,7 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from schemas.change_schema import change_schema
+from schemas.change_schema import MOST_DEFAULT_BYTES, change_schema
 from schemas.relation import ColumnDescription, MissingValue, RelationDescription, TypeFacts
 from schemas.topic_names import avro_name
 from schemas.wire_format import frame
@@ -115,6 +115,10 @@ def test_what_is_not_told_is_said() -> None:
     wider = version(id=(INT8, 1), a=(INT8, 2), b=(TEXT, 3))
     before, after = shape(FIRST), shape(wider)
     assert "type was changed: a." in doubts_of(before, after, change_of_columns(before, after, {}))
+    large = MissingValue(bytes(MOST_DEFAULT_BYTES + 1))
+    filled = shape(version(id=(INT8, 1), a=(TEXT, 2), b=(TEXT, 3), c=(TEXT, 4, large), d=(INT4, 5, SEVEN)))
+    found = change_of_columns(before, filled, missing_values([filled]))
+    assert "too large to be in the schema: c." in doubts_of(before, filled, found) and set(found.fills) == {"d"}
     old = shape(version(id=(INT8, None)))
     assert "numbers are unknown: a, b." in doubts_of(old, before, change_of_columns(old, before, {}))
     assert doubts_of(before, before, change_of_columns(before, before, {})) == ""

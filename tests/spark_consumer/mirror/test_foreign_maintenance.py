@@ -22,7 +22,7 @@ from spark_consumer.jvm import cloned
 from spark_consumer.mirror import versions
 from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta.delta_table import exists
-from spark_consumer.mirror.delta.merge import despite_conflicts
+from spark_consumer.mirror.delta.delta_write import despite_conflicts
 from spark_consumer.mirror.paths import changes_path, table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -122,7 +122,7 @@ def test_optimize_and_vacuum_of_others_beside_merges_lose_no_row(
                 report = reports.get(timeout=1.0)
             except queue.Empty:
                 appending.check()
-                assert appending._merging._thread is None or appending._merging._thread.is_alive()
+                assert appending._merges.thread._thread is None or appending._merges.thread._thread.is_alive()
                 continue
             if report.is_merge:
                 reached = report.commit_lsn

@@ -30,8 +30,9 @@ from gateway.local import Registry as LocalRegistry
 from schemas.topic_names import transaction_topic
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, versions
-from spark_consumer.mirror.append_batch import AppendingMirror, merge_once
+from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.single_merge import merge_once
 from spark_consumer.mirror.table_schema import OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.conftest import Database

@@ -26,14 +26,15 @@ from pyspark.sql import SparkSession
 from schemas.relation import RelationDescription, ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, manifest, merge_batch, table_snapshots, versions, writer_epoch
-from spark_consumer.mirror.append_batch import AppendingMirror, merge_once
-from spark_consumer.mirror.delta import delta_log, delta_table, maintenance
-from spark_consumer.mirror.delta.prepare_table import EMPTY, KEEP_AS
-from spark_consumer.mirror.delta.write_table import TableWork
+from spark_consumer.mirror import changes, maintenance, manifest, merge_batch, table_snapshots, versions, writer_epoch
+from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.delta import cleanup, delta_format, delta_log, delta_table
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.paths import kept_path
+from spark_consumer.mirror.single_merge import merge_once
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, is_log
+from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS
+from spark_consumer.mirror.tables.write_table import TableWork
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT4, INT8, NUMERIC, TEXT, Feeder, Row, Table, relation
@@ -72,14 +73,14 @@ class Step:
 
 STEPS = {
     "convert": Step(replica_identity, "convert", table="calls"),
-    "align": Step(delta_table, "align", table="items"),
+    "align": Step(delta_format, "align", table="items"),
     "cast": Step(delta_table, "_cast"),
     "first table": Step(merge_batch, "write"),
     "second table": Step(merge_batch, "write", 2),
     "end of a REPLACE": Step(table_snapshots, "end_replace"),
     "manifest": Step(manifest, "record"),
     "manifest, second piece": Step(manifest, "record", 2),
-    "removal of keys": Step(delta_table, "remove"),
+    "removal of keys": Step(merge_batch, "remove_folder"),
     "old versions": Step(manifest, "prune"),
     "old changes": Step(changes, "prune"),
 }
@@ -375,8 +376,8 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
 ) -> None:
     """`changes` has been cut before: below the oldest version there is only a part of what was ever
     appended."""
-    monkeypatch.setattr(maintenance, "LOG_GRACE_S", 0.0)
-    monkeypatch.setattr(maintenance, "_old_log", lambda *_: ["an entry"])  # enough merges were made
+    monkeypatch.setattr(cleanup, "LOG_GRACE_S", 0.0)
+    monkeypatch.setattr(cleanup, "_old_log", lambda *_: ["an entry"])  # enough merges were made
     monkeypatch.setattr(delta_log, "remove", lambda *_: None)
     session = cloned(spark)
     scene = Scene(session, feeder, str(tmp_path))

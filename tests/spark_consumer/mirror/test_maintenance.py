@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import delta_log
-from spark_consumer.mirror import changes, manifest, versions
+from spark_consumer.mirror import changes, maintenance, manifest, versions
 from spark_consumer.mirror.batch_contents import BatchSize, batch_size
-from spark_consumer.mirror.delta import delta_table, maintenance
+from spark_consumer.mirror.delta import cleanup, delta_table
 from spark_consumer.mirror.delta.delta_files import open_delta
 from spark_consumer.mirror.delta.delta_log import needless
-from spark_consumer.mirror.delta.merge import write_once
+from spark_consumer.mirror.delta.delta_write import write_once
+from spark_consumer.mirror.delta.java_delta import delta_log
 from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
 from spark_consumer.mirror.report import BatchReport
@@ -251,7 +251,7 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
     maintenance.Maintenance(path, retention).remove(spark)
     check(spark, path, (6, 8, 10))
     newest = delta_table.version(spark, str(items))
-    assert delta_table.tombstones_s(spark, str(items), newest) == retention + maintenance.GRACE_S
+    assert delta_table.tombstones_s(spark, str(items), newest) == retention + cleanup.GRACE_S
     maintenance.Maintenance(path, retention).remove(spark)
     check(spark, path, (6, 8, 10))
     assert delta_table.version(spark, str(items)) == newest

@@ -9,8 +9,9 @@ import pytest
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import merge_thread as merging_module
-from spark_consumer.mirror.append_batch import BACKLOG_CHANGES, MANY_CHANGES, AppendingMirror
+from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.merge_thread import PAUSES_S, MergeThread
+from spark_consumer.mirror.merges_beside import BACKLOG_CHANGES, MANY_CHANGES
 
 LONG_S = 10_000.0
 
@@ -128,16 +129,16 @@ def test_the_end_does_not_wait_for_the_next_attempt_of_a_merge() -> None:
 def test_a_backlog_is_merged_once_it_is_taken_in(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     mirror = AppendingMirror("/mirror", {})
-    monkeypatch.setattr(mirror._merging, "want", lambda at_once: told.append("at once" if at_once else "in time"))
-    monkeypatch.setattr(mirror._merging, "postpone", lambda: told.append("later"))
+    monkeypatch.setattr(mirror._merges.thread, "want", lambda at_once: told.append("at once" if at_once else "in time"))
+    monkeypatch.setattr(mirror._merges.thread, "postpone", lambda: told.append("later"))
 
     def batch(changes: int, ends_snapshot: bool = False) -> str:
-        mirror._want_merge(changes, ends_snapshot=ends_snapshot)
+        mirror._merges.note_batch(0, changes, ends_snapshot=ends_snapshot)
         return told.pop()
 
     assert [batch(count) for count in (BACKLOG_CHANGES, 1)] == ["later", "at once"]
-    assert mirror._has_backlog
-    mirror._has_first = False
+    assert mirror._merges.has_backlog
+    mirror._merges.has_first = False
     assert [batch(1), batch(1)] == [
         "at once",
         "in time",
@@ -146,5 +147,5 @@ def test_a_backlog_is_merged_once_it_is_taken_in(monkeypatch: pytest.MonkeyPatch
         *("in time", "later", "later", "at once", "in time"),
     ]
     assert batch(BACKLOG_CHANGES, ends_snapshot=True) == "at once"
-    mirror._waiting = MANY_CHANGES
+    mirror._merges.waiting = MANY_CHANGES
     assert batch(BACKLOG_CHANGES) == "at once"

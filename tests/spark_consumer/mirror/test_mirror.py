@@ -15,8 +15,8 @@ from pyspark.sql import SparkSession
 from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import batch_contents, manifest, merge_batch, unmerged_overlay, versions
-from spark_consumer.mirror.delta.dump import dump_json
+from spark_consumer.mirror import batch_contents, manifest, merge_slices, unmerged_overlay, versions
+from spark_consumer.mirror.dump import dump_json
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -125,7 +125,7 @@ def test_a_large_batch_is_folded_to_the_same_rows(
     """A batch that is too large for this process may have tables that fit, and tables of one that
     fits may have many columns."""
     if not batch_here:
-        for module in (merge_batch, unmerged_overlay):
+        for module in (merge_slices, unmerged_overlay):
             monkeypatch.setattr(module, "summarize", lambda raw, _: (batch_contents.batch_content(raw), None))
         monkeypatch.setattr(unmerged_overlay, "READ_HERE", 1_000_000 if tables_here else 0)
     if not tables_here:
@@ -216,9 +216,9 @@ def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
         with pytest.raises(ZeroDivisionError):
             run_mirror(spark, feeder, tmp_path)
     shutil.rmtree(tmp_path / "changes")  # a release that had none was killed, and its checkpoint was lost
-    with pytest.raises(MirrorError, match="micro-batches now end at other LSNs") as refused:
+    with pytest.raises(MirrorError, match="the changes to be merged end at") as refused:
         run_mirror(spark, feeder, tmp_path, endingPosition=f"lsn:{middle_lsn}")
-    assert f"with --merge-every inf until its micro-batches have reached {format_lsn(second_lsn)}, then" in str(
+    assert f"until it reports a micro-batch with changes up to {format_lsn(second_lsn)} or later, then" in str(
         refused.value
     )
     third = feeder.begin()

@@ -126,8 +126,8 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
 
         def look(report: BatchReport) -> None:
             if report.is_merge:
-                assert mirror._merger.last is not None
-                seen.append(mirror._merger.last)
+                assert mirror._merges.merger.last is not None
+                seen.append(mirror._merges.merger.last)
 
         mirror = merging_mirror(str(tmp_path / "mirror"), SchemaCache(Schemas({"url": registry.url})), look)
         options = {

@@ -24,7 +24,7 @@ import pytest
 from gateway.local import Kafka, Registry
 from gateway.local.ports import HOST, free_port
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.delta.dump import newest
+from spark_consumer.mirror.dump import newest
 from tests.conftest import Database
 from tests.exactly_once.written import walgate
 from tests.gateway_process import GatewayProcess

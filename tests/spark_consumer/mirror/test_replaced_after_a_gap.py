@@ -70,7 +70,7 @@ class Scene:
         async with asyncio.timeout(WAIT_S):
             while max((report.commit_lsn for report in self.reports if not report.is_merge), default=0) <= lsn:
                 await asyncio.sleep(0.1)
-            self.mirror._merging.want(at_once=True)
+            self.mirror._merges.thread.want(at_once=True)
             while max((report.commit_lsn for report in self.reports if report.is_merge), default=0) <= lsn:
                 await asyncio.sleep(0.1)
         return await asyncio.to_thread(versions.read, self.spark, str(self.path))

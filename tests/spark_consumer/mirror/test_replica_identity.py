@@ -15,7 +15,7 @@ from schemas.change_schema import change_schema
 from schemas.relation import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.delta.dump import newest
+from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.fold.replica_identity import (
     change_of_key,
     check_log_names,

@@ -17,10 +17,11 @@ from pyspark.sql import SparkSession
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, manifest, merge_batch, snapshot_keys, versions
-from spark_consumer.mirror.append_batch import AppendingMirror, merge_once
-from spark_consumer.mirror.delta import write_table
+from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import seen_path
+from spark_consumer.mirror.single_merge import merge_once
+from spark_consumer.mirror.tables import write_table
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_consumer.mirror.delta.delta_table import quoted, version
+from spark_consumer.mirror.delta.delta_table import version
 from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT4, INT8, Feeder, relation

@@ -13,15 +13,19 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import delta_log, java_frame
+from spark_consumer.jvm import java_frame
 from spark_consumer.mirror import changes, manifest, merge_batch, versions, writer_epoch
 from spark_consumer.mirror.batch_contents import BatchSize
-from spark_consumer.mirror.delta import delta_append, write_table
-from spark_consumer.mirror.delta.delta_table import APPLICATION, files_below, noted_versions, transaction_versions
-from spark_consumer.mirror.delta.merge import despite_conflicts, once, write_once
-from spark_consumer.mirror.delta.write_table import TableWork
+from spark_consumer.mirror.delta import delta_append
+from spark_consumer.mirror.delta.delta_table import files_below, noted_numbers, noted_versions
+from spark_consumer.mirror.delta.delta_write import despite_conflicts, once, write_once
+from spark_consumer.mirror.delta.java_delta import delta_log
 from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.paths import manifest_path, table_path
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import APPLICATION
+from spark_consumer.mirror.tables import write_table
+from spark_consumer.mirror.tables.write_table import TableWork
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
 from spark_consumer.tables import TableName
@@ -78,7 +82,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     write = write_table.write
 
     def waits(session: SparkSession, work: TableWork, *rest: object) -> None:
-        if session is second._session:
+        if session is second._merges.session:
             stands.set()
             assert goes_on.wait(300)
         write(session, work, *rest)  # type: ignore[arg-type]
@@ -124,7 +128,7 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
     first = writer_epoch.claim_appends(spark, path, rows)
     changes.append(rows, path, BatchSize(1, 0, 0, 1, 1), writer_epoch.held(first))
     second = writer_epoch.claim_appends(spark, path, rows)
-    with pytest.raises(writer_epoch.CONFLICTS):
+    with pytest.raises(TABLES.TAKEN_OVER):
         changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), writer_epoch.held(first))
     assert changes.appended_lsn(spark, path) == 1
     # The third comes while the second commits: it has looked already.
@@ -171,7 +175,7 @@ def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer_epoch, "claim", claims)
         second.open(other)
-    assert second.merged_lsn == first._merger.merged_lsn == feeder.truth[-1].commit_lsn and not told
+    assert second.merged_lsn == first._merges.merger.merged_lsn == feeder.truth[-1].commit_lsn and not told
     # And what it would record afterwards is refused, although it has looked before.
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer_epoch, "check", lambda *_: None)
@@ -205,7 +209,7 @@ def test_what_writers_have_noted_is_known_with_and_without_the_checksum_of_a_ver
     for application, number in ((APPLICATION, 7), ("another", 9), (APPLICATION, 8)):
         write_once(spark.range(1), location, "append", number, application=application)
     wanted = [8, 9, None]
-    assert transaction_versions(spark, location, APPLICATION, "another", "nobody") == wanted
+    assert noted_numbers(spark, location, APPLICATION, "another", "nobody") == wanted
     assert [files_below(spark, location, 1 << 20, enough) for enough in (0, 3, 4)] == [3, 3, 3]
     assert [files_below(spark, location, 1, enough) for enough in (0, 3, 4)] == [0, 0, 3]
     checksums = [file for file in (tmp_path / "_delta_log").glob("*.crc") if not file.name.startswith(".")]
@@ -213,7 +217,7 @@ def test_what_writers_have_noted_is_known_with_and_without_the_checksum_of_a_ver
     for file in checksums:
         file.unlink()
     delta_log(spark).clearCache()
-    assert transaction_versions(spark, location, APPLICATION, "another", "nobody") == wanted
+    assert noted_numbers(spark, location, APPLICATION, "another", "nobody") == wanted
     assert files_below(spark, location, 1, 4) == 0
 
 
@@ -229,7 +233,7 @@ def test_an_append_is_made_once_without_a_job_that_reads_the_log(spark: SparkSes
     assert not delta_append.append(spark.range(1).selectExpr("id", "id more"), location, APPLICATION, 4)
     assert not delta_append.append(spark.range(1), str(tmp_path / "new"), APPLICATION, 4)
     assert sorted(row.id for row in spark.read.format("delta").load(location).collect()) == [0, 2, 3]
-    assert transaction_versions(spark, location, APPLICATION) == [3]
+    assert noted_numbers(spark, location, APPLICATION) == [3]
 
 
 @pytest.mark.integration
@@ -250,7 +254,7 @@ def test_of_two_appends_that_began_at_once_for_one_application_the_second_is_ref
     monkeypatch.setattr(delta_append, "java_frame", overtaken)
     with pytest.raises(ConcurrentTransactionException):
         delta_append.append(spark.range(2, 3), location, APPLICATION, 2)
-    assert transaction_versions(spark, location, APPLICATION) == [3]
+    assert noted_numbers(spark, location, APPLICATION) == [3]
 
 
 @pytest.mark.integration

@@ -1,0 +1,64 @@
+"""Topics that belong to no relation: those of markers (or of what a dialect has in their place) and
+of logical decoding messages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.config.source import SourceSettings
+from gateway.kafka.batches import BatchWriter, TopicSink
+from gateway.kafka.topics import Topics
+from gateway.observe import metrics
+from gateway.transactions.transaction import ExcludedMessage, MessageSelection
+from schemas.lsn import Lsn
+from schemas.topic_names import message_topic
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSchemas:
+    """Schema ids in the registry. `transaction` is that of markers, or of what a dialect has in
+    their place. The key schemas are 0 in a dialect without them."""
+
+    transaction: int
+    position: int
+    message: int
+    transaction_key: int = 0
+    message_key: int = 0
+
+
+async def open_message_topic(prefix: str, topics: Topics, *, is_new: bool) -> None:
+    """Open the topic of logical decoding messages. It may be created only if `is_new`; otherwise, a
+    missing topic was deleted. Raises WalgateError."""
+    topic = message_topic(prefix)
+    if not is_new:
+        await topics.refuse_deleted(await topics.missing([topic]))
+    await topics.ensure([topic])
+
+
+def message_sink(prefix: str, topics: Topics, writer: BatchWriter) -> TopicSink:
+    """Return the sink of logical decoding messages. Call it after `open_message_topic`."""
+    topic = message_topic(prefix)
+    return writer.outlet(topic, topics.partition_count(topic), "logical messages")
+
+
+def message_selection(source: SourceSettings) -> MessageSelection:
+    """Return which logical decoding messages are published, and log each one that is too large."""
+    return MessageSelection(_log_left_out, frozenset(source.message_prefixes), heartbeats_only=not source.messages)
+
+
+def _log_left_out(message: ExcludedMessage) -> None:
+    metrics.MESSAGES_EXCLUDED.inc()
+    log.warning(
+        "message_excluded",
+        reason="a logical decoding message is larger than kafka.max_record_bytes",
+        prefix=message.prefix,
+        message_bytes=message.message_bytes,
+        message_lsn=str(Lsn(message.message_lsn)),
+        xid=message.xid,
+        hint="this is recorded in the field `excluded` of the transaction's marker; source.message_prefixes limits which "
+        "logical decoding messages are written to Kafka",
+    )

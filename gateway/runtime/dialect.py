@@ -1,0 +1,123 @@
+"""Dialect of the records: everything that depends on it, as one object of a session.
+
+`dialect_of` is the only place where a dialect is chosen. gateway/runtime/native_dialect.py has
+Walgate's own, gateway/debezium/dialect.py has Debezium's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+import asyncpg
+
+from gateway.config.settings import Settings
+from gateway.events.marker import Marker
+from gateway.kafka.batches import BatchWriter, TopicSink
+from gateway.kafka.fixed_topics import FixedSchemas
+from gateway.kafka.topics import Name, Topics
+from gateway.relations.attributes import Attribute
+from gateway.startup.connect_offset import DebeziumOffset
+from gateway.transactions.position import Position
+from gateway.transactions.record_writer import RecordWriter, RelationVersion
+from schemas.registry_client import RegistryClient
+from schemas.relation import RelationDescription
+
+
+class DescribedRelation(Protocol):
+    """A relation on its way to a RelationVersion."""
+
+    @property
+    def description(self) -> RelationDescription: ...
+
+    @property
+    def key(self) -> Sequence[int]:
+        """Return the indexes of the columns in the key of the relation's records."""
+        ...
+
+    async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
+        """Register the schemas. `in_use` is the description that changes have been encoded with so
+        far, under the same name. Raises SchemaError."""
+        ...
+
+    def version(self, outlet: TopicSink) -> RelationVersion:
+        """Return the version. Call it after `register`."""
+        ...
+
+
+class DialectRelations(Protocol):
+    """The relations of one registrar, which queries over its own connection."""
+
+    reads_attributes: bool
+    """`describe` needs the relation's attributes as the catalog has them."""
+
+    async def check_topic(self, registry: RegistryClient, topics: Topics, relation: Name) -> None:
+        """Raise StopForOperator if the relation's topic has the records of another one."""
+        ...
+
+    async def describe(
+        self,
+        registry: RegistryClient,
+        description: RelationDescription,
+        topic: str,
+        in_use: RelationDescription | None,
+        xid: int | None,
+        attributes: Sequence[Attribute],
+    ) -> DescribedRelation:
+        """Complete the description of a relation. `in_use` is the one that changes have been
+        encoded with so far; `xid` that of the transaction of the Relation message, None if it is as
+        the catalog has it now. Raises WalgateError."""
+        ...
+
+
+class Dialect(Protocol):
+    """The dialect of a session's records."""
+
+    records_exclusions: bool
+    """Consumers see what was left out, so tables may be put in quarantine."""
+    writes_before_commit: bool
+    """Transactions can be written before they commit."""
+
+    def is_used(self, positions: Collection[Position], fresh: Position, topics_are_used: bool) -> bool:
+        """Return whether the topics were written by a gateway. `topics_are_used` means that they
+        have records. `fresh` is the position of a gateway that starts anew."""
+        ...
+
+    async def register_fixed_schemas(self, registry: RegistryClient) -> FixedSchemas:
+        """Register the schemas of the fixed topics and return their ids. Raises SchemaError."""
+        ...
+
+    def epoch_markers(self, position: Position) -> list[Marker]:
+        """Return the markers of an epoch that begins."""
+        ...
+
+    async def find_written(
+        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+    ) -> DebeziumOffset:
+        """Return the offset after the last change that a replaced connector wrote completely.
+        Raises WalgateError."""
+        ...
+
+    def record_writer(
+        self, position: Position, topics: Topics, writer: BatchWriter, schemas: FixedSchemas
+    ) -> RecordWriter:
+        """Return the writer of the records of a stream."""
+        ...
+
+    def relations(
+        self, sql: asyncpg.Connection, writer: RecordWriter, optional: set[tuple[int, str]]
+    ) -> DialectRelations:
+        """Return the relations of a registrar. `optional` has (relation oid, column) of fields that
+        must accept NULL, whatever the catalog says now."""
+        ...
+
+
+def dialect_of(settings: Settings) -> Dialect:
+    """Return the dialect of kafka.dialect."""
+    if settings.writes_debezium:
+        from gateway.debezium.dialect import DebeziumDialect
+
+        return DebeziumDialect(settings)
+    from gateway.runtime.native_dialect import NativeDialect
+
+    return NativeDialect(settings)

@@ -1,0 +1,59 @@
+"""Check patterns of the settings against the names of published tables, for `walgate check`.
+
+A pattern that matches nothing may be meant for a table that is still to come. One that would match
+if case were ignored is a mistake: PostgreSQL folds names without quotes to lower case, and keeps
+those in quotes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from fnmatch import translate
+
+from gateway.config.settings import Settings
+from gateway.names import in_any_schema
+from gateway.runtime.column_rules import unused_rules
+from gateway.startup.facts import Facts
+from gateway.startup.findings import OperatorWarning
+from gateway.startup.publication_checks import some_names
+from schemas.topic_names import format_relation, topic_names
+
+
+def check_patterns(settings: Settings, facts: Facts) -> Iterator[OperatorWarning]:
+    """Warn of patterns that match published names only if case is ignored, and of rules for columns
+    that match none."""
+    relations = [
+        relation
+        for publication in facts.publications.values()
+        for relation in (*publication.relations, *publication.excluded)
+    ]
+    tables = sorted({relation.full_name for relation in relations})
+    quoted = sorted({format_relation(relation.namespace, relation.name) for relation in relations})
+    topics = sorted({topic_names(settings.kafka.prefix, r.namespace, r.name)[0] for r in relations})
+    excluded = {pattern: translate(in_any_schema(pattern)) for pattern in settings.source.excluded_tables}
+    yield from _differ_in_case("source.excluded_tables", excluded.items(), tables)
+    rules = [rule.pattern for rule in settings.errors.tables]
+    yield from _differ_in_case("errors.tables", zip(rules, rules, strict=True), tables)
+    overrides = [override.pattern for override in settings.kafka.topics]
+    yield from _differ_in_case("kafka.topics", zip(overrides, overrides, strict=True), topics)
+    named = {table: re.escape(table) for table in settings.kafka.topic_names}
+    yield from _differ_in_case("kafka.topic_names", named.items(), quoted)
+    if relations:
+        yield from unused_rules(settings.columns, facts.publications.values())
+
+
+def _differ_in_case(
+    setting: str, expressions: Iterable[tuple[str, str]], names: list[str]
+) -> Iterator[OperatorWarning]:
+    """`expressions`: each pattern as it is written, and as a regular expression."""
+    for pattern, expression in expressions:
+        if any(re.fullmatch(expression, name) for name in names):
+            continue
+        near = [name for name in names if re.fullmatch(expression, name, re.IGNORECASE)]
+        if near:
+            yield OperatorWarning(
+                f"{setting}: {pattern} matches nothing that is published; it differs only in upper and lower case from "
+                f"{some_names(near)}",
+                "write the name as PostgreSQL stores it: names without double quotes are stored in lower case",
+            )

@@ -1,0 +1,127 @@
+"""Compaction and removal, so that the files, logs and manifest of a mirror do not grow with its
+age.
+
+manifest   versions of the mirror older than the retention are removed, except the newest of them:
+           reads as of the beginning of the retention start from it
+changes    changes that this version contains are removed; small files are compacted after merges,
+           in two sizes, so that a change is rewritten about twice; checkpoints of the log are
+           written
+tables     log entries and files that no remaining version needs are removed; small files are
+           compacted as those of `changes`, after every _LOOK_EVERY versions of a table
+
+The auto compaction of Delta is only used for the mirror's other tables: it would rewrite a table
+after the first write of each process, and again and again while it is smaller than 128 MB.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from pyspark.sql import SparkSession
+
+from spark_consumer.jvm import cloned
+from spark_consumer.mirror import changes, manifest
+from spark_consumer.mirror.merge_thread import RETENTION_S
+from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.tables import TableName
+
+_EVERY_S = 3600.0
+_FOREVER_S = 1e9
+# Number of versions of a table between checks of its files.
+_LOOK_EVERY = 16
+
+
+@dataclass
+class Maintenance:
+    """Maintenance of the mirror at `path`, done by the process that merges it."""
+
+    path: str
+    retention_s: float = RETENTION_S
+    _grown: set[str] = field(default_factory=set, init=False)  # locations of tables whose files have to be checked
+    _due: float = field(default=-math.inf, init=False)
+    _failed: bool = field(default=False, init=False)  # since the last removal
+    _session: SparkSession | None = field(default=None, init=False)
+
+    def run_if_due(self, spark: SparkSession, *, compacts: bool) -> tuple[str, ...]:
+        """Remove what is too old, about once an hour; if `compacts`, also compact `changes` at each
+        call. Return a message for each step that failed: the mirror continues without it, and tries
+        again at the next removal."""
+        is_due = time.monotonic() >= self._due
+        is_well = is_due or not self._failed
+        steps = {
+            "compact changes": self.compact if compacts and is_well else None,
+            "compact tables": self.compact_tables if self._grown and is_well else None,
+            "remove versions older than the retention time": self.remove if is_due else None,
+        }
+        failed = []
+        for name, step in steps.items():
+            try:
+                if step is not None:
+                    step(spark)
+            except Exception as problem:  # of any kind: it is reported
+                failed.append(f"could not {name} in {self.path}: {_told(problem)}")
+        if is_due:
+            self._due = time.monotonic() + min(self.retention_s, _EVERY_S)
+        self._failed = bool(failed) or (self._failed and not is_due)
+        return tuple(failed)
+
+    def remove(self, spark: SparkSession) -> None:
+        """Remove what no version of the mirror within the retention needs."""
+        remove(self._own_session(spark), self.path, timedelta(seconds=min(self.retention_s, _FOREVER_S)))
+
+    def compact(self, spark: SparkSession) -> None:
+        """Compact the files of `changes`."""
+        compact(self._own_session(spark), self.path)
+
+    def note_version(self, location: str, before: int, version: int) -> None:
+        """Note the new version of a table that was written."""
+        if version // _LOOK_EVERY > before // _LOOK_EVERY:
+            self._grown.add(location)
+
+    def compact_tables(self, spark: SparkSession) -> None:
+        """Compact the files of the tables that have enough new versions."""
+        while self._grown:
+            TABLES.compact_files(self._own_session(spark), self._grown.pop())
+
+    def _own_session(self, spark: SparkSession) -> SparkSession:
+        if self._session is None:
+            self._session = cloned(spark)
+            for name, value in TABLES.maintenance_settings().items():
+                self._session.conf.set(name, value)
+        return self._session
+
+
+def _told(problem: Exception) -> str:
+    """Return the text of an error without Java's stack; py4j has the cause in the second line."""
+    return " ".join([type(problem).__name__, *str(problem).splitlines()[:2]])
+
+
+def compact(spark: SparkSession, path: str) -> None:
+    location = changes_path(path)
+    if TABLES.exists(spark, location):
+        TABLES.compact_files(spark, location)
+        TABLES.tidy_log(spark, location)
+
+
+def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
+    retention_s = retention.total_seconds()
+    if retention_s < _FOREVER_S:
+        last = manifest.picture(spark, path)
+        for name in () if last is None else last.tables:
+            TABLES.keep_replaced_files(spark, table_path(path, TableName.parse(name)), retention_s)
+    if not TABLES.has_old_entries(spark, manifest_path(path)):  # few merges since the last removal
+        return
+    oldest_lsn = manifest.merged_before(spark, path, datetime.now(UTC) - retention)
+    if oldest_lsn is not None:
+        changes.prune(spark, path, oldest_lsn)
+        manifest.prune(spark, path, oldest_lsn)
+        for name, version in manifest.oldest_versions(spark, path).items():
+            location = table_path(path, TableName.parse(name))
+            TABLES.remove_before(spark, location, version, retention_s)
+    for location in (manifest_path(path), changes_path(path)):
+        if TABLES.exists(spark, location):
+            TABLES.keep_newest(spark, location)

@@ -1,0 +1,258 @@
+"""Preparation of a table for a batch: it must belong to this mirror and mirror the same relation,
+and gets the columns and key of the batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from schemas.lsn import format_lsn
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import manifest
+from spark_consumer.mirror.batch_contents import TablePart
+from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.fold_table import table_schema
+from spark_consumer.mirror.fold.keyless_log import log_table_schema
+from spark_consumer.mirror.paths import kept_path, table_path
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import Superseded
+from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.table_schemas import TableSchemas
+from spark_consumer.mirror.table_states import TableStates
+from spark_consumer.mirror.tables.write_table import NEW, Refit, TableWork
+from spark_consumer.tables import TableName
+
+EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
+_NOT_KNOWN = -1
+
+
+@dataclass
+class TablePreparation:
+    """Prepares the tables of the mirror at `path`; the other fields are those of
+    merge_batch.Mirror."""
+
+    path: str
+    shapes: TableSchemas
+    on_recreated: str
+    deletion_vectors: bool
+    strict: bool
+    _doubts: list[str] = field(default_factory=list, init=False)  # messages for the report of the current slice
+    # Tables recreated in the current slice, and the position before the new relation's first
+    # record.
+    _emptied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
+    # The commit LSN that each table has reached, and its version then: reading the former
+    # costs a job.
+    _applied: dict[TableName, tuple[int, int]] = field(default_factory=dict, init=False)
+
+    def take_notes(self) -> list[str]:
+        """Return the messages for the report of the slice that was written, and forget them."""
+        notes = [
+            f"{table} was dropped and recreated: the rows of the old table were removed" for table in self._emptied
+        ]
+        notes += dict.fromkeys(self._doubts)
+        self._emptied.clear()
+        self._doubts.clear()
+        return notes
+
+    def forget(self) -> None:
+        """Forget which commit LSNs the tables have reached, since another writer has written
+        some."""
+        self._applied.clear()
+
+    def note_applied(self, table: TableName, commit_lsn: int) -> None:
+        self._applied[table] = (commit_lsn, _NOT_KNOWN)
+
+    def note_version(self, table: TableName, version: int) -> None:
+        """Note the version after a write, which may also be that of a snapshot's end."""
+        if table in self._applied:
+            self._applied[table] = (self._applied[table][0], version)
+
+    def prepare(
+        self,
+        spark: SparkSession,
+        part: TablePart,
+        own: pa.Table | DataFrame,
+        commit_lsn: int,
+        last: manifest.RecordedVersion | None,
+    ) -> TableWork:
+        """Prepare a table and return the work to do. `last`: the last version of the mirror.
+
+        Raise MirrorError if a table belongs to another writer, or is already past this batch;
+        Superseded as `_applied_commit_lsn` does.
+        """
+        shape = self.shapes.of(part.newest)
+        texts = self.shapes.texts(part)
+        location = table_path(self.path, part.table)
+        columns = table_schema(shape) if shape.key else log_table_schema(shape)
+        replica_identity.check_log_names(part.table, shape)
+        replica_identity.check_names(part.table, columns.names)
+        if not TABLES.exists(spark, location):
+            part = self._of_one_relation(spark, location, part, own, NEW, last)
+            self._note_rename(part.table, shape.oid, last)
+            emptied = self._emptied.get(part.table)
+            return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
+        applied = self._applied_commit_lsn(spark, part.table, location)
+        if applied > commit_lsn:
+            raise MirrorError(
+                f"{location} has reached {format_lsn(applied)}, but the changes to be merged end at {format_lsn(commit_lsn)}: "
+                "an earlier merge was interrupted after it had written this table, and since then tables were left out of the "
+                "mirror, or its checkpoint location or its directory changes was lost",
+                hint="Run walgate mirror with --merge-every inf until it reports a micro-batch with changes up to "
+                f"{format_lsn(applied)} or later, then run walgate merge. After that, run walgate mirror as before.",
+            )
+        if applied < commit_lsn:
+            part = self._of_one_relation(spark, location, part, own, applied, last)
+            if part.cut is not None and part.cut[0] <= applied:
+                part = replace(part, cut=None)
+            refit = self._refit(spark, part, own, location, applied, last)
+            work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), refit=refit)
+            if refit is None:
+                is_emptied = part.table in self._emptied
+                if not (shape.key and is_emptied):  # all existing rows are removed
+                    TABLES.despite_conflicts(
+                        partial(replica_identity.convert, spark, location, part.table, shape, applied)
+                    )
+                if work.needs_merge or not shape.key:
+                    TABLES.despite_conflicts(partial(TABLES.align, spark, location, columns, casts=not is_emptied))
+                else:  # the rows are overwritten, and their columns too
+                    TABLES.allow_names(spark, location, columns.names)
+            keys = {} if last is None else last.keys
+            if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
+                base = work.base(spark)
+                assert base is not None
+                replica_identity.check_key(base, location, part.table, shape)
+            return work
+        return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
+
+    def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
+        """Return the commit LSN that a table has reached. Raise Superseded if it is not the one
+        that this writer has left there."""
+        known = self._applied.get(table)
+        version = TABLES.version(spark, location)
+        if known is not None and known[1] == version:
+            return known[0]
+        found = TABLES.applied_commit_lsn(spark, location)
+        if known is not None and known[0] != found:
+            raise Superseded(location)
+        self._applied[table] = (found, version)
+        return found
+
+    def _refit(
+        self,
+        spark: SparkSession,
+        part: TablePart,
+        own: pa.Table | DataFrame,
+        location: str,
+        applied: int,
+        last: manifest.RecordedVersion | None,
+    ) -> Refit | None:
+        """Return how to rewrite the columns, if some were renamed, replaced, or added with a
+        default. Raise MirrorError if `strict` and the effect on existing rows is unknown."""
+        shape = self.shapes.of(part.newest)
+        version = self._version_before(part, own, applied, last)
+        if version in (None, part.newest) or (part.cut is not None and shape.key):
+            return None
+        try:
+            before = self.shapes.of(version)
+        except KeyError:  # merged by a release that did not store schemas
+            return None
+        if before.oid != shape.oid:
+            return None
+        change = change_of_columns(before, shape, missing_values(map(self.shapes.of, part.schema_ids)))
+        self._note_doubts(part.table, before, shape, change)
+        if change.is_plain(before.columns) or self._is_of_a_person(spark, part.table, location, applied, last):
+            return None
+        wanted = table_schema(shape) if shape.key else log_table_schema(shape)
+        TABLES.allow_names(spark, location, wanted.names)
+        return Refit(before, change, wanted)
+
+    def _version_before(
+        self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: manifest.RecordedVersion | None
+    ) -> int | None:
+        """Return the schema id of the relation's version whose columns a table has, or None if it
+        is not known."""
+        taken = None
+        if last is None or applied > last.commit_lsn:
+            taken = replica_identity.newest_up_to(own, applied)
+        if taken is None and last is not None:
+            taken = last.schema_ids.get(str(part.table))
+        return taken
+
+    def _is_of_a_person(
+        self, spark: SparkSession, table: TableName, location: str, applied: int, last: manifest.RecordedVersion | None
+    ) -> bool:
+        """Return whether the operator has overwritten the table with the source's current rows, as
+        an error message advised: then no columns have to be changed."""
+        known = None if last is None else last.tables.get(str(table))
+        if last is None or known is None or applied > last.commit_lsn:
+            return False
+        return TABLES.was_overwritten(spark, location, known)
+
+    def _note_doubts(self, table: TableName, before: TableSchema, shape: TableSchema, change: ColumnChange) -> None:
+        if doubts := doubts_of(before, shape, change):
+            self._note_doubt(table, doubts)
+
+    def _note_rename(self, table: TableName, oid: int, last: manifest.RecordedVersion | None) -> None:
+        """Note that a table new in the mirror was there under another name."""
+        before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
+        if before and before != [str(table)]:
+            self._note_doubt(table, f"it was {before[0]} before, and the rows from before are only there")
+
+    def _note_doubt(self, table: TableName, doubt: str) -> None:
+        if self.strict:
+            raise MirrorError(
+                f"{table}: {doubt}",
+                hint="Run walgate snapshot start for this table, and start the mirror once without --strict.",
+            )
+        self._doubts.append(f"{table}: {doubt}. A snapshot of the table corrects that")
+
+    def _of_one_relation(
+        self,
+        spark: SparkSession,
+        location: str,
+        part: TablePart,
+        own: pa.Table | DataFrame,
+        applied: int,
+        last: manifest.RecordedVersion | None,
+    ) -> TablePart:
+        """Cut the part where a new relation with the table's name begins, if the rows of the former
+        relation were not removed by an event. Return the part.
+
+        Raise MirrorError if the new relation was known by another name, or if `on_recreated` is
+        STOP.
+        """
+        self._emptied.pop(part.table, None)
+        oids = {} if last is None else dict(last.oids)
+        known = oids.pop(str(part.table), None)
+        former = [] if last is None else TableStates.of(last.standing).former.get(str(part.table), [])
+        begin = replica_identity.beginning_of_relation(
+            part,
+            location,
+            own,
+            lambda schema_id: self.shapes.of(schema_id).oid,
+            known,
+            {*oids.values(), *former},
+            lambda: self._was_emptied(spark, location, part.table, last),
+        )
+        if begin is None:
+            return part
+        if self.on_recreated == STOP:
+            raise replica_identity.recreated(part.table, location, may_empty=True)
+        if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows are gone already
+            replica_identity.keep(spark, location, kept_path(self.path, part.table, known), applied)
+        self._emptied[part.table] = (begin[0], begin[1] - 1)
+        return replace(part, cut=max(self._emptied[part.table], part.cut or (-1, -1)))
+
+    def _was_emptied(
+        self, spark: SparkSession, location: str, table: TableName, last: manifest.RecordedVersion | None
+    ) -> bool:
+        """Return whether the table is empty, or was overwritten by the operator with the source's
+        rows."""
+        assert last is not None
+        return replica_identity.is_empty(TABLES.rows(spark, location)) or TABLES.was_overwritten(
+            spark, location, last.tables[str(table)]
+        )

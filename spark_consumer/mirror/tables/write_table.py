@@ -1,0 +1,182 @@
+"""Write of one table's part of a batch, in one commit.
+
+A small batch is folded in this process (fold/fold_arrow.py), a large one in Spark
+(fold/fold_spark.py): a Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
+for the first time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from spark_consumer.arrow import to_frame
+from spark_consumer.mirror.batch_contents import TablePart
+from spark_consumer.mirror.columns import ColumnChange
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.fold_table import (
+    flat_states,
+    key_bounds,
+    living_rows,
+    small_states,
+    spark_states,
+    table_schema,
+    unsent_columns,
+)
+from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_yet, small_log
+from spark_consumer.mirror.fold.merge_source import flat, laid_over, merged_columns, rows
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_format import APPLICATION
+from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.rewrite_columns import fitted
+
+NEW = -1
+# For tables up to this size, no files are skipped by key bounds: finding the files with keys
+# between two bounds is a job of half a second, as is reading a million keys.
+_SKIPPED_IN_BYTES = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """A change to a table's columns. `before`: version of the relation whose columns the table has;
+    `wanted`: the columns that it gets."""
+
+    before: TableSchema
+    change: ColumnChange
+    wanted: StructType
+
+
+@dataclass(frozen=True, slots=True)
+class TableWork:
+    """Part of a batch that is to be written to one table. `applied`: commit LSN that the table has
+    reached; NEW: it does not exist yet."""
+
+    location: str
+    part: TablePart
+    shape: TableSchema
+    texts: dict[int, str]  # schema id -> JSON text
+    applied: int
+    emptied: tuple[int, int] | None = None  # position of the TRUNCATE with which a recreated relation begins
+    deletion_vectors: bool = True  # for a new table
+    refit: Refit | None = None  # if existing rows get other columns: the table is then rewritten as a whole
+
+    def base(self, spark: SparkSession) -> DataFrame | None:
+        """Return the existing rows, or None if they are not needed: if `part` has a TRUNCATE, a
+        table with a key loses them all."""
+        if self.applied == NEW or (self.shape.key and not self.needs_merge):
+            return None
+        there = TABLES.rows(spark, self.location)
+        if self.refit is None:
+            return there
+        as_now = replica_identity.converted(there, self.part.table, self.location, self.shape, self.applied)
+        return fitted(spark, as_now, self.refit.change, self.refit.before, self.shape, self.refit.wanted)
+
+    @property
+    def needs_merge(self) -> bool:
+        """Return whether existing rows stay, so that the states have to be merged into them."""
+        return self.applied != NEW and self.part.cut is None
+
+    @property
+    def mode(self) -> str:
+        """Mode of a write that is not a merge."""
+        return "append" if self.part.cut is None else "overwrite"
+
+    def properties(self, columns: Sequence[str]) -> dict[str, str]:
+        """Return the properties for a new table. A log gets no deletion vectors, since nothing is
+        ever deleted from it."""
+        return TABLES.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
+
+
+def write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
+    if isinstance(own, DataFrame):
+        write_large(spark, work, own, commit_lsn)
+    else:
+        write_small(spark, work, own, commit_lsn)
+
+
+def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
+    """Write one table's part of a small batch, which is folded here: Spark gets only the rows to be
+    written."""
+    shape = work.shape
+    if not shape.key:
+        log = small_log(records, shape, work.texts, work.emptied)
+        log = log.filter(pc.greater(log["_commit_lsn"], work.applied))
+        _write_log(spark, work, to_frame(spark, log, log_table_schema(shape)), commit_lsn)
+        return
+    # Changes that the table has already are not folded again: the values of unsent columns may have
+    # come from a row that no longer exists.
+    records = records.filter(pc.greater(records["commit_lsn"], work.applied))
+    states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    if not work.needs_merge:
+        _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
+        return
+    unsent = unsent_columns(states)
+    if work.refit is not None:
+        _write_refitted(spark, flat_states(spark, states, unsent), work, commit_lsn, unsent)
+    else:
+        bounds = key_bounds(states, shape) if _is_large(spark, work.location) else {}
+        source = flat_states(spark, states, unsent)
+        TABLES.merge(spark, work.location, source, *merged_columns(source, shape, unsent, bounds))
+
+
+def _is_large(spark: SparkSession, location: str) -> bool:
+    """Return whether reading all keys of the table costs more than finding the files that may
+    contain some."""
+    size = TABLES.byte_count(spark, location)
+    return size is None or size > _SKIPPED_IN_BYTES
+
+
+def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
+    """Write one table's part of a large batch, decoded and folded by Spark's workers."""
+    shape = work.shape
+    if not shape.key:
+        log = large_log(spark, records, shape, work.texts, work.emptied)
+        _write_log(spark, work, not_yet(log, work.applied), commit_lsn)
+        return
+    records = not_yet(records, work.applied, "commit_lsn")
+    states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    try:
+        if not work.needs_merge:
+            _write_rows(rows(states, shape), work, work.mode, commit_lsn)
+        elif work.refit is not None:
+            _write_refitted(spark, flat(states, shape, unsent), work, commit_lsn, unsent)
+        else:
+            source = flat(states, shape, unsent)
+            TABLES.merge(spark, work.location, source, *merged_columns(source, shape, unsent))
+    finally:
+        events.unpersist()
+
+
+def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
+    """Write rows that are not merged. The write fails if the table has changed since it was
+    prepared: appended rows would then be there twice."""
+    if work.applied == NEW:
+        properties = work.properties(frame.columns)
+        TABLES.write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
+    else:
+        expected = {APPLICATION: work.applied}
+        TABLES.write_once(
+            frame, work.location, mode, commit_lsn, overwrite_schema=mode == "overwrite", expected=expected
+        )
+
+
+def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:
+    base = work.base(spark) if work.refit is not None else None
+    if base is None:
+        _write_rows(log, work, "append", commit_lsn)
+    else:
+        TABLES.write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
+
+
+def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
+    """Write the existing rows in their new columns together with the states `source` (as made by
+    `flat`), in one commit, so that columns are never changed twice."""
+    base = work.base(spark)
+    assert base is not None
+    made = laid_over(base, source, work.shape, unsent)
+    TABLES.write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)

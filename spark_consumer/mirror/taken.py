@@ -1,0 +1,43 @@
+"""The state of a mirror: how far changes were appended to it, and how far they were merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+
+from spark_consumer.mirror import changes, manifest, writer_epoch
+from spark_consumer.mirror.paths import manifest_path
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_states import TableStates
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """State of a mirror: it has all changes up to `commit_lsn`, and those up to `merged_lsn` (0:
+    none) are merged into the tables. `stale`, `filling`: numbers of tables."""
+
+    commit_lsn: int
+    merged_lsn: int
+    commit_time: datetime | None
+    stale: int
+    filling: int
+
+
+def taken_in(spark: SparkSession, path: str) -> Taken | None:
+    """Return what a mirror contains, or None if it has no changes. Raise MirrorError."""
+    writer_epoch.check_form(spark, path)
+    last = manifest.picture(spark, path) if TABLES.exists(spark, manifest_path(path)) else None
+    appended_lsn = changes.appended_lsn(spark, path)
+    merged_lsn = -1 if last is None else last.commit_lsn
+    commit_lsn = max(appended_lsn, merged_lsn)
+    if commit_lsn == -1:
+        return None
+    commit_time = None if last is None else last.commit_time
+    if appended_lsn > merged_lsn:
+        commit_time = changes.last_time(spark, path, merged_lsn) or commit_time
+    standing = TableStates.of(None if last is None else last.standing)
+    stale = 0 if last is None else len(standing.stale(last.complete))
+    time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # a Row has local times
+    return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(standing.filling))

@@ -1,0 +1,49 @@
+"""An old primary that came back and stands first in source.dsn is asked for ever.
+
+Story: source.dsn names both servers. After the failover the old primary is started again, by
+mistake or by a tool, and takes connections. The gateway saw that it was left behind, waited, and
+asked the same host again at each attempt.
+
+Scenario: the gateway has read the new primary, and starts with the old one in front of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gateway.local import Kafka, Postgres, Registry
+from tests.conftest import TEST_SETTINGS
+from tests.evolution.theatre import theatre
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+
+async def test_the_next_host_is_tried_behind_an_old_primary(
+    kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async with Postgres(18, settings=TEST_SETTINGS) as old, Postgres(18, settings=TEST_SETTINGS, standby_of=old) as new:
+        connection = await new.connect()
+        await connection.execute("SELECT pg_promote()")
+        await connection.close()
+        async with theatre(topic_prefix, new, kafka, registry, tmp_path / "gateway.log") as stage:
+            await stage.sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
+            await stage.gateway.streaming()
+            assert await stage.gateway.stop() == 0
+            admin = await old.connect()
+            await admin.execute(f"CREATE DATABASE {topic_prefix}")
+            await admin.close()
+            left_behind = await old.connect(topic_prefix)
+            await left_behind.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
+            await left_behind.close()
+            own = new.database_dsn(topic_prefix)
+            await stage.gateway.streaming(source__dsn=own.replace("@", f"@127.0.0.1:{old.port},"))
+            (again,) = stage.gateway.events("restarting")
+            assert "is an old primary" in again["reason"]
+            await stage.sql.execute("INSERT INTO t VALUES (1)")
+            found = await asyncio.wait_for(stage.delivered(lambda found: bool(found.committed("t"))), 60)
+            found.close()
+            assert found.rows("t") == [{"id": 1}]
+            assert await stage.gateway.stop() == 0
