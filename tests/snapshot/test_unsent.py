@@ -104,6 +104,8 @@ class History:
             "INSERT INTO h.t SELECT g, 'old', 'sad' FROM generate_series(1, 40) g;"
             f"CREATE PUBLICATION p {kind} WITH (publish = '{publish}')"
         )
+        # What was removed for the last history is counted before this one begins.
+        await self.sql.execute("SELECT pg_stat_force_next_flush()")
         self.is_filtered = "WHERE" in kind
         self.oid = await self.sql.fetchval("SELECT 'h.t'::regclass::oid::int8")
         await self._sent()

@@ -9,7 +9,7 @@ taken to differ.
 
 A new file proves nothing alone. VACUUM FULL and CLUSTER copy rows, which keep their xmin; ALTER
 TABLE gives every row a new one, and TRUNCATE leaves no rows. A row from before the last look shows
-that the file is a copy. All of these but TRUNCATE give the table another TOAST table, if it has
+that the file is a copy. Of these, only ALTER TABLE gives the table another TOAST table, if it has
 one.
 """
 
