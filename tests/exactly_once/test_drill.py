@@ -50,7 +50,7 @@ class Place:
     def set(self, **settings: object) -> None:
         self.gateway.settings |= settings
 
-    async def has_run(self, **settings: object) -> None:
+    async def has_run(self, **settings: str) -> None:
         """The gateway has delivered a row and was stopped."""
         await self.gateway.streaming(**settings)
         await self.sql.execute("INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t")
