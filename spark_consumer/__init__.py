@@ -8,7 +8,8 @@ changelogs.
     changelog   every change of every table, appended once
     jobs        the command line, the session, the lifecycle of a job
 
-`reader` needs no PySpark, pyarrow or numpy; `columnar` needs no PySpark.
+In: topics and the schema registry. Out: frames, tables, and their state. This package must not know
+PostgreSQL or the gateway. `reader` needs no PySpark, pyarrow or numpy; `columnar` needs no PySpark.
 """
 
 import sys

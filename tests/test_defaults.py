@@ -52,7 +52,7 @@ def _settings() -> dict[str, Any]:
     found = {}
     for section, field in Settings.model_fields.items():
         for name, info in field.annotation.model_fields.items():  # type: ignore[union-attr]
-            default = info.get_default(call_default_factory=True)  # type: ignore[call-arg]
+            default = info.get_default(call_default_factory=True)
             if default is not PydanticUndefined:
                 found[f"{section}.{name}"] = default
     return found

@@ -1,4 +1,5 @@
-"""Pure packages do no I/O: they use no event loop, socket, thread, clock, settings or metrics."""
+"""Pure packages do no I/O: they use no event loop, socket, thread, clock, settings or metrics. Each
+package says what comes in, what goes out, and what it must not know."""
 
 from __future__ import annotations
 
@@ -101,3 +102,27 @@ def test_what_knows_delta_stands_in_one_room() -> None:
     found = {str(path.relative_to(ROOT)): set(texts_of_delta(path.read_text())) for path in files}
     assert {name: texts for name, texts in found.items() if texts} == SAYS_DELTA
     assert all(list(texts_of_delta((DELTA_ROOM / name).read_text())) for name in ("delta_write.py", "delta_log.py"))
+
+
+PACKAGES = sorted(
+    path for room in ("gateway", "schemas", "spark_consumer") for path in (ROOT / room).rglob("__init__.py")
+)
+MOST_LINES = 10
+
+
+def boundary(docstring: str) -> list[str]:
+    """Return the lines of the paragraph about what comes in, what goes out, and what is not known."""
+    paragraphs = re.split(r"\n\s*\n", docstring)
+    found = [text for text in paragraphs if re.match(r"In: .*\bOut:\s.*\bmust not\b", text.strip(), re.DOTALL)]
+    return found[0].strip().splitlines() if len(found) == 1 else []
+
+
+@pytest.mark.parametrize("path", PACKAGES, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_package_says_what_comes_in_and_out_and_what_it_must_not_know(path: Path) -> None:
+    lines = boundary(ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "")
+    assert 0 < len(lines) <= MOST_LINES
+
+
+@pytest.mark.parametrize("text", ["In: rows. Out: records.", "The rows.\n\nOut: records. It must not know Kafka.", ""])
+def test_a_package_without_its_boundary_is_seen(text: str) -> None:
+    assert boundary(text) == []

@@ -1,13 +1,14 @@
-"""Kafka's side of the gateway: encoded records, markers and a position come in; they leave in Kafka
-transactions. Topics are created and checked here too.
+"""Kafka's side of the gateway: transactions, the position topic, and topics.
 
     aiokafka_internals.py                          all that touches aiokafka's private attributes
     batches.py delivery.py producer.py             records -> batches -> Kafka transactions
     position_topic.py last_commit.py               what earlier runs have written
     topics.py topic_admin.py durability.py         topics: names, creation, replicas
+    fixed_topics.py                                topics that belong to no relation
     cluster_facts.py listener_probe.py probe.py    facts for `walgate check` and for health checks
     errors.py shutdown.py                          what follows an error; closing with a time limit
 
-This package knows neither PostgreSQL nor rows: a record's key and value are bytes, and
+In: encoded records, markers and a position. Out: Kafka transactions, and facts about the cluster.
+This package must not know PostgreSQL or rows: a record's key and value are bytes, and
 gateway/transactions decides when a Kafka transaction is closed.
 """

@@ -9,7 +9,6 @@ web page.
                                       the HTTP port
     http_client                       queries the HTTP port of another process
 
-In: values that other packages report. Out: HTTP responses, metrics and log lines. Nothing here
-queries PostgreSQL, Kafka or the registry; of the gateway, this package knows only
-gateway/errors.py.
+In: values that other packages report. Out: HTTP responses, metrics and log lines. This package
+must not know PostgreSQL, Kafka or the registry; of the gateway, it imports only gateway/errors.py.
 """

@@ -1,5 +1,4 @@
-"""pgoutput: the bytes of one message of logical replication come in, one frozen dataclass goes out.
-Pure: no state, no I/O.
+"""pgoutput: one message of logical replication. Pure: no state, no I/O.
 
     decode.py           which message it is
     letters.py          the bytes that identify messages and their parts
@@ -13,20 +12,22 @@ Pure: no state, no I/O.
     two_phase.py        prepared transactions
     errors.py           PgOutputError
 
-This package knows neither the connection nor Avro; a value remains the bytes that the server sent.
-Sentences in double quotes are the manual's own (55.9 Logical Replication Message Formats).
+In: the bytes of one message. Out: one frozen dataclass. This package must not know the connection
+or Avro: a value remains the bytes that the server sent. Sentences in double quotes are the manual's
+own (55.9 Logical Replication Message Formats).
 """
 
 from gateway.pgoutput.cursor import PG_EPOCH
 from gateway.pgoutput.decode import PgOutputMessage, decode
 from gateway.pgoutput.errors import PgOutputError
 from gateway.pgoutput.logical_message import Message, MessageHead, read_message_head
-from gateway.pgoutput.relation import Column, Relation, ReplicaIdentity, Type
+from gateway.pgoutput.relation import Column, Relation, Type
 from gateway.pgoutput.row import Delete, Insert, Truncate, Update
 from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
 from gateway.pgoutput.transaction import Begin, Commit, Origin
 from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text, TupleData, TupleValue, Unchanged
 from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
+from schemas.relation import ReplicaIdentity
 
 __all__ = [
     "PG_EPOCH",

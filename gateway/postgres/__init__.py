@@ -1,5 +1,4 @@
-"""PostgreSQL's side of the gateway: settings come in; facts about the server, CopyData frames and
-classified errors go out; standby status goes back.
+"""PostgreSQL's side of the gateway. No other package speaks the replication protocol.
 
     login.py authentication.py scram.py credentials.py   log-in by asyncpg: hosts, TLS, passwords
     connection.py                                        connections for SQL and for replication
@@ -10,6 +9,7 @@ classified errors go out; standby status goes back.
     wal_retention.py slot_creation_blockers.py           what keeps WAL or delays a slot's creation
     errors.py cached_query.py asyncpg_internals.py       errors, repeated queries, private asyncpg
 
-This package knows nothing of a frame's payload except its first byte, and nothing of Kafka. No
-other package speaks PostgreSQL's replication protocol.
+In: settings, and the LSNs to acknowledge. Out: facts about the server, CopyData frames, classified
+errors, and standby status to the server. This package must not know a frame's payload except its
+first byte, nor Kafka.
 """

@@ -7,7 +7,8 @@
                                   decides when PostgreSQL gets a flush LSN
     quarantine                    what an error of one table means: go on without it, or stop
     relation_registrar            Relation messages -> topics and registered schemas
-    column_rules  fixed_topics    rules for columns; topics that belong to no relation
+    dialect  native_dialect       all that depends on the dialect of the records, and Walgate's own
+    column_rules                  rules for columns
     excluded_tables               tables that source.excluded_tables leaves out
     source_catalog                what the catalog shows, at the start and while the stream runs
     monitor  stream_status        probes of the servers beside the stream; how far the stream is
@@ -21,6 +22,6 @@ process. gateway/kafka/errors.py and gateway/postgres/errors.py decide which one
 supervisor carries it out.
 
 In: settings, and the answers of PostgreSQL, Kafka and the registry. Out: records in Kafka, the
-position, and the status on the status board. This package connects all others and may import any of
-them except gateway/cli and gateway/demo, which alone may import it.
+position, and the status on the status board. This package connects all others. It must not know
+gateway/cli and gateway/demo, which alone import it.
 """

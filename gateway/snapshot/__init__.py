@@ -9,7 +9,8 @@ commits.
 
 In: the catalog and rows (SQL), the stream's changes and messages (as observer of the state
 machine), commands, and the stored state. Out: change events and markers, through the state machine,
-and the state of each table, for the Kafka transaction of its rows.
+and the state of each table, for the Kafka transaction of its rows. This package must not know how
+records reach Kafka or how PostgreSQL is connected to.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
 replication starts, and `run` as a task beside the replication loop (gateway/runtime/pump.py). The
@@ -27,6 +28,7 @@ process does not know, and is ignored.
     coordinator                             begins, resumes and ends the snapshots of tables
     commands                                commands of operators, from logical messages
     discovery  comparison                   tables never read, and rows changed without an event
+    content_query                           the catalog entries that published rows depend on
     read_plan  sql                          what a relation is, and the queries that read it
     table_task  table_tasks                 the snapshot of one table, and those of all tables
     reader_tasks  chunk_reader              the tasks that read chunks; one chunk

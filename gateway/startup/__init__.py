@@ -13,8 +13,8 @@
 
 In: facts that gateway/postgres and gateway/kafka have read, the stored position, and settings as
 values. Out: findings (errors and warnings), and the steps that gateway/runtime carries out. The
-package is pure: it knows no connection, no clock and no event loop. Only connect_offset reads a
-file.
+package is pure: it must not know a connection, a clock or an event loop. Only connect_offset reads
+a file.
 
 Theory
 ======

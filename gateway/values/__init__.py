@@ -1,5 +1,4 @@
-"""Values of columns: the bytes that PostgreSQL sent, in text or binary form, come in; Avro bytes go
-out, or PostgreSQL's text for `special`.
+"""Values of columns: from PostgreSQL's forms to Avro.
 
     column_codec.py column_readers.py row_readers.py    encoders and readers of a column and a row
     column_rules.py                                     columns dropped, nulled, hashed, truncated
@@ -10,6 +9,7 @@ out, or PostgreSQL's text for `special`.
     special_values.py                                   exceptions: values beyond the Avro type
     built_in_types.py                                   the facts of PostgreSQL's built-in types
 
-This package is pure. It knows neither records nor topics: schemas/avro_types.py decides the Avro
-type of a column, and gateway/events puts the values of a row together.
+In: the bytes that PostgreSQL sent, in text or binary form. Out: Avro bytes, or PostgreSQL's text
+for `special`. This package is pure and must not know records or topics: schemas/avro_types.py
+decides the Avro type of a column, and gateway/events puts the values of a row together.
 """

@@ -6,5 +6,5 @@
     versions        reads all tables as of one commit, with unmerged_overlay.py for unmerged changes
 
 In: rows of source.frames.RAW, and value schemas. Out: what paths.py lists, reports and verdicts.
-This package reads neither Kafka nor the registry, and does not know the command line (jobs).
+This package must not know Kafka, the registry or the command line (jobs).
 """

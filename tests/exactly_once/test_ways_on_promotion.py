@@ -12,10 +12,10 @@ import asyncpg
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
-from tests.bugs.test_002_standby_that_is_down import PRIMARY_SETTINGS, STANDBY_SETTINGS
 from tests.conftest import Database
 from tests.exactly_once.test_ways_on import Place, _place
 from tests.slots import until_confirmed
+from tests.startup.test_standby_that_is_down import PRIMARY_SETTINGS, STANDBY_SETTINGS
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 

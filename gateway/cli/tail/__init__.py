@@ -9,4 +9,7 @@ from_topics.py     change events, markers and logical messages from the topics
 record_json.py     Confluent-framed records -> JSON objects, with the registry's schemas
 decode_input.py    hexadecimal text and files
 output.py          stdout and signals
+
+In: messages of a slot, records of topics, files. Out: lines on stdout. This package must not know
+positions or the gateway's own slot: it acknowledges nothing and writes nothing to Kafka.
 """

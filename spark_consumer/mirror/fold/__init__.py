@@ -8,4 +8,7 @@
 
 batch_contents.within_reach chooses: it returns few changes as an Arrow table, which is folded in
 this process, and many as a DataFrame. unmerged_overlay.py folds with the same functions.
+
+In: changes of one table, in order. Out: a last state for each key. This package must not know where
+changes come from or how tables are stored.
 """

@@ -1,4 +1,4 @@
-"""007: a slot that somebody advances within a start is read from there, and what lies between is
+"""A slot that somebody advances within a start is read from there, and what lies between is
 missing without a word.
 
 Story: the start judges the slot and the position, registers schemas, begins its epoch, and then

@@ -1,4 +1,4 @@
-"""003: of two gateways that start together, the slower one says that WAL was lost.
+"""Of two gateways that start together, the slower one says that WAL was lost.
 
 Story: the documented stand-by is a second gateway with the same settings. A reads its position,
 then waits for a slow registry; B takes the slot and moves on; A compares the slot of now with the

@@ -1,4 +1,4 @@
-"""006: an old primary that came back and stands first in source.dsn is asked for ever.
+"""An old primary that came back and stands first in source.dsn is asked for ever.
 
 Story: source.dsn names both servers. After the failover the old primary is started again, by
 mistake or by a tool, and takes connections. The gateway saw that it was left behind, waited, and

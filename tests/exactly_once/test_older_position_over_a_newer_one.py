@@ -1,4 +1,4 @@
-"""005: with at_least_once, a gateway that was stopped for a while writes its older position over
+"""With at_least_once, a gateway that was stopped for a while writes its older position over
 the newer one.
 
 Story: without Kafka transactions nothing fenced the first gateway. Stopped (SIGSTOP) until a second

@@ -1,4 +1,4 @@
-"""004: a first start that is killed within its first Kafka transaction can never be repeated.
+"""A first start that is killed within its first Kafka transaction can never be repeated.
 
 Story: the intent to create the slot is a Kafka transaction, which also names the marker topic's
 partition. Killed before its commit, the next start aborts it; the abort leaves a control record in

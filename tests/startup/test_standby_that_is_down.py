@@ -1,4 +1,4 @@
-"""002: a standby that is restarted ends the gateway with the advice to drop the slot.
+"""A standby that is restarted ends the gateway with the advice to drop the slot.
 
 Story: for failover slots, docs/checklist.md asks for `synchronized_standby_slots`. While the
 standby is down, the server warns within the stream, `WARNING 55000 ... does not have active_pid`,

@@ -1,4 +1,4 @@
-"""008: a warning that rows are not sent, for tables that hold none.
+"""A warning that rows are not sent, for tables that hold none.
 
 Story: under PostgreSQL's regression suite, with FOR ALL TABLES, the gateway said 323 times that a
 table was "published without the rows that it holds": each time for a table that had just been

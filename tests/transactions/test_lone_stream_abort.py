@@ -1,4 +1,4 @@
-"""001: PostgreSQL 18 ends the subtransaction of a transaction that it never streamed.
+"""PostgreSQL 18 ends the subtransaction of a transaction that it never streamed.
 
 Story: when its memory is full, 18 looks whether the largest transaction was rolled back meanwhile,
 which is so whenever the reader lags. If so it throws the transaction away unsent, but marks its
