@@ -60,8 +60,8 @@ class LogicalMessages(OrdinaryTransactions):
             return
         if not self._messages.takes(message.prefix):
             if self._watch is not None and transaction is not None and message.prefix in OWN_PREFIXES:
-                found = self._watch.message(message.prefix, message.content, transaction.xid, self.in_stream)
-                self.arrived = found or self.arrived
+                arrived = self._watch.message(message.prefix, message.content, transaction.xid, self.in_stream)
+                self.arrived = arrived or self.arrived
             return
         size = self._writer.message(transaction, message, change_lsn, self.resume_lsn)
         if size:

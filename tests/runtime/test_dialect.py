@@ -33,6 +33,10 @@ import gateway
 for module in pkgutil.walk_packages(gateway.__path__, "gateway.", onerror=lambda name: None):
     if not module.name.startswith("gateway.debezium"):
         importlib.import_module(module.name)
+from types import SimpleNamespace
+from gateway.runtime.dialect import dialect_of
+dialect = dialect_of(SimpleNamespace(writes_debezium=False, kafka=SimpleNamespace(prefix="cdc")))
+assert [marker.kind for marker in dialect.epoch_markers(SimpleNamespace(resume_lsn=8))] == ["EPOCH"]
 assert not any(name.startswith("gateway.debezium") for name in sys.modules)
 print("imported")
 """)

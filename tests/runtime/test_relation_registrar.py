@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
 from gateway.errors import Retry
 from gateway.pgoutput import Relation, ReplicaIdentity
+from gateway.runtime.native_dialect import NativeRelation
 from gateway.runtime.relation_registrar import RelationRegistrar
 from tests.snapshot.test_resume import DESCRIPTION
 
@@ -21,8 +21,8 @@ async def test_once_the_registry_has_failed_no_other_relation_is_tried(monkeypat
 
     async def nothing(*_: object) -> None: ...
 
-    async def described(*_: object) -> tuple[Any, None]:
-        return DESCRIPTION, None
+    async def described(*_: object) -> NativeRelation:
+        return NativeRelation(DESCRIPTION, "cdc")
 
     async def registered(*_: object) -> None:
         nonlocal tried
