@@ -34,6 +34,7 @@ RUN uv pip install --quiet --python /app/bin/python --no-deps dist/*.whl
 FROM build AS jars
 RUN uv pip install --quiet --python /build/bin/python -c requirements.lock jgo httpx2 rich
 COPY gateway/ gateway/
+COPY schemas/ schemas/
 RUN PYTHONPATH=$(echo /app/lib/python3*/site-packages) WALGATE_CACHE=/cache \
         python -c 'from gateway.local.artifacts import fetch_sets; fetch_sets("delta", "s3a", "s3proxy")' \
  && mkdir -p /jars/s3 /jars/spark \

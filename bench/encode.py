@@ -200,7 +200,7 @@ class _Announcer:
         description = describe(relation, self._captured.facts)
         return EventVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
 
-    async def comes_as_root(self, _: Relation) -> bool:
+    async def comes_as_root(self, _: Relation, previous: Relation | None) -> bool:
         return False
 
 

@@ -38,7 +38,7 @@ class ClusterBroker(Kafka):
 
     @property
     def voter(self) -> str:
-        return f"{self.number}@{HOST}:{self._controller_port}"
+        return f"{self.number}@{HOST}:{self.controller_port}"
 
     def _lay_out(self, folder: Path) -> None:
         super()._lay_out(folder)

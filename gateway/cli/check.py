@@ -25,7 +25,7 @@ from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
 from gateway.kafka.durability import Durability, cautions
 from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
-from gateway.kafka.topics import Topics
+from gateway.kafka.topics import Topics, deleted_topics
 from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
@@ -35,6 +35,7 @@ from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import holders
 from gateway.runtime.pattern_checks import check_patterns
+from gateway.runtime.relation_registrar import topics_with_schema
 from gateway.runtime.source_catalog import expected_of
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
 from gateway.schema_registry import open_registry
@@ -71,6 +72,7 @@ class _Check:
         self._facts: Facts | None = None
         self._registry_answers = False
         self._moment = 0
+        self._table_topics: list[str] = []
         self._expected = expected_of(settings)
 
     async def run(self) -> list[CheckResult]:
@@ -263,7 +265,7 @@ class _Check:
         own = [POSITION_TOPIC, expected.marker_topic, message_topic(kafka.prefix)]
         if self._settings.takes_snapshots:
             own.append(SNAPSHOT_TOPIC)
-        tables = [topics.possible_names(relation)[0] for relation in self._relations()]
+        tables = self._table_topics = [topics.possible_names(relation)[0] for relation in self._relations()]
         try:
             if not await self._advertised(addresses, expected):
                 return None
@@ -327,6 +329,20 @@ class _Check:
             self._add("resume_lsn", [error])
             return
         self._add("resume_lsn", self._judge(facts, stored, after, fresh))
+        known = stored.positions.get(fresh.key)
+        if known is not None and known.state == "ACTIVE":
+            await self._deleted_topics(kafka)
+
+    async def _deleted_topics(self, kafka: KafkaFacts) -> None:
+        """Check for tables whose topic is missing although its schema exists: it was deleted."""
+        missing = [name for name in self._table_topics if name not in kafka.topics and name not in kafka.unseen]
+        try:
+            async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
+                deleted = await topics_with_schema(client, missing)
+        except WalgateError as error:
+            self._add("registry", [error])
+            return
+        self._add("kafka", [deleted_topics(deleted)] if deleted else [])
 
     async def _stored(self, kafka: KafkaFacts, fresh: Position) -> Stored | None:
         """Read the stored position; return None if that failed, which a finding reports."""

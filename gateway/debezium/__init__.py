@@ -7,12 +7,12 @@ connect_codec, connect_forms,
 connect_times                   values
 row_encoder, source_block,
 column_defaults, json_encoder   records
-dialect, record_writer,
-json_sink                       what the gateway asks of a format; the writer of records
-registrar                       topics and schemas of relations
+record_writer, json_sink        what the state machine receives -> records
+registrar                       relations: schemas and encoders
+dialect                         what a session asks of a dialect (gateway/runtime/dialect.py)
 find_written, written_checks    which changes Debezium wrote before the gateway took over
 
 In: relations, rows, and positions of a connector. Out: schemas, records and topics in Debezium's
-format. Only gateway/runtime and the commands import this package; it must not know the order of
-transactions, which gateway/transactions keeps.
+format. No other package imports this one, except gateway/runtime/dialect.py, and only if
+kafka.dialect is debezium.
 """

@@ -41,6 +41,7 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Message
 from gateway.pgoutput.letters import INSERT, UPDATE
+from gateway.pgoutput.row import TuplePart
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.transaction import Prepared, RelationChangeTracker, Transaction
 from gateway.values.column_readers import some_bytes
@@ -184,6 +185,9 @@ class DebeziumVersion(RelationVersion):
             changes.hold_key(old_key)
         if lacks_values:
             changes.left_out(self.encoder, key, old_key)
+
+    def failing(self, part: TuplePart) -> str | None:
+        return self.records.failing(part)
 
     def too_large(self, what: str, size: int) -> StopForOperator:
         return self.outlet.too_large(what, size)

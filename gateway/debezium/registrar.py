@@ -39,10 +39,9 @@ log = structlog.get_logger()
 class DebeziumRelation:
     """A relation on its way to a DebeziumVersion."""
 
-    def __init__(self, relations: DebeziumRelations, relation: ConnectRelation, topic: str) -> None:
+    def __init__(self, relations: DebeziumRelations, relation: ConnectRelation) -> None:
         self.relation = relation
         self._relations = relations
-        self._topic = topic
         self._schema_ids: tuple[int, int | None] = (0, 0 if relation.key else None)
 
     @property
@@ -96,7 +95,7 @@ class DebeziumRelations:
         xid: int | None,
         attributes: Sequence[Attribute],
     ) -> DebeziumRelation:
-        return DebeziumRelation(self, await self.relation(description), topic)
+        return DebeziumRelation(self, await self.relation(description))
 
     async def relation(self, description: RelationDescription) -> ConnectRelation:
         """Describe the relation with the current facts of the catalog. Raises WalgateError."""

@@ -2,6 +2,7 @@
 
     row_encoder  row_encoder_slow     row messages -> framed keys and change events
     transaction_context               the fields that all events of a transaction have in common
+    change_key                        the keys of row messages, without their rows
     missing_values                    values that existing rows have in columns added later
     logical_message                   logical messages
     manifest                          where the records of a transaction are in Kafka

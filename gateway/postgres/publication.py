@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import asyncpg
@@ -347,25 +348,32 @@ async def filters_that_can_fail(
     return list(check_filters(publications, failing, types))
 
 
-_PARTITIONS: Final = """
-WITH RECURSIVE part (relid) AS (
-    SELECT i.inhrelid FROM pg_catalog.pg_inherits AS i JOIN pg_catalog.pg_class AS c ON c.oid = i.inhparent AND c.relkind = 'p'
-    WHERE i.inhparent = ANY ($1::bigint[]::oid[])
-    UNION
-    SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.relid
-)
-SELECT relid::bigint FROM part
+_DESCENT: Final = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = $1::oid) AS is_there,
+       ARRAY(SELECT a.relid::oid::int8 FROM pg_catalog.pg_partition_ancestors($1::oid::regclass) AS a
+             WHERE a.relid <> $1::oid) AS ancestors,
+       EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = $2::oid AND c.relkind = 'p') AS follows_root
 """
 
 
-async def partitions_of(sql: asyncpg.Connection, tables: Iterable[int]) -> frozenset[int]:
-    """Return all partitions, at every level, of the partitioned tables among these oids. Raises
-    classified errors."""
+@dataclass(frozen=True, slots=True)
+class Descent:
+    """The tables that a relation is a partition of. `follows_root`: the relation that was announced
+    before it is partitioned."""
+
+    exists: bool
+    ancestors: tuple[int, ...]
+    follows_root: bool
+
+
+async def descent_of(sql: asyncpg.Connection, relation_oid: int, previous_oid: int) -> Descent:
+    """Return the ancestors of a relation. Its cost does not depend on the number of published
+    tables. Raises classified errors."""
     try:
-        rows = await sql.fetch(_PARTITIONS, list(tables))
+        row = await sql.fetchrow(_DESCENT, relation_oid, previous_oid)
     except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the partitions of published tables") from error
-    return frozenset(oid for (oid,) in rows)
+        raise classify_exception(error, "querying the tables that a relation is a partition of") from error
+    return Descent(row["is_there"], tuple(row["ancestors"]), row["follows_root"])
 
 
 async def publication_names(sql: asyncpg.Connection) -> list[str]:

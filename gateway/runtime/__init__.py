@@ -7,7 +7,8 @@
                                   decides when PostgreSQL gets a flush LSN
     quarantine                    what an error of one table means: go on without it, or stop
     relation_registrar            Relation messages -> topics and registered schemas
-    column_rules  fixed_topics    rules for columns; topics that belong to no relation
+    dialect  native_dialect       all that depends on the dialect of the records, and Walgate's own
+    column_rules                  rules for columns
     excluded_tables               tables that source.excluded_tables leaves out
     source_catalog                what the catalog shows, at the start and while the stream runs
     monitor  stream_status        probes of the servers beside the stream; how far the stream is

@@ -14,9 +14,7 @@ class EventLoop(uvloop.Loop):
     each attempt to reach an address that cannot be resolved. Here the name is resolved before:
     awaited directly, the resolution is cancelled too."""
 
-    async def create_connection(  # type: ignore[override]
-        self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any
-    ) -> Any:
+    async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         if isinstance(host, str) and host:
             limits = {name: options.get(name, 0) for name in ("family", "proto", "flags")}
             await self.getaddrinfo(host, port, type=socket.SOCK_STREAM, **limits)

@@ -111,6 +111,10 @@ class HandOver(Protocol):
         (`is_again`) once more."""
         ...
 
+    def announced_leaf(self, relation_oid: int, root: int) -> None:
+        """Note that a partition is announced in the stream; its changes come as those of `root`."""
+        ...
+
     def take_states(self) -> dict[bytes, bytes]:
         """Return the states, by key, that become durable with the Kafka transaction that is closed
         now."""
@@ -151,6 +155,7 @@ class Pump:
         self._excluded_before: dict[int, int] = {}
         self._left_out = self._left_out_before = 0
         self._relation_names: dict[int, tuple[str, str]] = {}
+        self._announced_last: Relation | None = None
         self._policy = delivery.policy
         self._unclosed_bytes = 0
         self._unflushed_bytes = 0
@@ -374,7 +379,10 @@ class Pump:
         relation_oid = relation.relation_oid
         if relation_oid in machine.quarantined:
             return
-        if await self._announcer.comes_as_root(relation):
+        previous, self._announced_last = self._announced_last, relation
+        if await self._announcer.comes_as_root(relation, previous):
+            if self._snapshot is not None and previous is not None:
+                self._snapshot.announced_leaf(relation_oid, previous.relation_oid)
             name = f"{relation.namespace}.{relation.name}"
             machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
             return

@@ -23,7 +23,7 @@ from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Name, Topics, compacted_without_key
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.postgres.publication import partitions_of, publication_facts
+from gateway.postgres.publication import descent_of, publication_facts
 from gateway.relations.attributes import ATTRIBUTES_QUERY, Attribute, read_attributes
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import (
@@ -66,6 +66,18 @@ class _Catalog:
     attributes: dict[int, list[Attribute]]
 
 
+async def topics_with_schema(registry: RegistryClient, topics: Sequence[str]) -> list[str]:
+    """Return those of the topics whose values have a schema in the registry. Raises classified
+    errors."""
+    with_schema: list[str] = []
+    with classified_schema_errors():
+        for start in range(0, len(topics), _ASKED_AT_ONCE):
+            some = topics[start : start + _ASKED_AT_ONCE]
+            schemas = await asyncio.gather(*(registry.latest(value_subject(topic)) for topic in some))
+            with_schema += [topic for topic, schema in zip(some, schemas, strict=True) if schema is not None]
+    return with_schema
+
+
 class RowsOfPartition(Retry):
     """A partition whose root is published has rows of its own: it was published separately when
     they were written."""
@@ -106,7 +118,7 @@ class RelationRegistrar:
         self._is_first_epoch = is_first_epoch
         self._announced_types: dict[int, tuple[str, str]] = {}
         self._partitions_have_topics = partitions_have_topics
-        self._partitions_of_roots: frozenset[int] = frozenset()
+        self._partitions_of_roots: set[int] = set()
 
     async def prepare(self, relations: Iterable[Name]) -> None:
         """Create the topics of (schema, table) in batches, before their first row: creating a
@@ -121,13 +133,7 @@ class RelationRegistrar:
         """Raise DataGap if any of these missing topics has a schema. A topic is created before its
         first schema is registered, so such a topic was deleted."""
         names = [topic for relation in missing for topic in self._topics.possible_names(relation)]
-        deleted = []
-        with classified_schema_errors():
-            for start in range(0, len(names), _ASKED_AT_ONCE):
-                some = names[start : start + _ASKED_AT_ONCE]
-                found = await asyncio.gather(*(self._registry.latest(value_subject(topic)) for topic in some))
-                deleted += [topic for topic, schema in zip(some, found, strict=True) if schema is not None]
-        await self._topics.refuse_deleted(deleted)
+        await self._topics.refuse_deleted(await topics_with_schema(self._registry, names))
 
     async def _make_topics(self, relations: Sequence[Name]) -> None:
         """Create the topics of these relations and, if any is missing, those of all tables that are
@@ -153,17 +159,26 @@ class RelationRegistrar:
         """Remember the name of a type, for when the catalog no longer has it."""
         self._announced_types[message.type_oid] = (message.namespace, message.name)
 
-    async def comes_as_root(self, relation: Relation) -> bool:
+    async def comes_as_root(self, relation: Relation, previous: Relation | None) -> bool:
         """Return whether rows of this partition are sent as rows of its root, so that it needs no
-        topic. PostgreSQL describes the partition in any case."""
+        topic. PostgreSQL announces the root and then the partition. `previous` is the relation that
+        was announced before this one: a partition that was dropped is recognized by it."""
         oid = relation.relation_oid
         if self._partitions_have_topics or not await self._topics.without_topic([(relation.namespace, relation.name)]):
             return False
         if oid not in self._partitions_of_roots:
-            publications = await publication_facts(self._sql, self._publications)
+            descent = await descent_of(self._sql, oid, 0 if previous is None else previous.relation_oid)
+            if not descent.exists:
+                return descent.follows_root and previous is not None and _have_same_columns(relation, previous)
+            if not descent.ancestors:
+                return False
+            family = [oid, *descent.ancestors]
+            publications = await publication_facts(self._sql, self._publications, family)
             published = {each.relation_oid for facts in publications.values() for each in facts.relations}
-            self._partitions_of_roots = await partitions_of(self._sql, published) - published
-        return oid in self._partitions_of_roots
+            if oid in published or published.isdisjoint(descent.ancestors):
+                return False
+            self._partitions_of_roots.add(oid)
+        return True
 
     async def announce(
         self, relation: Relation, in_force: RelationVersion | None, xid: int | None = None
@@ -329,6 +344,12 @@ class RelationRegistrar:
             for oid, name in bases.items()
             if name[1] in by_name
         }
+
+
+def _have_same_columns(relation: Relation, root: Relation) -> bool:
+    """Return whether the columns of a relation are those of `root`, in whatever order."""
+    columns = [{(column.name, column.type_oid) for column in each.columns} for each in (relation, root)]
+    return columns[0] == columns[1]
 
 
 @contextmanager

@@ -28,6 +28,7 @@ process does not know, and is ignored.
     coordinator                             begins, resumes and ends the snapshots of tables
     commands                                commands of operators, from logical messages
     discovery  comparison                   tables never read, and rows changed without an event
+    content_query                           the catalog entries that published rows depend on
     read_plan  sql                          what a relation is, and the queries that read it
     table_task  table_tasks                 the snapshot of one table, and those of all tables
     reader_tasks  chunk_reader              the tasks that read chunks; one chunk

@@ -13,9 +13,10 @@ import asyncpg
 from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.snapshot.content_query import PLAN, content_query
 from gateway.snapshot.progress_log import tell_unsent_at_all
 from gateway.snapshot.rules.relation_files import LeafContent, RelationFiles, new_files, read_contents, unsent
-from gateway.snapshot.sql import FILE_FACTS, HORIZON, content_query, has_old_row, qualified
+from gateway.snapshot.sql import FILE_FACTS, HORIZON, has_old_row, qualified
 
 _COMPARABLE_XIDS: Final = (1 << 31) - 100_000_000
 """Rows have 32-bit transaction ids: ids that are farther apart cannot be compared."""
@@ -65,6 +66,7 @@ class Comparison:
         query = content_query(self._sql.get_server_version().major)
         try:
             async with transaction(self._sql, isolation="repeatable_read", readonly=True):
+                await self._sql.execute(PLAN)
                 horizon: int = await self._sql.fetchval(HORIZON)
                 rows = await self._query.fetch(self._sql, query, sorted(relation_oids), self._publications)
         except DRIVER_ERRORS as error:

@@ -248,6 +248,10 @@ class SnapshotCoordinator:
         self._is_look_due |= is_again
         self._discovery.announced(relation.relation_oid, relation.namespace, relation.name)
 
+    def announced_leaf(self, relation_oid: int, root: int) -> None:
+        """Note that the stream has announced a partition whose rows come as rows of its root."""
+        self._is_look_due |= self._discovery.announced_leaf(relation_oid, root)
+
     def take_states(self) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed."""
         is_known = self._is_first or self._discovered_at > 0 or self._readings.stream_state is not None

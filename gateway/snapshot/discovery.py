@@ -10,10 +10,12 @@ from typing import Final
 import asyncpg
 
 from gateway.config.settings import SnapshotSettings
+from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.comparison import Comparison
 from gateway.snapshot.progress_log import tell_late, tell_quarantined, tell_unsent
-from gateway.snapshot.rules.relation_files import RelationFiles
+from gateway.snapshot.rules.relation_files import ANNOUNCED, LeafContent, RelationFiles
+from gateway.snapshot.sql import EXISTING
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
@@ -50,6 +52,20 @@ class Discovery:
         self._is_late = is_late
         self.published: dict[tuple[str, str], int] = {}
         self._comparison = Comparison(sql, names)
+        self._logged_names: dict[int, set[tuple[str, str]]] = {}
+        """Other names of a relation of which the log has said that they are, or were, its name. The
+        stream may announce them later."""
+        self._returned: set[int] = set()
+        """Relations of `_logged_names` that the stream has announced under their name again."""
+        self._announced_renames: set[int] = set()
+        """Relations that were reported since the last look because the stream has announced them
+        under another name."""
+        self._announced_leaves: dict[int, set[int]] = {}
+        """Announced partitions, by the oid of their root, that are not compared yet."""
+        self._departed_leaves: set[int] = set()
+        """Partitions that a look has missed. The stream may announce them later."""
+        self._strangers: set[int] = set()
+        """Announced relations that no look has seen."""
 
     async def look(self) -> None:
         """Look at the publications and the catalog once.
@@ -60,11 +76,14 @@ class Discovery:
         last look. Raises classified errors.
         """
         readings = self._readings
+        strangers, self._strangers = self._strangers, set()
         publications = await self._publications.facts(self._sql)
         relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
         for oid in [oid for oid in {*readings.by_oid, *readings.known} if oid not in relations]:
             readings.leave(oid)
         self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
+        excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
+        await self._leave_strangers(strangers - relations.keys() - excluded)
         new = [each for oid, each in relations.items() if oid not in readings.known and oid not in readings.by_oid]
         quarantined = [each for each in new if each.relation_oid in readings.quarantined]
         if quarantined:
@@ -93,21 +112,43 @@ class Discovery:
         self._is_late = self._is_first = False
         await self._compare()
 
+    async def _leave_strangers(self, oids: set[int]) -> None:
+        """Note existing tables that were published only for a time. Consumers have some of their
+        rows, so they are read with the purpose REPLACE if they are published again."""
+        if not oids:
+            return
+        try:
+            existing = await self._sql.fetch(EXISTING, sorted(oids))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying tables that were published for a time") from error
+        for oid, namespace, name in existing:
+            self._readings.leave(oid, f"{namespace}.{name}")
+
     async def _compare(self) -> None:
         """Read known tables again whose rows have come, gone or changed without an event."""
         readings = self._readings
+        for oid in self._announced_leaves.keys() & readings.contents.keys() & readings.known:
+            self._note_leaves(oid, self._announced_leaves.pop(oid))
+        returned, self._returned = self._returned, set()
+        renamed = set(self._announced_renames)
+        contents = dict(readings.contents)  # what is announced during the look is compared by the next one
         look = await self._comparison.look(readings.known)
         changed = []
         for oid, now in list(look.contents.items()):
-            before = readings.contents.get(oid)
+            before = contents.get(oid)
             if before is None or not look.is_as_before(oid, before):
                 changed.append((oid, now, before))
+            elif readings.contents.get(oid) is not before:
+                continue
             elif look.horizon - before.horizon >= HORIZON_STEP:
                 readings.note_content(oid, replace(now, horizon=look.horizon))
             else:
                 readings.horizons[oid] = look.horizon
         for oid, now, before in changed:
             await self._account_for(oid, replace(now, horizon=look.horizon), before, look.until)
+        for oid in returned:
+            self._logged_names.pop(oid, None)
+        self._announced_renames -= renamed
 
     async def _account_for(self, oid: int, now: RelationFiles, before: RelationFiles | None, until: float) -> None:
         readings = self._readings
@@ -116,11 +157,23 @@ class Discovery:
             horizon = readings.horizons.get(oid, before.horizon)
             if now.account is not None and not now.account.memberships:
                 return  # it is no longer published, which the next look finds, too
-            reason = await self._comparison.reason(before, now, horizon, until)
+            reason = await self._comparison.reason(self._renamed(oid, before, now), now, horizon, until)
             if reason is None or readings.contents.get(oid) is not before or oid not in readings.known:
                 return
+            self._departed_leaves |= {leaf.oid for leaf in before.leaves}
+            self._departed_leaves -= {leaf.oid for leaf in now.leaves}
+            if (before.schema, before.name) != (now.schema, now.name):
+                self._logged_names.setdefault(oid, set()).add((before.schema, before.name))
         if not reason or oid in readings.quarantined or not self._reads(oid, now, reason):
             readings.note_content(oid, now)
+
+    def _renamed(self, oid: int, before: RelationFiles, now: RelationFiles) -> RelationFiles:
+        """Return `before` with the names of `now`, if the stream has announced another name since
+        the last look: that was reported."""
+        if oid not in self._announced_renames or before.account is None or now.account is None:
+            return before
+        account = replace(before.account, moved=now.account.moved, named=now.account.named)
+        return replace(before, schema=now.schema, name=now.name, account=account)
 
     def announced(self, oid: int, namespace: str, name: str) -> None:
         """Note that the stream has announced a relation under this name.
@@ -129,11 +182,43 @@ class Discovery:
         is renamed back before the next look. If a schema is renamed and renamed back, only the
         stream shows it.
         """
-        content = self._readings.contents.get(oid)
-        if content is None or oid not in self._readings.known or oid in self._readings.quarantined:
+        readings = self._readings
+        content = readings.contents.get(oid)
+        if oid not in readings.known and oid not in readings.by_oid and oid not in readings.left:
+            self._strangers.add(oid)
+        if content is None or oid not in readings.known or oid in readings.quarantined:
             return
-        if (content.schema, content.name) != (namespace, name):
+        if (content.schema, content.name) == (namespace, name):
+            if oid in self._logged_names:
+                self._returned.add(oid)
+        elif (namespace, name) not in self._logged_names.setdefault(oid, set()):
+            self._logged_names[oid].add((namespace, name))
+            self._announced_renames.add(oid)
             self._reads(oid, content, f"it was renamed to {namespace}.{name}, for a time or for good")
+
+    def announced_leaf(self, oid: int, root: int) -> bool:
+        """Note that the stream has announced a partition whose rows come as rows of its root.
+        Return whether no look has seen it: if the next one does not see it either, its rows are
+        gone.
+        """
+        content = self._readings.contents.get(root)
+        if oid in self._departed_leaves:
+            return False
+        if root not in self._readings.known and root not in self._readings.by_oid:
+            return False
+        if content is None or root not in self._readings.known:
+            self._announced_leaves.setdefault(root, set()).add(oid)
+            return False
+        return self._note_leaves(root, {oid})
+
+    def _note_leaves(self, root: int, oids: set[int]) -> bool:
+        """Note partitions of a relation that no look has seen, also durably."""
+        content = self._readings.contents[root]
+        new = oids - {leaf.oid for leaf in content.leaves} if content.is_partitioned else set()
+        if new:
+            leaves = (*content.leaves, *(LeafContent(oid, ANNOUNCED, "") for oid in sorted(new)))
+            self._readings.note_content(root, replace(content, leaves=leaves))
+        return bool(new)
 
     def _reads(self, oid: int, content: RelationFiles, reason: str) -> bool:
         """Return whether the table is read again, and queue it if so. Logs the reason in either

@@ -16,10 +16,11 @@ import fastavro
 from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
 from gateway.names import quote_identifier
-from gateway.pgoutput import Column, Relation, ReplicaIdentity
+from gateway.pgoutput.relation import Column, Relation
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
+from gateway.snapshot.content_query import content_query
 from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.relation_files import RelationFiles, read_contents
 from gateway.snapshot.sql import (
@@ -31,7 +32,6 @@ from gateway.snapshot.sql import (
     KEYS,
     KeyColumn,
     column_list,
-    content_query,
     facts_query,
     key_condition,
     qualified,
@@ -43,7 +43,7 @@ from gateway.transactions.record_writer import RelationVersion
 from gateway.values.column_codec import is_copied_in_binary
 from schemas.avro_types import Form, key_type, value_type
 from schemas.change_schema import key_schema
-from schemas.relation import ColumnDescription
+from schemas.relation import ColumnDescription, ReplicaIdentity
 
 if TYPE_CHECKING:
     from gateway.snapshot.table_task import TableTask

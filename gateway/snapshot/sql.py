@@ -11,6 +11,7 @@ from typing import Any, Final
 import fastavro
 
 from gateway.names import quote_identifier
+from gateway.snapshot.content_query import accounts
 from gateway.snapshot.rules.ctid_ranges import TidRange, tid
 from gateway.transactions.transaction import CHUNK_PREFIX
 
@@ -32,78 +33,11 @@ EMIT: Final = (
     f"FROM (SELECT pg_catalog.pg_logical_emit_message(true, '{CHUNK_PREFIX}', $1::text)) AS emitted"
 )
 
-# What the published rows of relation c depend on: see Account in rules/relation_files.py. It
-# consists of versions of catalog rows, since what was altered and altered back looks the same. $2:
-# publications.
-_ACCOUNT: Final = """
-CROSS JOIN LATERAL (
-    WITH RECURSIVE above (oid, namespace, path) AS (
-        SELECT c.oid, c.relnamespace, ''
-        UNION ALL
-        SELECT p.oid, p.relnamespace, above.path || i.xmin::text || '/'
-        FROM above
-        JOIN pg_catalog.pg_inherits AS i ON i.inhrelid = above.oid AND NOT i.inhdetachpending
-        JOIN pg_catalog.pg_class AS p ON p.oid = i.inhparent AND p.relkind = 'p'
-    )
-    SELECT pg_catalog.jsonb_agg(jsonb_build_array(
-        p.oid::int8, p.xmin::text, p.pubname,
-        concat(CASE WHEN p.pubinsert THEN 'i' END, CASE WHEN p.pubupdate THEN 'u' END,
-               CASE WHEN p.pubdelete THEN 'd' END, CASE WHEN p.pubtruncate THEN 't' END),
-        listed.listing, listed.is_whole) ORDER BY p.oid) AS memberships
-    FROM pg_catalog.pg_publication AS p
-    CROSS JOIN LATERAL (
-        SELECT pg_catalog.string_agg(l.listing, ',' ORDER BY l.listing) AS listing, pg_catalog.bool_or(l.is_whole) AS is_whole
-        FROM (
-            SELECT 'all' AS listing, true AS is_whole WHERE p.puballtables
-            UNION ALL
-            SELECT concat_ws(' ', r.oid, r.xmin, above.path), {is_whole}
-            FROM above JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid AND r.prrelid = above.oid
-            {by_schema}
-        ) AS l) AS listed
-    WHERE p.pubname = ANY ($2::text[]) AND listed.listing IS NOT NULL) AS sent
-CROSS JOIN LATERAL (
-    WITH RECURSIVE used (oid) AS (
-        SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
-        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
-        UNION
-        SELECT part.oid
-        FROM used
-        JOIN pg_catalog.pg_type AS t ON t.oid = used.oid
-        CROSS JOIN LATERAL (
-            SELECT t.typbasetype UNION ALL SELECT t.typelem
-            UNION ALL SELECT r.rngsubtype FROM pg_catalog.pg_range AS r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
-            UNION ALL SELECT a.atttypid FROM pg_catalog.pg_attribute AS a
-                      WHERE t.typrelid <> 0 AND a.attrelid = t.typrelid AND a.attnum > 0 AND NOT a.attisdropped) AS part (oid)
-        WHERE part.oid >= 16384
-    )
-    SELECT pg_catalog.jsonb_agg(jsonb_build_array(v.oid, v.version) ORDER BY v.oid) AS types
-    FROM (
-        SELECT e.oid::int8, e.xmin::text FROM used JOIN pg_catalog.pg_enum AS e ON e.enumtypid = used.oid
-        UNION ALL
-        SELECT t.oid::int8, pg_catalog.string_agg(concat(a.attnum, CASE WHEN a.attisdropped THEN '-' END), ',' ORDER BY a.attnum)
-        FROM used
-        JOIN pg_catalog.pg_type AS t ON t.oid = used.oid AND t.typtype = 'c'
-        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = t.typrelid AND a.attnum > 0
-        GROUP BY t.oid
-    ) AS v (oid, version)) AS types
-CROSS JOIN LATERAL (
-    SELECT jsonb_build_array(
-        (SELECT s.xmin::text FROM pg_catalog.pg_attribute AS s WHERE s.attrelid = c.oid AND s.attnum = -1),
-        (SELECT d.xmin::text FROM pg_catalog.pg_depend AS d
-         WHERE d.classid = 'pg_catalog.pg_class'::regclass AND d.objid = c.oid AND d.objsubid = 0
-           AND d.refclassid = 'pg_catalog.pg_namespace'::regclass AND d.refobjid = c.relnamespace LIMIT 1),
-        (SELECT t.xmin::text FROM pg_catalog.pg_type AS t WHERE t.oid = c.reltype),
-        c.relowner::int8, sent.memberships, types.types) AS account) AS account
-"""
-_IS_WHOLE: Final = "r.prqual IS NULL AND r.prattrs IS NULL"
-_ACCOUNT_BY_SCHEMA: Final = """UNION ALL
-            SELECT concat_ws(' ', s.oid, s.xmin, above.path), true
-            FROM above JOIN pg_catalog.pg_publication_namespace AS s ON s.pnpubid = p.oid AND s.pnnspid = above.namespace"""
-
 _LABELS: Final = """
     SELECT pg_catalog.string_agg(pg_catalog.concat_ws(',', e.oid, e.enumlabel), ';' ORDER BY e.oid)
     FROM pg_catalog.pg_enum AS e"""
 _FACTS: Final = """
+WITH RECURSIVE {accounts}
 SELECT pg_catalog.pg_current_snapshot()::text AS snapshot,
        pg_catalog.pg_relation_size($3::oid) / pg_catalog.current_setting('block_size')::int8 AS blocks,
        c.oid::int8 AS oid, c.relkind::text AS relkind, leaves.leaves::text AS leaves,
@@ -128,7 +62,7 @@ CROSS JOIN LATERAL (
     FROM pg_catalog.pg_publication AS p
     LEFT JOIN pg_catalog.pg_publication_rel AS r ON r.prpubid = p.oid AND r.prrelid = c.oid
     WHERE p.pubname = ANY ($2::text[])) AS sending
-{account}
+JOIN account ON account.relation = c.oid
 CROSS JOIN LATERAL (
     WITH RECURSIVE part (oid) AS (
         SELECT c.oid
@@ -136,12 +70,12 @@ CROSS JOIN LATERAL (
         SELECT i.inhrelid
         FROM part
         JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.oid AND NOT i.inhdetachpending
-        JOIN pg_catalog.pg_class AS x ON x.oid = i.inhrelid AND x.relispartition
+        WHERE c.relkind = 'p'
     )
     SELECT pg_catalog.jsonb_agg(jsonb_build_array(l.oid::int8, l.relfilenode::int8, ln.nspname, l.relname)
                                 ORDER BY l.oid) AS leaves
     FROM part
-    JOIN pg_catalog.pg_class AS l ON l.oid = part.oid AND l.relkind = 'r'
+    CROSS JOIN LATERAL (SELECT x.* FROM pg_catalog.pg_class AS x WHERE x.oid = part.oid AND x.relkind = 'r' OFFSET 0) AS l
     JOIN pg_catalog.pg_namespace AS ln ON ln.oid = l.relnamespace) AS leaves
 WHERE c.oid = ANY ($1::oid[])
 """
@@ -149,37 +83,6 @@ _FILTER: Final = """(
     SELECT pg_catalog.string_agg('(' || pg_catalog.pg_get_expr(r.prqual, r.prrelid) || ')', ' OR ')
     FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
     WHERE p.pubname = ANY ($2::text[]) AND r.prrelid = c.oid AND r.prqual IS NOT NULL)"""
-
-# The row of a system column is never updated: its xmin is the transaction that created the table. A
-# table that was created as a partition has a row in pg_inherits with the same xmin.
-_CONTENT: Final = """
-WITH RECURSIVE part (root, oid, is_attached, attachment) AS (
-    SELECT c.oid, c.oid, false, '' FROM pg_catalog.pg_class AS c WHERE c.oid = ANY ($1::oid[])
-    UNION ALL
-    SELECT part.root, i.inhrelid, part.is_attached OR i.xmin <> (
-        SELECT s.xmin FROM pg_catalog.pg_attribute AS s WHERE s.attrelid = i.inhrelid AND s.attnum = -1),
-        part.attachment || i.xmin::text || '/'
-    FROM part
-    JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.oid AND NOT i.inhdetachpending
-    JOIN pg_catalog.pg_class AS x ON x.oid = i.inhrelid AND x.relispartition
-), leaf AS (
-    SELECT part.root, pg_catalog.jsonb_agg(jsonb_build_array(l.oid::int8, l.relfilenode::int8, columns.columns, part.is_attached,
-                                                             part.attachment, l.reltoastrelid::int8) ORDER BY l.oid) AS leaves
-    FROM part
-    JOIN pg_catalog.pg_class AS l ON l.oid = part.oid AND l.relkind = 'r'
-    CROSS JOIN LATERAL (
-        SELECT pg_catalog.md5(pg_catalog.string_agg(a.attnum || ' ' || a.xmin::text, ',' ORDER BY a.attnum)) AS columns
-        FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = l.oid AND a.attnum > 0) AS columns
-    GROUP BY part.root
-)
-SELECT c.oid::int8 AS oid, n.nspname, c.relname, c.relkind = 'p' AS is_partitioned, leaf.leaves::text AS leaves,
-       account.account::text AS account
-FROM pg_catalog.pg_class AS c
-JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-LEFT JOIN leaf ON leaf.root = c.oid
-{account}
-WHERE c.oid = ANY ($1::oid[])
-"""
 
 # Rows of heap tables, encrypted ones included, keep their ctid until they are updated. A role with
 # privileges on columns only can read ctid (attribute number -1) only if that is granted, too. A
@@ -194,6 +97,12 @@ FROM pg_catalog.pg_class AS c
 LEFT JOIN pg_catalog.pg_am AS m ON m.oid = c.relam
 LEFT JOIN pg_catalog.pg_proc AS h ON h.oid = m.amhandler
 WHERE c.oid = ANY ($1::oid[])
+"""
+
+EXISTING: Final = """
+SELECT c.oid::int8, n.nspname, c.relname
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = ANY ($1::oid[]) AND NOT c.relispartition
 """
 
 FOREIGN: Final = """
@@ -275,6 +184,7 @@ SELECT EXISTS (SELECT FROM ONLY {table} AS t
                WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid) OR pg_catalog.age(t.xmin) < 0)
 """
 FILE_FACTS: Final = """
+WITH RECURSIVE {accounts}
 SELECT c.relfilenode::int8 AS filenode, n.nspname, c.relname,
        pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS next_xid
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
@@ -295,20 +205,7 @@ def facts_query(major_version: int, *, prints_filters: bool = True) -> str:
     columns, identity, publications, partitions, files, labels in keys.
     """
     row_filter = _FILTER if prints_filters and major_version >= 15 else "NULL::text"
-    return _FACTS.format(labels=_LABELS, filter=row_filter, account=_account(major_version))
-
-
-def content_query(major_version: int) -> str:
-    """Return the query for `RelationFiles`. $1: relation oids; $2: publications. It must run in one
-    PostgreSQL snapshot with HORIZON."""
-    return _CONTENT.format(account=_account(major_version))
-
-
-def _account(major_version: int) -> str:
-    has_lists = major_version >= 15
-    return _ACCOUNT.format(
-        is_whole=_IS_WHOLE if has_lists else "true", by_schema=_ACCOUNT_BY_SCHEMA if has_lists else ""
-    )
+    return _FACTS.format(labels=_LABELS, filter=row_filter, accounts=accounts(major_version))
 
 
 def qualified(namespace: str, name: str) -> str:

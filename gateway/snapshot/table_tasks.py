@@ -149,7 +149,7 @@ class TableTasks:
         state = TableState(oid, reading.state.schema, reading.state.name, "", status=KNOWN)
         self._finished.append(TableTask(state, void_segments=void))
 
-    def leave(self, oid: int) -> None:
+    def leave(self, oid: int, name: str = "") -> None:
         """Forget a relation that is no longer published: its changes are not sent, so what is known
         of it is void."""
         reading = self.by_oid.pop(oid, None)
@@ -157,8 +157,11 @@ class TableTasks:
         self.known.discard(oid)
         self._forget_content(oid)
         self.left.add(oid)
-        name = oid if reading is None else reading.full_name
-        log.info("table_left", table=name, reason="it is no longer published")
+        log.info(
+            "table_left",
+            table=name or (oid if reading is None else reading.full_name),
+            reason="it is no longer published",
+        )
         if reading is not None and reading.table is not None:
             reading.table.begin_again()
         self._noting.end(oid)

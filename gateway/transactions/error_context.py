@@ -61,7 +61,7 @@ def _value(machine: TransactionMachine, payload: bytes) -> str:
         return ""
     cursor = Cursor(payload, _relation_at(machine) + 4, "row")
     try:
-        places = [version.encoder.failing(part) for part in read_tuples(cursor)]
+        places = [version.failing(part) for part in read_tuples(cursor)]
     except PgOutputError:
         return ""
     return next((f", {place}" for place in places if place is not None), "")

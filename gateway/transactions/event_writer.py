@@ -18,6 +18,7 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Message
 from gateway.pgoutput.letters import INSERT, UPDATE
+from gateway.pgoutput.row import TuplePart
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.transaction import MessageTopic, Prepared, RecordSink, RelationChangeTracker, Transaction
 from schemas.varint import encode_long
@@ -67,6 +68,9 @@ class EventVersion(RelationVersion):
 
     def track(self, data: bytes, kind: int, row: int, end: int) -> None:
         """Do nothing: `row` tells the tracker each key."""
+
+    def failing(self, part: TuplePart) -> str | None:
+        return self.encoder.failing(part)
 
     def too_large(self, what: str, size: int) -> StopForOperator:
         return self.outlet.too_large(what, size)

@@ -18,6 +18,7 @@ from gateway.errors import StopForOperator
 from gateway.events.marker import Marker
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput import Message
+from gateway.pgoutput.row import TuplePart
 from gateway.transactions.transaction import Prepared, RelationChangeTracker, Transaction
 from schemas.relation import RelationDescription
 
@@ -64,6 +65,11 @@ class RelationVersion(ABC):
     @abstractmethod
     def track(self, data: bytes, kind: int, row: int, end: int) -> None:
         """Tell the tracker the keys of a message whose records were written without it."""
+
+    @abstractmethod
+    def failing(self, part: TuplePart) -> str | None:
+        """Return the column and byte of the first value of a tuple that cannot be written, for the
+        report of an unexpected error."""
 
     @abstractmethod
     def too_large(self, what: str, size: int) -> StopForOperator:

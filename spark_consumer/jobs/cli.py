@@ -117,8 +117,7 @@ def mirror(
     appending: list[AppendingMirror] = []
 
     def start(run: Run) -> Callable[[Any, int], None]:
-        if appending:
-            appending[0].resume()
+        if appending:  # the query before has failed; its merges go on
             return appending[0].apply
         if progress == "lines":
             print(_told_of_merges(merge_every), flush=True)

@@ -64,7 +64,7 @@ class AppendingMirror:
     _known: set[str] = field(default_factory=set, init=False)  # names of the tables in the mirror
     _appended: int = field(default=-1, init=False)
     _epoch: int = field(default=0, init=False)
-    _is_unsure: bool = field(default=False, init=False)  # whether a failed batch may have been appended
+    _is_unsure: bool = field(default=False, init=False)  # whether the last batch failed, and may have been appended
 
     def __post_init__(self) -> None:
         self._merges = MergesBeside(self._new_merger, self.merge_every_s, self.retrying, self.handed_over)
@@ -86,15 +86,19 @@ class AppendingMirror:
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """Append a batch, in the columns of frames.RAW and of whole transactions. Raise
-        MirrorError, also for an error that ended the merges."""
+        MirrorError, also for an error that ended the merges.
+
+        After a batch that failed, a new query may go on with the same mirror; a merge that runs
+        goes on beside it.
+        """
         self.check()
         began = time.monotonic()
         spark = raw.sparkSession
         if self._merges.session is None:
             self._open(spark)
         elif self._is_unsure:
-            self._look_again(self._merges.session)
-        self._is_unsure = False
+            self._look_again(spark)
+        self._is_unsure = True  # until this batch has ended
         # Compaction is left to the merges, so that batches do not wait for it.
         tune(spark, TABLES.session_defaults(compacts=False))
         use_pool(spark, _POOL)
@@ -108,6 +112,7 @@ class AppendingMirror:
             raise writer_epoch.taken_over(self.path) from problem
         finally:
             rows.unpersist()
+        self._is_unsure = False
         if self.merge_every_s == 0 and self.taken_lsn > self._merges.merger.merged_lsn:
             self._merges.thread.merge_now()
 
@@ -115,11 +120,6 @@ class AppendingMirror:
         """Raise the error that ended the merges. `apply` does so too, but is not called while
         nothing arrives. May be called from any thread."""
         self._merges.thread.check()
-
-    def resume(self) -> None:
-        """Continue with the batches of a new query, after a query that failed. A merge that runs
-        goes on beside them."""
-        self._is_unsure = True
 
     def _open(self, spark: SparkSession) -> None:
         """Take over the mirror, and start the merges."""

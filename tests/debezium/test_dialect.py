@@ -212,12 +212,13 @@ def test_a_value_whose_encoder_fails_in_an_unforeseen_way_is_found() -> None:
     def broken(value: bytes) -> bytes:
         raise TypeError(value)
 
-    encoder = Dialect().encoder
+    dialect = Dialect()
+    encoder, version = dialect.encoder, dialect.version
     part = TuplePart(NEW_TUPLE, 6, row_of(1))
-    assert encoder.failing(part) is None
+    assert version.failing(part) is None
     assert encoder._codecs[2] is not None
     encoder._codecs[2] = replace(encoder._codecs[2], from_text=broken)
-    assert encoder.failing(part) == f"column c2 at byte {6 + 2 + 2 * len(b't00001')}"
+    assert version.failing(part) == f"column c2 at byte {6 + 2 + 2 * len(b't00001')}"
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.type)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.events.change_key import ChangeKeys
-from gateway.events.errors import KeyNotSent
-from gateway.pgoutput import UNCHANGED, PgOutputError, Text, TupleValue
+from gateway.events.errors import KeyNotSent, UnknownBinary
+from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
 from schemas.relation import Protect, Protection, RelationDescription, ReplicaIdentity
 from schemas.wire_format import frame
 from tests.events.rows import ALL, DATE, INT4, INT8, NUMERIC, TEXT, avro_bytes, relation, rows, wire_row
@@ -85,6 +85,15 @@ def test_a_key_that_was_not_sent_stops() -> None:
         keys_of(relation(PAIR, (1,)), b"U", part(b"N", (Text(b"1"), UNCHANGED)))
 
 
+def test_a_key_in_binary_whose_type_has_no_known_form_asks_for_text() -> None:
+    unknown = replace(relation(PAIR).columns[0].facts, oid=99_999, name="unknown")
+    description = relation(PAIR)
+    first = replace(description.columns[0], facts=unknown)
+    described = replace(description, columns=(first, description.columns[1]))
+    with pytest.raises(UnknownBinary):
+        keys_of(described, b"I", part(b"N", (Binary(b"1"), None)))
+
+
 @pytest.mark.parametrize("kind", [b"I", b"U", b"D"])
 def test_every_prefix_of_a_message_is_refused(kind: bytes) -> None:
     row = Text(b"12"), Text(b"some text")
@@ -96,3 +105,5 @@ def test_every_prefix_of_a_message_is_refused(kind: bytes) -> None:
         keys_of(relation(PAIR), kind, whole + b"n")
     with pytest.raises(PgOutputError):
         keys_of(relation((INT8, TEXT, TEXT)), kind, whole)
+    with pytest.raises(PgOutputError):
+        keys_of(relation(PAIR), kind, whole.replace(b"t\0\0\0\x09", b"x\0\0\0\x09"))

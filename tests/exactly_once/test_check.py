@@ -22,6 +22,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourcePatternType,
     ResourceType,
 )
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from gateway.cli.check import run_check
 from gateway.cli.check_report import CheckResult, exit_code, render
@@ -229,6 +230,7 @@ async def test_a_position_that_cannot_be_read_is_not_taken_for_none(place: Place
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
     await gateway.streaming()
     await gateway.stop()
+    await _a_deleted_topic_is_named(place)
     account = {"kafka": {"bootstrap_servers": place.kafka.secured_servers, **LOGIN}}
     assert wrong(await run_check(place.settings(**account))) == []
 
@@ -260,6 +262,17 @@ async def test_a_position_that_cannot_be_read_is_not_taken_for_none(place: Place
     plain.produce(POSITION_TOPIC, key=f"{identifier}/{name}/{place.prefix}".encode(), value=b"\0\0\0\0\0")
     assert plain.flush(30) == 0
     await finds_only(78, POSITION_TOPIC)
+
+
+async def _a_deleted_topic_is_named(place: Place) -> None:
+    """The gateway would stop; its start created the topic, and registered no schema yet."""
+    topic = f"{place.prefix}.public.t"
+    place.kafka.delete_topic(topic)
+    assert wrong(await run_check(place.settings())) == []
+    registry = SchemaRegistryClient({"url": place.registry.url})
+    registry.register_schema(f"{topic}-value", Schema('"string"', "AVRO"))
+    await place.finds("stops", f"these topics were deleted: {topic}", "create the topics yourself")
+    registry.delete_subject(f"{topic}-value", permanent=True)
 
 
 @asynccontextmanager

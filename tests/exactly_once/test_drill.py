@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 from uuid import uuid4
 
@@ -47,10 +48,10 @@ class Place:
     dsn: str
     others: list[GatewayProcess] = field(default_factory=list)
 
-    def set(self, **settings: object) -> None:
+    def set(self, **settings: Any) -> None:
         self.gateway.settings |= settings
 
-    async def has_run(self, **settings: object) -> None:
+    async def has_run(self, **settings: Any) -> None:
         """The gateway has delivered a row and was stopped."""
         await self.gateway.streaming(**settings)
         await self.sql.execute("INSERT INTO t SELECT coalesce(max(id), 0) + 1, 'x' FROM t")

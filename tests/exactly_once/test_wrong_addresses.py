@@ -68,8 +68,8 @@ async def test_a_port_of_another_service_is_named(place: Place, kafka: Kafka, tm
         assert "source.dsn" in found.remedy and exit_code(checked) == 78
 
 
-async def test_the_port_of_a_controller_is_named(place: Place, kafka: Kafka, tmp_path: Path) -> None:
-    servers = f"127.0.0.1:{kafka.controller_port}"
+async def test_the_port_of_a_controller_is_named(place: Place, tmp_path: Path) -> None:
+    servers = f"127.0.0.1:{place.kafka.controller_port}"
     checked = await run_check(place.settings(kafka={"bootstrap_servers": servers}))
     (found,) = wrong(checked)
     assert f"{servers} is the port of a KRaft controller" in found.message, render(checked)

@@ -30,6 +30,13 @@ def test_what_the_images_copy_is_not_ignored() -> None:
     assert copied >= set(wheel["only-include"])
 
 
+def test_each_stage_that_copies_the_gateway_copies_what_it_imports() -> None:
+    """`gateway` imports `schemas`; a stage without it fails only when the image is built."""
+    stages = re.split(r"^FROM ", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
+    copying = [stage for stage in stages if "COPY gateway/" in stage]
+    assert len(copying) == 2 and all("COPY schemas/" in stage for stage in copying)
+
+
 def test_every_service_has_an_exact_version() -> None:
     """A variable may name a copy in another registry; its default has a digest."""
     services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]

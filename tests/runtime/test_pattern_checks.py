@@ -16,11 +16,8 @@ PLAIN = replace(ORDERS, relation_oid=QUOTED.relation_oid + 1, namespace="shop", 
 
 
 def warnings(**sections: Any) -> list[str]:
-    settings = Settings(
-        source={"dsn": "postgresql://u@h/d", **sections.get("source", {})},
-        kafka=sections.get("kafka", {}),
-        errors=sections.get("errors", {}),
-    )
+    sections["source"] = {"dsn": "postgresql://u@h/d", **sections.get("source", {})}
+    settings = Settings(**sections)
     facts = with_publication(all_tables=False, relations=(QUOTED, PLAIN))
     return [warning.message for warning in check_patterns(settings, facts)]
 

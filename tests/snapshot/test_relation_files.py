@@ -6,7 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.snapshot.rules.relation_files import Account, LeafContent, Membership, RelationFiles, TypeVersion, unsent
+from gateway.snapshot.rules.relation_files import (
+    ANNOUNCED,
+    Account,
+    LeafContent,
+    Membership,
+    RelationFiles,
+    TypeVersion,
+    unsent,
+)
 
 ONE, TWO = LeafContent(1, 10, "a"), LeafContent(2, 20, "a")
 PLAIN = RelationFiles("public", "t", False, (ONE,))
@@ -43,6 +51,12 @@ KEPT = RelationFiles("public", "t", False, (LEAF,), ACCOUNT)
 ROOT = RelationFiles("public", "t", True, (replace(LEAF, is_attached=True, attachment="80/"),), ACCOUNT)
 NEW_FILE = replace(KEPT, leaves=(replace(LEAF, filenode=11, toast=6),))
 EMPTIED = replace(KEPT, leaves=(replace(LEAF, filenode=11),))
+
+
+ROOTS = Membership(9, "100", "r", "iudt", "16390 100 80/", True, via_root=True)
+PART = replace(KEPT, account=replace(ACCOUNT, is_partition=True))
+LATELY = LeafContent(3, ANNOUNCED, "")
+"""It was announced by the stream, and not looked at."""
 
 
 def with_account(content: RelationFiles, **changes: object) -> RelationFiles:
@@ -100,6 +114,50 @@ DELETING = replace(LISTED, actions="iud")
             "a partition was detached for a time",
         ),
         (ROOT, replace(ROOT, leaves=(replace(ROOT.leaves[0], filenode=11),)), "a partition was rewritten or truncated"),
+        # A publication of roots sends rows of a partition as rows of its root, whatever others send.
+        (PART, publishing(PART, LISTED, ROOTS), "publication r changed what is published of it"),
+        (PART, publishing(PART, LISTED, OTHER), ""),
+        (
+            publishing(PART, LISTED, replace(ROOTS, via_root=False)),
+            publishing(PART, LISTED, replace(ROOTS, via_root=False, version="101")),
+            "publication r changed what is published of it",
+        ),
+        (
+            publishing(ROOT, LISTED, ROOTS),
+            publishing(ROOT, LISTED, replace(ROOTS, version="101")),
+            "publication r changed what is published of it",
+        ),
+        (
+            publishing(ROOT, replace(LISTED, via_root=True)),
+            publishing(ROOT, replace(LISTED, via_root=True), ROOTS),
+            "",
+        ),
+        (with_account(KEPT, removals=3), with_account(KEPT, removals=3), ""),
+        (
+            with_account(KEPT, removals=3),
+            with_account(KEPT, removals=4),
+            "a publication may have sent more of it for a time",
+        ),
+        (with_account(KEPT, removals=None), with_account(KEPT, removals=4), ""),
+        (with_account(KEPT, generated="2,3"), with_account(KEPT, generated="3"), "a column is no longer generated"),
+        (with_account(KEPT, generated="2"), with_account(KEPT, generated="2,4"), ""),
+        (ROOT, replace(ROOT, leaves=(*ROOT.leaves, LeafContent(3, 30, "a"))), ""),
+        (
+            ROOT,
+            replace(ROOT, leaves=(*ROOT.leaves, LeafContent(3, 0, "a"))),
+            "a foreign table was attached as a partition",
+        ),
+        (replace(ROOT, leaves=(*ROOT.leaves, LATELY)), ROOT, "a partition was detached or dropped"),
+        (
+            replace(ROOT, leaves=(*ROOT.leaves, LATELY)),
+            replace(ROOT, leaves=(*ROOT.leaves, LeafContent(3, 30, "a"))),
+            "",
+        ),
+        (
+            replace(ROOT, leaves=(*ROOT.leaves, LATELY)),
+            replace(ROOT, leaves=(*ROOT.leaves, LeafContent(3, 30, "a", is_attached=True))),
+            "a partition was attached",
+        ),
         # pg_upgrade: nothing of the catalog is what it was, but for oids, files and names
         (
             KEPT,

@@ -21,8 +21,9 @@ from hypothesis import strategies as st
 from gateway.pgoutput import UNCHANGED, Delete, Insert, Relation, Text, Truncate, TupleData, Update, decode
 from gateway.postgres.connection import transaction
 from gateway.snapshot.comparison import keeps_old_row
+from gateway.snapshot.content_query import content_query
 from gateway.snapshot.rules.relation_files import RelationFiles, new_files, read_contents, unsent
-from gateway.snapshot.sql import HORIZON, content_query
+from gateway.snapshot.sql import HORIZON
 from tests.conftest import Database
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -50,7 +50,8 @@ async def read(walker: Walk) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text("utf-8"), re.S)
     assert len(list(filter(None, program.splitlines()))) == 8
     (walker.folder / "follow.py").write_text(walker.here(program))
-    await walker.run_until(f"python -u {walker.folder}/follow.py", "public.orders INSERT", change=INSERTED)
+    program_of_page = f"python -u {walker.folder}/follow.py"  # Ctrl-C ends it as any program of asyncio
+    await walker.run_until(program_of_page, "public.orders INSERT", change=INSERTED, code=-signal.SIGINT)
 
 
 async def tail(walker: Walk) -> None:

@@ -102,8 +102,8 @@ class Walk:
             assert time.monotonic() < deadline, f"{command}: {said!r} is not in\n{output}"
             await asyncio.sleep(0.5)
 
-    async def run_until(self, command: str, *said: str, change: str = "") -> str:
-        """Until all of this was said; Ctrl-C then ends it with 0. `change`: SQL, each second
+    async def run_until(self, command: str, *said: str, change: str = "", code: int = 0) -> str:
+        """Until all of this was said; Ctrl-C then ends it with `code`. `change`: SQL, each second
         meanwhile."""
         async with self.running(command) as (process, output):
             while not all(text in output() for text in said):
@@ -112,7 +112,7 @@ class Walk:
                     await self.sql(change)
                 await asyncio.sleep(1.0)
             process.send_signal(signal.SIGINT)
-            assert await process.wait() == 0, f"{command}\n{output()}"
+            assert await process.wait() == code, f"{command}\n{output()}"
         return output()
 
     @asynccontextmanager

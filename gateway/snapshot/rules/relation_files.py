@@ -18,15 +18,18 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
+
+ANNOUNCED: Final = -1
+"""The `filenode` of a partition that the stream has announced, and that no look has seen yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeafContent:
-    """A table with files. `columns` changes with every ALTER TABLE that may rewrite the table.
-    `is_attached`: it was created as a table and attached as a partition later. `attachment`: the
-    versions of the pg_inherits rows that make it a partition of the relation. `toast`: the oid of
-    its TOAST table."""
+    """A table with files, or a foreign table, which has none (`filenode` is 0). `columns` changes
+    with every ALTER TABLE that may rewrite the table. `is_attached`: it was created as a table and
+    attached as a partition later. `attachment`: the versions of the pg_inherits rows that make it a
+    partition of the relation. `toast`: the oid of its TOAST table."""
 
     oid: int
     filenode: int
@@ -48,6 +51,7 @@ class Membership:
     actions: str
     listing: str
     is_whole: bool
+    via_root: bool = False
 
     @property
     def sends_everything(self) -> bool:
@@ -69,7 +73,9 @@ class Account:
 
     `made`: the transaction that created the relation in this catalog; pg_upgrade creates it again,
     with the same oid. `moved` changes with the relation's schema, `named` with its name and its
-    owner.
+    owner. `generated`: the numbers of its generated and dropped columns, separated by commas.
+    `removals`: how many entries have been deleted from the database's publications, as the server
+    counts them; None if another entry could not change what is sent of the relation.
     """
 
     made: str
@@ -78,6 +84,9 @@ class Account:
     owner: int
     memberships: tuple[Membership, ...]
     types: tuple[TypeVersion, ...]
+    is_partition: bool = False
+    generated: str = ""
+    removals: int | None = None
 
     @property
     def actions(self) -> frozenset[str]:
@@ -99,7 +108,7 @@ class RelationFiles:
 
 def new_files(before: RelationFiles, now: RelationFiles) -> list[LeafContent]:
     """Return the leaves of `now` that existed before, with another file."""
-    filenodes = {leaf.oid: leaf.filenode for leaf in before.leaves}
+    filenodes = {leaf.oid: leaf.filenode for leaf in before.leaves if leaf.filenode != ANNOUNCED}
     return [leaf for leaf in now.leaves if filenodes.get(leaf.oid, leaf.filenode) != leaf.filenode]
 
 
@@ -114,31 +123,39 @@ def unsent(before: RelationFiles, now: RelationFiles, copied: Container[int] = f
     if before.account.made != now.account.made:
         return _changed_leaves(before, now)
     return (
-        _changed_account(before.account, now.account)
+        _changed_account(before.account, now.account, is_partitioned=now.is_partitioned)
         or _changed_leaves(before, now)
         or _rewritten(before, now, before.account.actions & now.account.actions, copied)
     )
 
 
-def _changed_account(before: Account, now: Account) -> str:
+def _changed_account(before: Account, now: Account, *, is_partitioned: bool) -> str:
     if before.moved != now.moved:
         return "it was in another schema for a time"
     if before.named != now.named and before.owner == now.owner:
         return "it had another name for a time"
-    changed = _changed_publication(before, now)
+    changed = _changed_publication(before, now, is_partitioned=is_partitioned)
     if changed:
         return changed
     versions = {entry.oid: entry.version for entry in before.types}
     if any(versions.get(entry.oid, entry.version) != entry.version for entry in now.types):
         return "a label of an enum was renamed, or an attribute of a composite type was added or dropped"
+    if not set(filter(None, before.generated.split(","))) <= set(now.generated.split(",")):
+        return "a column is no longer generated"
+    if None not in (before.removals, now.removals) and before.removals != now.removals:
+        return "a publication may have sent more of it for a time"
     return ""
 
 
-def _changed_publication(before: Account, now: Account) -> str:
+def _changed_publication(before: Account, now: Account, *, is_partitioned: bool) -> str:
     """Return how publications have changed, or "". If a membership that publishes everything is
-    unchanged, changes of the others make no difference."""
+    unchanged, changes of the others make no difference, unless they have sent the rows of a
+    partition as rows of its root."""
     old, new = set(before.memberships), set(now.memberships)
-    if old == new or any(membership.sends_everything for membership in old & new):
+    if old == new:
+        return ""
+    has_unchanged = any(m.sends_everything and (m.via_root or not is_partitioned) for m in old & new)
+    if has_unchanged and not (now.is_partition and _may_have_sent_root(old ^ new)):
         return ""
     for membership in sorted(old ^ new, key=lambda membership: membership.name):
         former = next((m for m in old if m.publication_oid == membership.publication_oid), None)
@@ -149,19 +166,29 @@ def _changed_publication(before: Account, now: Account) -> str:
     return f"{'publications' if len(names) > 1 else 'publication'} {', '.join(names)} changed what is published of it"
 
 
+def _may_have_sent_root(changed: Iterable[Membership]) -> bool:
+    """Return whether one of these memberships publishes roots, or its publication was altered."""
+    versions: dict[int, str] = {}
+    return any(m.via_root or versions.setdefault(m.publication_oid, m.version) != m.version for m in changed)
+
+
 def _changed_leaves(before: RelationFiles, now: RelationFiles) -> str:
     then = {leaf.oid: leaf for leaf in before.leaves}
     if not now.is_partitioned:
         return ""
+    is_of_one_catalog = (
+        before.account is not None and now.account is not None and before.account.made == now.account.made
+    )
     if not then.keys() <= {leaf.oid for leaf in now.leaves}:
         return "a partition was detached or dropped"
     for leaf in now.leaves:
         former = then.get(leaf.oid)
-        if former is None and leaf.is_attached:
+        if former is not None and former.filenode == ANNOUNCED:
+            former = None
+        if former is None and leaf.filenode != 0 and leaf.is_attached:
             return "a partition was attached"
-        is_of_one_catalog = (
-            before.account is not None and now.account is not None and before.account.made == now.account.made
-        )
+        if former is None and leaf.filenode == 0 and before.account is not None:
+            return "a foreign table was attached as a partition"
         if former is not None and is_of_one_catalog and former.attachment != leaf.attachment:
             return "a partition was detached for a time"
     return ""
@@ -194,14 +221,14 @@ def _rewritten(before: RelationFiles, now: RelationFiles, actions: frozenset[str
 
 
 def read_contents(rows: Iterable[Mapping[str, Any]], horizon: int) -> dict[int, RelationFiles]:
-    """Return the relations in rows of `sql.content_query`, by oid. `horizon` is of the same
+    """Return the relations in rows of `content_query`, by oid. `horizon` is of the same
     PostgreSQL snapshot."""
     return {row["oid"]: _content(row, horizon) for row in rows}
 
 
 def _content(row: Mapping[str, Any], horizon: int) -> RelationFiles:
     leaves = (LeafContent(*leaf) for leaf in json.loads(row["leaves"] or "[]"))
-    made, moved, named, owner, memberships, types = json.loads(row["account"])
+    made, moved, named, owner, memberships, types, is_partition, generated = json.loads(row["account"])
     account = Account(
         made or "",
         moved or "",
@@ -209,5 +236,8 @@ def _content(row: Mapping[str, Any], horizon: int) -> RelationFiles:
         owner,
         tuple(Membership(*membership) for membership in memberships or ()),
         tuple(TypeVersion(*entry) for entry in types or ()),
+        is_partition,
+        generated or "",
+        row["removals"],
     )
     return RelationFiles(row["nspname"], row["relname"], row["is_partitioned"], tuple(leaves), account, horizon)

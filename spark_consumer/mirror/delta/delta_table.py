@@ -224,8 +224,8 @@ def noted_number(spark: SparkSession, location: str, application: str) -> int | 
 
 
 def noted_numbers(spark: SparkSession, location: str, *applications: str) -> list[int | None]:
-    """Return the number that each of these applications last noted in a table, in order, or
-    None."""
+    """Return the number that each of these applications last noted in a table, in order; None where
+    an application has noted none."""
     snapshot = java_snapshot(spark, location)
     noted = noted_versions(snapshot)
     if noted is None:

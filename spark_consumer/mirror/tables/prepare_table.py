@@ -98,11 +98,11 @@ class TablePreparation:
         applied = self._applied_commit_lsn(spark, part.table, location)
         if applied > commit_lsn:
             raise MirrorError(
-                f"{location} has reached {format_lsn(applied)}, but this micro-batch ends at {format_lsn(commit_lsn)}: "
-                "the mirror was killed during a micro-batch, its checkpoint location was lost, and micro-batches now end at "
-                "other LSNs",
-                hint=f"Run walgate mirror with --merge-every inf until its micro-batches have reached {format_lsn(applied)}, "
-                "then run walgate merge. After that, run walgate mirror as before.",
+                f"{location} has reached {format_lsn(applied)}, but the changes to be merged end at {format_lsn(commit_lsn)}: "
+                "an earlier merge was interrupted after it had written this table, and since then tables were left out of the "
+                "mirror, or its checkpoint location or its directory changes was lost",
+                hint="Run walgate mirror with --merge-every inf until it reports a micro-batch with changes up to "
+                f"{format_lsn(applied)} or later, then run walgate merge. After that, run walgate mirror as before.",
             )
         if applied < commit_lsn:
             part = self._of_one_relation(spark, location, part, own, applied, last)

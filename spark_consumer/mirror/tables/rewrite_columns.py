@@ -91,7 +91,7 @@ def _special(change: ColumnChange, before: TableSchema) -> Column:
 
 def special_texts(there: Mapping[str, DataType], wants: Mapping[str, DataType]) -> str | None:
     """Return the name of the column with special texts if columns are added or dropped. Return None
-    if none are, or if that column has another name before than after."""
+    if none are, or if that column had another name before."""
     maps = (name for name, kind in wants.items() if isinstance(kind, MapType) and isinstance(there.get(name), MapType))
     return next(maps, None) if there.keys() != wants.keys() else None
 

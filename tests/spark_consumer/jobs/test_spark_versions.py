@@ -60,7 +60,7 @@ def test_the_source_gives_what_happened_and_keeps_its_limit_over_restarts(
 
 async def test_a_mirror_and_changelogs_equal_the_source(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     """Started twice with changes between; each time in several batches, of which `--once` takes
-    all."""
+    all. The views that SQL reads are those of versions.register."""
     from spark_consumer.mirror import versions
     from tests.spark_consumer.jobs.test_jobs import run
 
@@ -75,7 +75,7 @@ async def test_a_mirror_and_changelogs_equal_the_source(spark: SparkSession, fee
         await run("consume", feeder, changes, "--once", "--format", "delta", "--max-changes", str(LIMIT))
         await run("consume", feeder, files, "--once", "--format", "parquet", "--max-changes", str(LIMIT))
     assert sum("batch" in report for report in reports) > 4
-    read = await asyncio.to_thread(versions.read, spark, str(mirror))
+    read = await asyncio.to_thread(versions.register, spark, str(mirror))
     for table in workload.tables:
         expected = [(change.commit_lsn, change.ordinal) for change in feeder.truth if change.table is table]
         for format_, path in (("delta", changes), ("parquet", files)):
@@ -87,3 +87,5 @@ async def test_a_mirror_and_changelogs_equal_the_source(spark: SparkSession, fee
         rows = (await asyncio.to_thread(read[table.name].toArrow)).to_pylist()
         found = {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
         assert found == table.rows
+        (counted,) = await asyncio.to_thread(spark.table(table.name.replace(".", "_")).selectExpr("count(*)").collect)
+        assert counted[0] == len(table.rows)

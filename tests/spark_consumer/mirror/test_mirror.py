@@ -216,9 +216,9 @@ def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
         with pytest.raises(ZeroDivisionError):
             run_mirror(spark, feeder, tmp_path)
     shutil.rmtree(tmp_path / "changes")  # a release that had none was killed, and its checkpoint was lost
-    with pytest.raises(MirrorError, match="micro-batches now end at other LSNs") as refused:
+    with pytest.raises(MirrorError, match="the changes to be merged end at") as refused:
         run_mirror(spark, feeder, tmp_path, endingPosition=f"lsn:{middle_lsn}")
-    assert f"with --merge-every inf until its micro-batches have reached {format_lsn(second_lsn)}, then" in str(
+    assert f"until it reports a micro-batch with changes up to {format_lsn(second_lsn)} or later, then" in str(
         refused.value
     )
     third = feeder.begin()
