@@ -24,10 +24,10 @@ time at which they were written."""
 
 
 class DebeziumVersion(RelationVersion):
-    """A version of a relation whose changes become Debezium's records in `outlet`. `encoder`
+    """A version of a relation whose changes become Debezium's records in `sink`. `encoder`
     gives only the keys that snapshots compare; `records` encodes."""
 
-    __slots__ = ("_keys", "_writer", "outlet", "records")
+    __slots__ = ("_keys", "_writer", "records", "sink")
 
     def __init__(
         self,
@@ -35,14 +35,14 @@ class DebeziumVersion(RelationVersion):
         schema_id: int,
         encoder: RowEncoder,
         records: DebeziumEncoder,
-        outlet: KeyedSink,
+        sink: KeyedSink,
         writer: DebeziumWriter,
         changes: RelationChangeTracker | None = None,
         keys: ChangeKeys | None = None,
     ) -> None:
         super().__init__(name, schema_id, encoder, changes)
         self.records = records
-        self.outlet = outlet
+        self.sink = sink
         self._writer = writer
         self._keys = keys
 
@@ -54,7 +54,7 @@ class DebeziumVersion(RelationVersion):
         if self._keys is None:
             self._keys = ChangeKeys(self.encoder.description, self.encoder.key_frame)
         return DebeziumVersion(
-            self.name, self.schema_id, self.encoder, self.records, self.outlet, self._writer, changes, self._keys
+            self.name, self.schema_id, self.encoder, self.records, self.sink, self._writer, changes, self._keys
         )
 
     def row(self, transaction: Transaction, kind: int, data: bytes, row: int, end: int, change_lsn: int) -> None:
@@ -74,14 +74,14 @@ class DebeziumVersion(RelationVersion):
                     block = _NO_BLOCK
                     transaction.ordinal += 1
                 key, value = self.records.insert(data, row, end, source, change_lsn, block)
-                self.outlet.append_hashed(key, value)
+                self.sink.append_hashed(key, value)
         elif kind == UPDATE:
             if not self.records.new_tuple_only(data, row, end):
                 self._change_both(transaction, source, data, row, end, change_lsn)
             elif not writer.skips_updates:
                 block = writer.block(transaction, self.name)
                 key, value = self.records.update(data, row, end, source, change_lsn, block)
-                self.outlet.append_hashed(key, value)
+                self.sink.append_hashed(key, value)
         elif not writer.skips_deletes:
             key, before = self.records.delete(data, row, end)
             self._delete(transaction, source, key, before, change_lsn)
@@ -95,32 +95,32 @@ class DebeziumVersion(RelationVersion):
         if old_key == key:
             if not writer.skips_updates:
                 block = writer.block(transaction, self.name)
-                self.outlet.append_hashed(key, records.updated(before, after, source, change_lsn, block))
+                self.sink.append_hashed(key, records.updated(before, after, source, change_lsn, block))
             return
         if not writer.skips_deletes:
             self._delete(transaction, source, old_key, before, change_lsn)
         if not writer.skips_creates:
             block = writer.block(transaction, self.name)
-            self.outlet.append_hashed(key, records.created(after, source, change_lsn, block))
+            self.sink.append_hashed(key, records.created(after, source, change_lsn, block))
 
     def _delete(
         self, transaction: Transaction, source: SourceContext, key: bytes | None, before: list[bytes], change_lsn: int
     ) -> None:
         block = self._writer.block(transaction, self.name)
-        self.outlet.append_hashed(key, self.records.deleted(before, source, change_lsn, block))
+        self.sink.append_hashed(key, self.records.deleted(before, source, change_lsn, block))
         if key is not None and self._writer.writes_tombstones:
-            self.outlet.append_hashed(key, None)
+            self.sink.append_hashed(key, None)
 
     def truncate(self, transaction: Transaction, change_lsn: int) -> None:
         writer = self._writer
         block = writer.block(transaction, self.name)
-        self.outlet.append_hashed(None, self.records.truncate(writer.source, change_lsn, block))
+        self.sink.append_hashed(None, self.records.truncate(writer.source, change_lsn, block))
 
     def read(self, transaction: Transaction, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
         """Write rows of a snapshot, each a pair of its key and its tuple."""
         source = self._writer.source_of(transaction, is_read=True)
         self._writer.refresh(source)
-        read, append = self.records.read, self.outlet.append_hashed
+        read, append = self.records.read, self.sink.append_hashed
         for _, data in rows:
             append(*read(data, source, change_lsn))
             transaction.ordinal += 1
@@ -140,4 +140,4 @@ class DebeziumVersion(RelationVersion):
         return self.records.failing(part)
 
     def too_large(self, what: str, size: int) -> StopForOperator:
-        return self.outlet.too_large(what, size)
+        return self.sink.too_large(what, size)

@@ -36,7 +36,6 @@ FRESH_S: Final = 0.5
 """Age above which a reading shows nothing about the present: a server that goes silent is noticed
 after this time."""
 MOST_READINGS: Final = 4096
-RATE_WINDOW_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +127,6 @@ class WalClock:
 
     def first_reading(self) -> float | None:
         return self._first
-
-    def bytes_per_s(self, window_s: float = RATE_WINDOW_S) -> float:
-        """Return how fast the WAL has grown over `window_s`."""
-        with self._lock:
-            if len(self._lsns) < 2:
-                return 0.0
-            end = self._times[-1]
-            start = max(bisect_right(self._times, end - window_s) - 1, 0)
-            seconds = end - max(self._times[start], end - window_s)
-            return (self._lsns[-1] - self._lsns[start]) / seconds if seconds > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)

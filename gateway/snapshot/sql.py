@@ -184,7 +184,6 @@ SELECT EXISTS (SELECT FROM ONLY {table} AS t
                WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid) OR pg_catalog.age(t.xmin) < 0)
 """
 FILE_FACTS: Final = """
-WITH RECURSIVE {accounts}
 SELECT c.relfilenode::int8 AS filenode, n.nspname, c.relname,
        pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::int8 AS next_xid
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace

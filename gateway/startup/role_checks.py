@@ -23,11 +23,6 @@ _CLOCK_S: Final = 60.0
 _ALTER_SYSTEM: Final = re.compile(r"ALTER SYSTEM SET (\w+) = ([^;]+?)(?=;|\. | if |$)")
 _RELOAD: Final = re.compile(r"; SELECT pg_reload_conf\(\)")
 
-PROVIDERS: Final[Mapping[str, str]] = {
-    "aws": "Amazon RDS or Aurora",
-    "google": "Google Cloud SQL or AlloyDB",
-    "azure": "Azure Database for PostgreSQL",
-}
 _WAL_LEVEL: Final[Mapping[str, str]] = {
     "aws": "set rds.logical_replication = 1 in the instance's parameter group (Aurora: the cluster's), then reboot it",
     "google": "set the flag cloudsql.logical_decoding = on (AlloyDB: alloydb.logical_decoding), which restarts the instance",
@@ -44,7 +39,7 @@ _SET: Final[Mapping[str, str]] = {
 class RoleFacts:
     """Facts about the role and its connection.
 
-    `provider` is a key of PROVIDERS, or "". `is_pooled` means that the process that answers is not
+    `provider` is aws, google, azure or "". `is_pooled` means that the process that answers is not
     the one that accepted the login. `server_ahead_s` is how far the server's clock is ahead of this
     host's. `unreadable` are published tables that the role may not SELECT from; `read_at_once`
     those of which it may SELECT the published columns, but not ctid; `closed_schemas` schemas of

@@ -186,7 +186,9 @@ class OrdinaryTransactions:
         self._watch = watch
         self._relations.set_observer(watch)
 
-    def read(self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
+    def publish_read_rows(
+        self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int
+    ) -> None:
         """Publish rows of a chunk (CopyDecoder.rows) as changes of the transaction that commits
         now."""
         transaction = self._demand_transaction("rows of a snapshot")
@@ -320,7 +322,7 @@ class OrdinaryTransactions:
             self._note_undelivered(time, transaction.is_heartbeat or has_records)
             if transaction.is_heartbeat:
                 self.heartbeat_time = time
-        self._resume_behind(end_lsn)
+        self._resume_after(end_lsn)
 
     def _note_undelivered(self, commit_time: int, counts: bool) -> None:
         self.last_commit_time = commit_time
@@ -329,7 +331,7 @@ class OrdinaryTransactions:
             if self.undelivered_since == 0:
                 self.undelivered_since = commit_time
 
-    def _resume_behind(self, lsn: int) -> None:
+    def _resume_after(self, lsn: int) -> None:
         if lsn > self.resume_lsn:
             self.resume_lsn = lsn
 

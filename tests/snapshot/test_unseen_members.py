@@ -188,7 +188,7 @@ async def test_what_comes_between_two_looks_is_noticed(
         assert await scene.gateway.stop() == 0
         reported = [(event["table"], event["reason"]) for event in scene.gateway.events("rows_not_sent")]
         assert len(reported) == 3, reported
-        assert {table for table, _ in reported} == {"public.computed", "public.renamed", "public.passed"}
+        assert sum("renamed" in reason for _, reason in reported) == 2, reported
 
 
 def topics_of_partitions(kafka: Kafka, prefix: str) -> set[str]:

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.local import LocalParts
-from tests.walk.walk import OWN_DATABASE, ROOT, Walk, commands, prepare, shop, until, walk
+from tests.walk.walk import OWN_DATABASE, ROOT, TIMEOUT_S, Walk, commands, prepare, shop, until, walk
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -113,7 +113,7 @@ async def mirrored(walker: Walk, mirror: str) -> None:
             assert process.returncode is None, output()
             return "public.orders" in output() and "public.items" in output()
 
-        await until(has_both, mirror, output)
+        await until(has_both, mirror, output, 2 * TIMEOUT_S)  # Spark starts, and reads a backlog
         for verify in commands("docs/snapshot.md", "Verify a mirror"):
             await walker.run(verify)
         process.send_signal(signal.SIGTERM)

@@ -160,8 +160,8 @@ def _heed_ctrl_c() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-async def until(holds: Callable[[], bool], what: str, output: Callable[[], str]) -> None:
-    deadline = time.monotonic() + TIMEOUT_S
+async def until(holds: Callable[[], bool], what: str, output: Callable[[], str], timeout_s: float = TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"{what}:\n{output()}"
         await asyncio.sleep(0.1)

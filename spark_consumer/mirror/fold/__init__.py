@@ -3,6 +3,7 @@
     keyed_events                  the step before: raw records -> events that affect one key each
     fold_table                    starts either fold: small_states (Arrow) or spark_states (Spark)
     fold_arrow fold_spark         the fold in this process, and on the workers
+    merge_source                  the step after: states -> source of a merge
     keyless_log                   tables without a key: nothing is folded, changes are appended
     key_text replica_identity     keys as PostgreSQL's text; changes of a table's key or relation
 

@@ -88,7 +88,7 @@ async def test_what_runs_when_only_addresses_are_given(
             await says(f"up to {last_lsn} ")
         await is_delivered(topics, topic_prefix)
         await incompatible_change_stops(sql, gateway)
-    truth = sorted((row["id"], row["note"]) for row in await sql.fetch("SELECT id::int, note FROM t WHERE id <> -2"))
+    truth = sorted((row["id"], row["note"]) for row in await sql.fetch("SELECT id::int, note FROM t WHERE id <> '-2'"))
     await asyncio.to_thread(is_mirrored, spark, tmp_path / "mirror", truth)
     changes = tmp_path / "changes"
     await asyncio.to_thread(run_with, spark, "consume", *servers, "--path", str(changes), "--once")
@@ -127,7 +127,7 @@ async def is_delivered(topics: Topics, prefix: str) -> None:
     (message,) = await asyncio.to_thread(topics.read, f"{prefix}.message")
     assert message[1]["content"] == b"message"
     rewritten = [value for _, value in await asyncio.to_thread(topics.read, f"{prefix}.public.rewritten")]
-    assert sorted(value["after"]["id"] for value in rewritten if value["op"] == "READ")[-3:] == [11, 12, 13]
+    assert {value["after"]["id"] for value in rewritten if value["op"] == "READ"} >= {1, 2, 11, 12}
     assert await asyncio.to_thread(topics.read, f"{prefix}.squeeze.log", until=lambda _: True) == []
 
 
@@ -182,9 +182,14 @@ def run_with(spark: SparkSession, *words: str) -> str:
 def is_mirrored(spark: SparkSession, path: Path, truth: list[tuple[int, str]]) -> None:
     assert "all changes up to" in run_with(spark, "merge", "--path", str(path))
     assert len(run_with(spark, "versions", "--mirror", str(path)).splitlines()) >= 1
-    rows = [json.loads(line) for line in run_with(spark, "dump", "--mirror", str(path)).splitlines()]
+    table, rows = "", []
+    for line in map(json.loads, run_with(spark, "dump", "--mirror", str(path)).splitlines()):
+        if isinstance(line, dict):
+            table = line["table"]
+        elif table == "public.t":
+            rows.append((int(line[0]), line[1]))
     assert len(truth) == 4001
-    assert sorted((int(row["id"]), row["note"]) for row in rows if row.get("note")) == truth
+    assert sorted(rows) == truth
 
 
 async def test_records_in_debeziums_format_are_debeziums_by_default(
