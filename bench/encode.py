@@ -41,7 +41,7 @@ from gateway.relations.describe import describe
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
 from gateway.runtime.pump import Pump
 from gateway.runtime.quarantine import QuarantinePolicy
-from gateway.snapshot.change_tracking import Tracking
+from gateway.snapshot.change_tracking import RecordingObserver
 from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress as SnapshotTable
 from gateway.snapshot.rules.visibility import Visibility
@@ -137,22 +137,22 @@ async def capture(
 
 def receive(captured: Capture) -> list[bytes]:
     """Fill the receive buffer with bytes as a socket would, and take whole frames from it."""
-    inbox = ReceiveBuffer(lambda kind, body: True, lambda lsn, reply: None)
-    _fill(inbox, COPY_BOTH)
+    receive_buffer = ReceiveBuffer(lambda kind, body: True, lambda lsn, reply: None)
+    _fill(receive_buffer, COPY_BOTH)
     rest = memoryview(captured.data)
     taken = []
     while rest:
-        rest = rest[_fill(inbox, rest) :]
-        taken.append(inbox.take())
+        rest = rest[_fill(receive_buffer, rest) :]
+        taken.append(receive_buffer.take())
     return taken
 
 
-def _fill(inbox: ReceiveBuffer, data: bytes | memoryview) -> int:
+def _fill(receive_buffer: ReceiveBuffer, data: bytes | memoryview) -> int:
     """Add as many bytes as fit, as a busy connection does; return their number."""
-    space = inbox.space()
+    space = receive_buffer.space()
     count = min(len(space), len(data))
     space[:count] = data[:count]
-    inbox.add(count)
+    receive_buffer.add(count)
     return count
 
 
@@ -164,7 +164,7 @@ def walk(captured: Capture) -> None:
 
 
 class _Nowhere:
-    """An outlet that drops its records, to measure encoding alone."""
+    """A sink that drops its records, to measure encoding alone."""
 
     def append(self, key: bytes | None, value: bytes, manifest: object) -> None: ...
 
@@ -187,24 +187,24 @@ class _NoneExcluded:
         return None
 
 
-class _Announcer:
+class _Registrar:
     """Relation versions from the captured facts, without registry and topics."""
 
     excluded_tables = _NoneExcluded()
 
-    def __init__(self, captured: Capture, outlet: Callable[[str], Any]) -> None:
+    def __init__(self, captured: Capture, sink: Callable[[str], Any]) -> None:
         self._captured = captured
-        self._outlet = outlet
+        self._sink = sink
 
     async def announce(self, relation: Relation, _: RelationVersion | None, xid: int | None = None) -> RelationVersion:
         description = describe(relation, self._captured.facts)
-        return EventVersion(relation.name, 1, RowEncoder(description, 1, 2), self._outlet(relation.name))
+        return EventVersion(relation.name, 1, RowEncoder(description, 1, 2), self._sink(relation.name))
 
     async def comes_as_root(self, _: Relation, previous: Relation | None) -> bool:
         return False
 
 
-class _DebeziumAnnouncer(_Announcer):
+class _DebeziumRegistrar(_Registrar):
     """Relation versions in Debezium's format, with its default settings."""
 
     def __init__(self, captured: Capture, writer: DebeziumWriter) -> None:
@@ -223,19 +223,19 @@ class _DebeziumAnnouncer(_Announcer):
         return DebeziumVersion(f"public.{relation.name}", 1, keys, encoder, _Nowhere(), self._writer)
 
 
-class _SnapshotAnnouncer(_Announcer):
+class _SnapshotAnnouncer(_Registrar):
     """Relation versions of tables that are being read for a snapshot: changed keys are recorded."""
 
     def __init__(self, captured: Capture, machine: TransactionMachine) -> None:
         super().__init__(captured, lambda _: _Nowhere())
-        self._tracking = Tracking(machine, StalenessJudge(Visibility(3, 4), 0), lambda *message: None)
+        self._observer = RecordingObserver(machine, StalenessJudge(Visibility(3, 4), 0), lambda *message: None)
 
     async def announce(
         self, relation: Relation, earlier: RelationVersion | None, xid: int | None = None
     ) -> RelationVersion:
-        table = SnapshotTable(self._tracking.judge, (), 1 << 22)
+        table = SnapshotTable(self._observer.judge, (), 1 << 22)
         table.begin()
-        self._tracking.begin(relation.relation_oid, table, ())
+        self._observer.begin(relation.relation_oid, table, ())
         return await super().announce(relation, earlier, xid)
 
 
@@ -249,12 +249,12 @@ class _Stand:
     def receive(self, received_lsn: int) -> None: ...
 
 
-def _pump(captured: Capture, writer: BatchWriter, outlet: Callable[[str], Any]) -> Pump:
-    return _pump_of(_machine(outlet), writer, _Announcer(captured, outlet))
+def _pump(captured: Capture, writer: BatchWriter, sink: Callable[[str], Any]) -> Pump:
+    return _pump_of(_machine(sink), writer, _Registrar(captured, sink))
 
 
-def _machine(outlet: Callable[[str], Any]) -> TransactionMachine:
-    return _machine_of(EventWriter(1, MessageTopic("messages", 3, lambda *_: b"", outlet("messages"))))
+def _machine(sink: Callable[[str], Any]) -> TransactionMachine:
+    return _machine_of(EventWriter(1, MessageTopic("messages", 3, lambda *_: b"", sink("messages"))))
 
 
 def _machine_of(writer: RecordWriter) -> TransactionMachine:
@@ -262,11 +262,11 @@ def _machine_of(writer: RecordWriter) -> TransactionMachine:
     return TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), writer=writer, messages=selection)
 
 
-def _pump_of(machine: TransactionMachine, writer: BatchWriter, announcer: Any) -> Pump:
+def _pump_of(machine: TransactionMachine, writer: BatchWriter, registrar: Any) -> Pump:
     stand: Any = _Stand()
     position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
     errors = QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True)
-    return Pump(stand, stand, machine, writer, announcer, stand, position, 4, table_errors=errors)
+    return Pump(stand, stand, machine, writer, registrar, stand, position, 4, table_errors=errors)
 
 
 def encode_debezium(captured: Capture) -> None:
@@ -276,7 +276,7 @@ def encode_debezium(captured: Capture) -> None:
         epoch=1, last_commit_lsn=0, names=SourceNames("1", "bench", "bench"),
         topics=DebeziumTopics(nowhere, b"", b""), options=DebeziumOptions(), clock_ns=time.time_ns,
     )  # fmt: skip
-    _take_all(captured, _machine_of(writer), _DebeziumAnnouncer(captured, writer))
+    _take_all(captured, _machine_of(writer), _DebeziumRegistrar(captured, writer))
 
 
 def encode_under_snapshot(captured: Capture) -> None:
@@ -287,11 +287,11 @@ def encode_under_snapshot(captured: Capture) -> None:
 
 def encode(captured: Capture) -> None:
     """Run state machine and row encoder."""
-    _take_all(captured, _machine(lambda name: _Nowhere()), _Announcer(captured, lambda name: _Nowhere()))
+    _take_all(captured, _machine(lambda name: _Nowhere()), _Registrar(captured, lambda name: _Nowhere()))
 
 
-def _take_all(captured: Capture, machine: TransactionMachine, announcer: _Announcer) -> None:
-    pump = _pump_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), announcer)
+def _take_all(captured: Capture, machine: TransactionMachine, registrar: _Registrar) -> None:
+    pump = _pump_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), registrar)
     for data in receive(captured):
         _run(pump._take(data))
 
@@ -324,7 +324,7 @@ def mark(captured: Capture) -> None:
 
 def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[Pump, list[Batch]]:
     writer = BatchWriter(_builder(compression), 1 << 24)
-    pump = _pump(captured, writer, lambda name: writer.outlet(f"bench.public.{name}", 3, name))
+    pump = _pump(captured, writer, lambda name: writer.sink(f"bench.public.{name}", 3, name))
     for data in receive(captured):
         _run(pump._take(data))
     if send:

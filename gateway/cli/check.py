@@ -33,7 +33,7 @@ from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import filters_that_can_fail, publication_names
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
-from gateway.postgres.wal_retention import holders
+from gateway.postgres.wal_retention import retention_causes
 from gateway.runtime.pattern_checks import check_patterns
 from gateway.runtime.relation_registrar import topics_with_schema
 from gateway.runtime.source_catalog import expected_of
@@ -152,7 +152,7 @@ class _Check:
                 self._add("postgresql", await filters_that_can_fail(sql, facts.publications), role.provider)
                 if facts.slot is None:
                     self._add("postgresql", check_slot_capacity(facts), role.provider)
-                    await self._holders(sql)
+                    await self._retention_causes(sql)
                 else:
                     self._ok(
                         "postgresql", f"slot {facts.slot.name} is confirmed up to {facts.slot.confirmed_flush_lsn}"
@@ -196,20 +196,20 @@ class _Check:
                 f"{counted(len(excluded), 'published table')} left out by source.excluded_tables: {some_names(excluded)}",
             )
 
-    async def _holders(self, sql: asyncpg.Connection) -> None:
+    async def _retention_causes(self, sql: asyncpg.Connection) -> None:
         """Report the transactions that the creation of the slot would wait for: all that have
         written."""
-        found = [holder for holder in await holders(sql, self._expected.slot) if holder.kind != "slot"]
-        for holder in found:
+        found = [cause for cause in await retention_causes(sql, self._expected.slot) if cause.kind != "slot"]
+        for cause in found:
             who = (
-                f"prepared transaction {holder.name!r}"
-                if holder.kind == "prepared"
-                else f"open transaction of process {holder.pid}"
+                f"prepared transaction {cause.name!r}"
+                if cause.kind == "prepared"
+                else f"open transaction of process {cause.pid}"
             )
-            of = f" of {holder.user}" if holder.user else ""
+            of = f" of {cause.user}" if cause.user else ""
             self._add(
                 "postgresql",
-                [OperatorWarning(f"the creation of the slot will wait for the {who}{of}", holder.remedy)],
+                [OperatorWarning(f"the creation of the slot will wait for the {who}{of}", cause.remedy)],
             )
 
     async def _replication(self, facts: Facts) -> None:

@@ -15,7 +15,7 @@ from gateway.errors import StopForOperator
 from schemas.lsn import Lsn
 
 if TYPE_CHECKING:
-    from gateway.runtime.apply_position_change import Repair
+    from gateway.runtime.apply_position_change import PositionChange
     from gateway.transactions.position import Position
 
 
@@ -29,7 +29,7 @@ def skip(
 
     with command():
         commit_lsn = _lsn(lsn)
-    position = _repair(config, lambda fresh, _: position_changes.skip(fresh, commit_lsn))
+    position = _carry_out(config, lambda fresh, _: position_changes.skip(fresh, commit_lsn))
     print(
         f"slot {position.slot}: the transaction that commits at {position.skip_lsn} will be skipped; start the gateway"
     )
@@ -43,7 +43,7 @@ def readmit(
     transaction."""
     from gateway.startup import position_changes
 
-    position = _repair(config, lambda fresh, _: position_changes.readmit(fresh, table))
+    position = _carry_out(config, lambda fresh, _: position_changes.readmit(fresh, table))
     print(
         f"slot {position.slot}: changes of {table} will be written from {position.resume_lsn} on. The "
         "excluded changes are not in its topic: a copy of the table is complete only after a new snapshot "
@@ -66,7 +66,7 @@ def accept_gap(
     consumers."""
     from gateway.startup import position_changes
 
-    position = _repair(
+    position = _carry_out(
         config, lambda fresh, expected: position_changes.accept_gap(fresh, expected, until_now=until_now)
     )
     print(
@@ -96,16 +96,18 @@ def adopt(
     if (from_system is None) == (from_debezium is None):
         fail(StopForOperator("adopt needs either --from-system or --from-debezium"))
     if from_debezium is not None:
-        position = _repair_from_debezium(config, from_debezium)
+        position = _adopt_from_debezium(config, from_debezium)
     else:
-        position = _repair(config, lambda fresh, expected: position_changes.adopt(fresh, expected, from_system or ""))
+        position = _carry_out(
+            config, lambda fresh, expected: position_changes.adopt(fresh, expected, from_system or "")
+        )
     print(
         f"slot {position.slot}: resumes at {position.resume_lsn}, with system identifier "
         f"{position.system_identifier}; start the gateway"
     )
 
 
-def _repair_from_debezium(config: Path | None, path: Path) -> Position:
+def _adopt_from_debezium(config: Path | None, path: Path) -> Position:
     with command():
         from gateway.startup.connect_offset import load_offset
         from gateway.startup.position_changes import adopt_from_debezium
@@ -117,14 +119,14 @@ def _repair_from_debezium(config: Path | None, path: Path) -> Position:
                 hint="set kafka.dialect = debezium",
             )
         offset = load_offset(path, settings.kafka.prefix)
-    return _repair(config, lambda fresh, expected: adopt_from_debezium(fresh, expected, offset))
+    return _carry_out(config, lambda fresh, expected: adopt_from_debezium(fresh, expected, offset))
 
 
-def _repair(config: Path | None, steps: Repair) -> Position:
+def _carry_out(config: Path | None, steps: PositionChange) -> Position:
     with command():
-        from gateway.runtime.apply_position_change import repair
+        from gateway.runtime.apply_position_change import carry_out
 
-        return asyncio.run(repair(load_settings(config), steps))
+        return asyncio.run(carry_out(load_settings(config), steps))
 
 
 def _lsn(text: str) -> Lsn:

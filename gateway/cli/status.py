@@ -33,9 +33,9 @@ from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import published_tables
-from gateway.postgres.wal_retention import holders, read_clock, slot_status
+from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status
 from gateway.runtime.monitor import ask_mirror, wal_held
-from gateway.runtime.snapshot_status import snapshot_states, told
+from gateway.runtime.snapshot_status import snapshot_states, status_of
 from gateway.runtime.stored_positions import stored_position
 from gateway.runtime.stream_status import show_position
 from gateway.schema_registry import open_registry
@@ -123,7 +123,7 @@ async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[
             slot = board.slot = await slot_status(sql, settings.source.slot)
             if slot is not None and slot.restart_lsn:
                 board.held = wal_held(slot, max(lsn - slot.restart_lsn, 0), 0.0, settings.source.wal_budget_bytes)
-            board.blockers = await holders(sql, settings.source.slot)
+            board.blockers = await retention_causes(sql, settings.source.slot)
             source = settings.source
             tables = await published_tables(sql, source.publications, _LISTED_TABLES, excluded=source.excluded_tables)
         finally:
@@ -224,7 +224,7 @@ async def _ask_of_slot(settings: Settings, board: StatusBoard, position: Positio
     try:
         if has_markers:
             commit = await last_commit(settings.kafka, transaction_topic(position.prefix), _TIMEOUT_S)
-        snapshot = told(await snapshot_states(settings, position.key))
+        snapshot = status_of(await snapshot_states(settings, position.key))
         board.watch_snapshot(lambda: snapshot)
     except ReadIncomplete as error:
         board.failed(error)

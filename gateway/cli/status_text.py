@@ -40,9 +40,9 @@ def _lines(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "server", f"{Lsn(now['server_lsn'])}, read {_span(age)} ago" if now["server_lsn"] else "never reached"
     yield from _wal(now)
     yield from _gap(now)
-    for holder in now["blockers"]:
-        yield "waits for" if holder["blocks"] else "blocked by", _holder(holder, now["server_time"] or now["time"])
-        yield "", holder["remedy"]
+    for cause in now["blockers"]:
+        yield "waits for" if cause["blocks"] else "blocked by", _cause(cause, now["server_time"] or now["time"])
+        yield "", cause["remedy"]
     for stream in now["streamed_transactions"]:
         yield (
             "in progress",
@@ -149,19 +149,19 @@ def _wal(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "WAL retained", text
 
 
-def _holder(holder: Mapping[str, Any], now: float) -> str:
-    if holder["kind"] == "slot":
-        return f"slot {holder['name']} ({holder['state']}), which retains {_size(holder['retained_bytes'])} of WAL"
-    prepared = holder["kind"] == "prepared"
-    parts = [f"prepared transaction {holder['name']!r}" if prepared else f"process {holder['pid']}"]
+def _cause(cause: Mapping[str, Any], now: float) -> str:
+    if cause["kind"] == "slot":
+        return f"slot {cause['name']} ({cause['state']}), which retains {_size(cause['retained_bytes'])} of WAL"
+    prepared = cause["kind"] == "prepared"
+    parts = [f"prepared transaction {cause['name']!r}" if prepared else f"process {cause['pid']}"]
     for title, name in (("user", "user"), ("application", "application"), ("database" if prepared else "", "state")):
-        if holder[name]:
-            parts.append(f"{title} {holder[name]}".strip())
-    if holder["since"] is not None:
-        since = _span(now - holder["since"])
+        if cause[name]:
+            parts.append(f"{title} {cause[name]}".strip())
+    if cause["since"] is not None:
+        since = _span(now - cause["since"])
         parts.append(f"prepared {since} ago" if prepared else f"open for {since}")
-    if holder["query_since"] is not None:
-        parts.append(f"last statement began {_span(now - holder['query_since'])} ago")
+    if cause["query_since"] is not None:
+        parts.append(f"last statement began {_span(now - cause['query_since'])} ago")
     return ", ".join(parts)
 
 

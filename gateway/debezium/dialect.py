@@ -96,12 +96,12 @@ def debezium_topics(
     if not options.provide_transaction_metadata:
         return DebeziumTopics(messages, *frames)
     topic = transaction_topic(prefix)
-    outlet = writer.outlet(topic, topics.partition_count(topic), "BEGIN and END")
-    transactions = _with_format(outlet, TRANSACTION_KEY, TRANSACTION_VALUE, options)
+    sink = writer.sink(topic, topics.partition_count(topic), "BEGIN and END")
+    transactions = _with_format(sink, TRANSACTION_KEY, TRANSACTION_VALUE, options)
     return DebeziumTopics(messages, *frames, transactions, frame(schemas.transaction_key), frame(schemas.transaction))
 
 
-def _with_format(outlet: TopicSink, key: Schema, value: Schema, options: DebeziumOptions) -> KeyedSink:
+def _with_format(sink: TopicSink, key: Schema, value: Schema, options: DebeziumOptions) -> KeyedSink:
     if options.format == "avro":
-        return outlet
-    return JsonSink(outlet, key, value, with_schema=options.format_schemas_enable)
+        return sink
+    return JsonSink(sink, key, value, with_schema=options.format_schemas_enable)

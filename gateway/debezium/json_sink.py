@@ -1,4 +1,4 @@
-"""An outlet that writes the records of Debezium's dialect in the JSON converter's form."""
+"""A sink that writes the records of Debezium's dialect in the JSON converter's form."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from gateway.errors import StopForOperator
 
 
 class JsonSink:
-    """Sink that converts Avro records to JSON for `outlet`. Both schemas are those of the Avro
+    """Sink that converts Avro records to JSON for `sink`. Both schemas are those of the Avro
     records. The partition of a key depends on its JSON."""
 
-    def __init__(self, outlet: KeyedSink, key_schema: Any, value_schema: Any, *, with_schema: bool) -> None:
-        self._outlet = outlet
+    def __init__(self, sink: KeyedSink, key_schema: Any, value_schema: Any, *, with_schema: bool) -> None:
+        self._sink = sink
         self._key = None if key_schema is None else JsonForm(key_schema, with_schema=with_schema)
         self._value = JsonForm(value_schema, with_schema=with_schema)
 
     def append_hashed(self, key: bytes | None, value: bytes | None) -> None:
-        self._outlet.append_hashed(self._of_key(key), None if value is None else self._value(value))
+        self._sink.append_hashed(self._of_key(key), None if value is None else self._value(value))
 
     def offer_hashed(self, key: bytes, value: bytes) -> bool:
         assert self._key is not None
-        return self._outlet.offer_hashed(self._key(key), self._value(value))
+        return self._sink.offer_hashed(self._key(key), self._value(value))
 
     def too_large(self, what: str, size: int) -> StopForOperator:
-        return self._outlet.too_large(what, size)
+        return self._sink.too_large(what, size)
 
     def _of_key(self, key: bytes | None) -> bytes | None:
         return None if key is None or self._key is None else self._key(key)

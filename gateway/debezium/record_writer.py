@@ -88,10 +88,10 @@ class _Counts:
 
 
 class DebeziumVersion(RelationVersion):
-    """A version of a relation whose changes become Debezium's records in `outlet`. `encoder`
+    """A version of a relation whose changes become Debezium's records in `sink`. `encoder`
     gives only the keys that snapshots compare; `records` encodes."""
 
-    __slots__ = ("_keys", "_writer", "outlet", "records")
+    __slots__ = ("_keys", "_writer", "records", "sink")
 
     def __init__(
         self,
@@ -99,14 +99,14 @@ class DebeziumVersion(RelationVersion):
         schema_id: int,
         encoder: RowEncoder,
         records: DebeziumEncoder,
-        outlet: KeyedSink,
+        sink: KeyedSink,
         writer: DebeziumWriter,
         changes: RelationChangeTracker | None = None,
         keys: ChangeKeys | None = None,
     ) -> None:
         super().__init__(name, schema_id, encoder, changes)
         self.records = records
-        self.outlet = outlet
+        self.sink = sink
         self._writer = writer
         self._keys = keys
 
@@ -118,7 +118,7 @@ class DebeziumVersion(RelationVersion):
         if self._keys is None:
             self._keys = ChangeKeys(self.encoder.description, self.encoder.key_frame)
         return DebeziumVersion(
-            self.name, self.schema_id, self.encoder, self.records, self.outlet, self._writer, changes, self._keys
+            self.name, self.schema_id, self.encoder, self.records, self.sink, self._writer, changes, self._keys
         )
 
     def row(self, transaction: Transaction, kind: int, data: bytes, row: int, end: int, change_lsn: int) -> None:
@@ -138,14 +138,14 @@ class DebeziumVersion(RelationVersion):
                     block = _NO_BLOCK
                     transaction.ordinal += 1
                 key, value = self.records.insert(data, row, end, source, change_lsn, block)
-                self.outlet.append_hashed(key, value)
+                self.sink.append_hashed(key, value)
         elif kind == UPDATE:
             if not self.records.new_tuple_only(data, row, end):
                 self._change_both(transaction, source, data, row, end, change_lsn)
             elif not writer.skips_updates:
                 block = writer.block(transaction, self.name)
                 key, value = self.records.update(data, row, end, source, change_lsn, block)
-                self.outlet.append_hashed(key, value)
+                self.sink.append_hashed(key, value)
         elif not writer.skips_deletes:
             key, before = self.records.delete(data, row, end)
             self._delete(transaction, source, key, before, change_lsn)
@@ -159,21 +159,21 @@ class DebeziumVersion(RelationVersion):
         if old_key == key:
             if not writer.skips_updates:
                 block = writer.block(transaction, self.name)
-                self.outlet.append_hashed(key, records.updated(before, after, source, change_lsn, block))
+                self.sink.append_hashed(key, records.updated(before, after, source, change_lsn, block))
             return
         if not writer.skips_deletes:
             self._delete(transaction, source, old_key, before, change_lsn)
         if not writer.skips_creates:
             block = writer.block(transaction, self.name)
-            self.outlet.append_hashed(key, records.created(after, source, change_lsn, block))
+            self.sink.append_hashed(key, records.created(after, source, change_lsn, block))
 
     def _delete(
         self, transaction: Transaction, source: SourceContext, key: bytes | None, before: list[bytes], change_lsn: int
     ) -> None:
         block = self._writer.block(transaction, self.name)
-        self.outlet.append_hashed(key, self.records.deleted(before, source, change_lsn, block))
+        self.sink.append_hashed(key, self.records.deleted(before, source, change_lsn, block))
         if key is not None and self._writer.writes_tombstones:
-            self.outlet.append_hashed(key, None)
+            self.sink.append_hashed(key, None)
 
     def track(self, data: bytes, kind: int, row: int, end: int) -> None:
         changes = self.changes
@@ -190,7 +190,7 @@ class DebeziumVersion(RelationVersion):
         return self.records.failing(part)
 
     def too_large(self, what: str, size: int) -> StopForOperator:
-        return self.outlet.too_large(what, size)
+        return self.sink.too_large(what, size)
 
 
 class DebeziumWriter(RecordWriter):
@@ -352,9 +352,9 @@ class DebeziumWriter(RecordWriter):
         for version in versions:
             assert isinstance(version, DebeziumVersion)
             block = self.block(transaction, version.name)
-            version.outlet.append_hashed(None, version.records.truncate(self.source, change_lsn, block))
+            version.sink.append_hashed(None, version.records.truncate(self.source, change_lsn, block))
 
-    def read(
+    def write_read_rows(
         self,
         transaction: Transaction,
         version: RelationVersion,
@@ -365,7 +365,7 @@ class DebeziumWriter(RecordWriter):
         assert isinstance(version, DebeziumVersion)
         source = self._source_of(transaction, is_read=True)
         self.refresh(source)
-        read, append = version.records.read, version.outlet.append_hashed
+        read, append = version.records.read, version.sink.append_hashed
         for _, data in rows:
             append(*read(data, source, change_lsn))
             transaction.ordinal += 1

@@ -58,8 +58,8 @@ class DebeziumRelation:
         if self._relations.registers_schemas:
             self._schema_ids = await register_both(registry, topic, *self._relations.schemas_of(self.relation, topic))
 
-    def version(self, outlet: TopicSink) -> DebeziumVersion:
-        return self._relations.version(self.relation, *self._schema_ids, outlet)
+    def version(self, topic_sink: TopicSink) -> DebeziumVersion:
+        return self._relations.version(self.relation, *self._schema_ids, topic_sink)
 
 
 class DebeziumRelations:
@@ -136,10 +136,10 @@ class DebeziumRelations:
         ]
 
     def version(
-        self, relation: ConnectRelation, value_schema_id: int, key_schema_id: int | None, outlet: TopicSink
+        self, relation: ConnectRelation, value_schema_id: int, key_schema_id: int | None, topic_sink: TopicSink
     ) -> DebeziumVersion:
         """Return the version of a relation whose schemas are registered."""
-        description, sink = relation.description, self._sink(relation, outlet)
+        description, sink = relation.description, self._sink(relation, topic_sink)
         left_out = self._writer.on_left_out
         records = DebeziumEncoder(
             relation, value_schema_id, key_schema_id, self._options, self._unconvertible, left_out
@@ -147,11 +147,11 @@ class DebeziumRelations:
         keys = RowEncoder(description, value_schema_id, 0 if description.identity_columns else None)
         return DebeziumVersion(description.qualified_name, value_schema_id, keys, records, sink, self._writer)
 
-    def _sink(self, relation: ConnectRelation, outlet: TopicSink) -> KeyedSink:
+    def _sink(self, relation: ConnectRelation, topic_sink: TopicSink) -> KeyedSink:
         if self.registers_schemas:
-            return outlet
-        value, key = self.schemas_of(relation, outlet.topic)
-        return JsonSink(outlet, key, value, with_schema=self._options.format_schemas_enable)
+            return topic_sink
+        value, key = self.schemas_of(relation, topic_sink.topic)
+        return JsonSink(topic_sink, key, value, with_schema=self._options.format_schemas_enable)
 
     @property
     def registers_schemas(self) -> bool:

@@ -157,7 +157,7 @@ class DebeziumEncoder:
         self._checked(new, cursor)
         old_row, new_row = self._encoded(earlier, None), self._encoded(new, earlier)
         if earlier.letter != OLD_TUPLE:
-            self._tell_left_out(new, data, position, end)
+            self._report_left_out(new, data, position, end)
         return self._key_of(earlier, old_row, None), old_row, self._key_of(new, new_row, earlier), new_row
 
     def updated(self, before: Parts, after: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
@@ -215,7 +215,7 @@ class DebeziumEncoder:
         new = self._checked(read_new(cursor), cursor)
         cursor.finish()
         row = self._encoded(new, None)
-        self._tell_left_out(new, data, position, end)
+        self._report_left_out(new, data, position, end)
         return self._key_of(new, row, None), self._record([self._head, *row], source, change_lsn, block, operation)
 
     def _record(self, parts: Parts, source: SourceContext, change_lsn: int, block: bytes, operation: bytes) -> bytes:
@@ -286,7 +286,7 @@ class DebeziumEncoder:
                     return place_of_value(self.relation.description, part, index)
         return None
 
-    def _tell_left_out(self, new: TuplePart, data: bytes, position: int, end: int) -> None:
+    def _report_left_out(self, new: TuplePart, data: bytes, position: int, end: int) -> None:
         if self._left_out is not None and any(value is UNCHANGED for value in new.values):
             self._left_out(self.relation.description.oid, data, position, end)
 

@@ -127,13 +127,13 @@ class BatchWriter:
         self.ended_pieces = 0
         self.timestamp_ms = 0
         self.tick()
-        self._outlets: dict[str, TopicSink] = {}
+        self._sinks: dict[str, TopicSink] = {}
 
-    def outlet(self, topic: str, partition_count: int, owner: str) -> TopicSink:
+    def sink(self, topic: str, partition_count: int, owner: str) -> TopicSink:
         """Return the sink of a topic; `owner` names its relation in errors."""
-        known = self._outlets.get(topic)
+        known = self._sinks.get(topic)
         if known is None:
-            known = self._outlets[topic] = TopicSink(self, topic, partition_count)
+            known = self._sinks[topic] = TopicSink(self, topic, partition_count)
         known.owner = owner
         return known
 
@@ -160,11 +160,11 @@ class BatchWriter:
 class PartitionBuffer:
     """The open batch of one topic-partition; `TopicSink.append` adds the records."""
 
-    __slots__ = ("_builder", "_first", "_outlet", "_pieces", "_writer", "add", "count", "manifest", "partition")
+    __slots__ = ("_builder", "_first", "_pieces", "_sink", "_writer", "add", "count", "manifest", "partition")
 
-    def __init__(self, writer: BatchWriter, outlet: TopicSink, partition: int) -> None:
+    def __init__(self, writer: BatchWriter, sink: TopicSink, partition: int) -> None:
         self._writer = writer
-        self._outlet = outlet
+        self._sink = sink
         self.partition = partition
         self.manifest: Manifest | None = _CLOSED
         self.count = 0
@@ -214,14 +214,14 @@ class PartitionBuffer:
         self._end_piece()
         builder = self._builder
         end_batch(builder, self.count)
-        self._writer.ready.append(Batch(self._outlet.topic, self.partition, builder, builder.size(), self._pieces))
+        self._writer.ready.append(Batch(self._sink.topic, self.partition, builder, builder.size(), self._pieces))
         self.manifest = _CLOSED
         self._builder = self.add = None
         self._pieces = []
         self.count = 0
 
     def _too_large(self, size: int) -> RecordTooLarge:
-        return self._outlet.too_large(f"makes a record of {size} bytes", size)
+        return self._sink.too_large(f"makes a record of {size} bytes", size)
 
 
 class TopicSink:

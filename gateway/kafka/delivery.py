@@ -90,7 +90,7 @@ class Delivery:
         self._writer = writer
         self._frames = frames
         self._own = BatchWriter(producer.create_batch, writer.max_record_bytes)
-        self._markers = self._own.outlet(marker_topic, 1, "the markers")
+        self._markers = self._own.sink(marker_topic, 1, "the markers")
         self._always = [(marker_topic, 0), (POSITION_TOPIC, 0)]
         self.policy = policy
         self._open = KafkaTransaction()
@@ -105,8 +105,8 @@ class Delivery:
         self._positions = (
             self._own if producer.is_transactional else BatchWriter(producer.create_batch, writer.max_record_bytes)
         )
-        self._position = self._positions.outlet(POSITION_TOPIC, 1, "the position")
-        self._states = self._positions.outlet(SNAPSHOT_TOPIC, 1, "the snapshots")
+        self._position = self._positions.sink(POSITION_TOPIC, 1, "the position")
+        self._states = self._positions.sink(SNAPSHOT_TOPIC, 1, "the snapshots")
         self._position_to_come: Position | None = None
         self._states_to_come: dict[bytes, bytes] = {}
         self._forgets: bytes | None = None

@@ -42,7 +42,7 @@ async def open_message_topic(prefix: str, topics: Topics, *, is_new: bool) -> No
 def message_sink(prefix: str, topics: Topics, writer: BatchWriter) -> TopicSink:
     """Return the sink of logical decoding messages. Call it after `open_message_topic`."""
     topic = message_topic(prefix)
-    return writer.outlet(topic, topics.partition_count(topic), "logical messages")
+    return writer.sink(topic, topics.partition_count(topic), "logical messages")
 
 
 def message_selection(source: SourceSettings) -> MessageSelection:

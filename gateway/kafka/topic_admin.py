@@ -88,7 +88,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True)
-class ExistingTopics:
+class ExistingTopic:
     """A topic that exists. `copies`: replicas of the partition that has the fewest."""
 
     partition_count: int
@@ -120,10 +120,10 @@ class TopicAdmin:
         except (KafkaError, OSError, TimeoutError) as error:
             raise classify(error, doing, right) from error
 
-    async def existing(self, topics: Sequence[str]) -> dict[str, ExistingTopics]:
+    async def existing(self, topics: Sequence[str]) -> dict[str, ExistingTopic]:
         """Return those of `topics` that exist. They are requested by name: a list of all topics
         omits those that the client may not describe, as if they did not exist."""
-        there: dict[str, ExistingTopics] = {}
+        there: dict[str, ExistingTopic] = {}
         for some in _chunks(topics, ASKED_TOPICS):
             async with self._asking("listing topics"):
                 found = await self._admin.metadata(some)
@@ -134,7 +134,7 @@ class TopicAdmin:
                 if not facts["error_code"]:
                     partitions = facts["partitions"]
                     copies = min((len(partition["replicas"]) for partition in partitions), default=0)
-                    there[facts["topic"]] = ExistingTopics(len(partitions), copies)
+                    there[facts["topic"]] = ExistingTopic(len(partitions), copies)
         return there
 
     @property

@@ -123,7 +123,7 @@ GAUGES: Final[dict[str, str]] = {
 def _values(board: StatusBoard, now: GatewayStatus) -> dict[str, float | None]:
     wal = now.wal
     oldest = min((stream.since for stream in now.streamed_transactions), default=None)
-    held_since = min((holder.since for holder in now.blockers if holder.since is not None), default=None)
+    held_since = min((cause.since for cause in now.blockers if cause.since is not None), default=None)
     return {
         "walgate_connected": float(board.state() == "streaming"),
         "walgate_epoch": now.epoch,
@@ -181,7 +181,7 @@ class StatusCollector(Collector):
         for part in now.parts:
             up.add_metric([part.name], _NAN if part.up is None else float(part.up))
         yield up
-        yield _holders(now)
+        yield _causes(now)
         yield _quarantined(now)
         yield from _mirrors(now)
         yield from _topics(self._board)
@@ -191,17 +191,17 @@ def _server_now(now: GatewayStatus) -> float:
     return now.server_time if now.server_time is not None else now.time
 
 
-def _holders(now: GatewayStatus) -> Metric:
+def _causes(now: GatewayStatus) -> Metric:
     """Return the age of the oldest blocker of each sort, thus at most four series: each process ID
     makes a new series in Prometheus."""
     family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
     oldest: dict[tuple[str, str], WalRetentionCause] = {}
-    for holder in sorted(now.blockers, key=lambda one: one.since or 0.0):
-        if holder.kind in ("transaction", "prepared"):
-            oldest.setdefault(("creation" if holder.blocks else "advance", holder.kind), holder)
-    for (blocks, kind), holder in oldest.items():
-        age_s = _NAN if holder.since is None else max(_server_now(now) - holder.since, 0.0)
-        family.add_metric([blocks, kind, holder.title], age_s)
+    for cause in sorted(now.blockers, key=lambda one: one.since or 0.0):
+        if cause.kind in ("transaction", "prepared"):
+            oldest.setdefault(("creation" if cause.blocks else "advance", cause.kind), cause)
+    for (blocks, kind), cause in oldest.items():
+        age_s = _NAN if cause.since is None else max(_server_now(now) - cause.since, 0.0)
+        family.add_metric([blocks, kind, cause.title], age_s)
     return family
 
 

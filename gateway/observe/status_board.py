@@ -103,9 +103,9 @@ class StatusBoard:
             self._errors_are_over(now)
         self._enter("waiting" if what else "streaming", now)
 
-    def blocked_by(self, holders: tuple[WalRetentionCause, ...]) -> None:
+    def blocked_by(self, causes: tuple[WalRetentionCause, ...]) -> None:
         """Set the sessions and transactions for which the creation of the slot waits."""
-        self._blocked_by = holders
+        self._blocked_by = causes
 
     def is_down(self) -> None:
         """Note that no gateway runs: the contents of the board were queried from the servers."""

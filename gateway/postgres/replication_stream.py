@@ -69,7 +69,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self.backend_pid = backend_pid
         self._place = place
         self._clock = clock
-        self._inbox = ReceiveBuffer(self._control, self._keepalive, capacity, largest_row, largest_message)
+        self._receive_buffer = ReceiveBuffer(self._control, self._keepalive, capacity, largest_row, largest_message)
         self._state = State.READY
         self._transport: asyncio.Transport | None = None
         self._failure: WalgateError | None = None
@@ -134,11 +134,11 @@ class ReplicationStream(asyncio.BufferedProtocol):
         Raises the error that ended the stream, again at each call. May be cancelled: nothing is
         lost.
         """
-        while not self._inbox.complete_bytes:
+        while not self._receive_buffer.complete_bytes:
             if self._failure is not None:
                 raise self._failure
             await self._wait()
-        data = self._inbox.take()
+        data = self._receive_buffer.take()
         if self._paused and self._transport is not None and self._failure is None:
             self._paused = False
             self._arrived_at = self._clock()
@@ -201,22 +201,22 @@ class ReplicationStream(asyncio.BufferedProtocol):
         )  # uvloop's transport is one by its methods, not by its class
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox.space()
+        return self._receive_buffer.space()
 
     def buffer_updated(self, nbytes: int) -> None:
         self._arrived_at = self._clock()
         if self._failure is not None:
             return
         try:
-            self._inbox.add(nbytes)
+            self._receive_buffer.add(nbytes)
         except FrameError as error:
             self.fail(error)
-        if self._inbox.complete_bytes:
+        if self._receive_buffer.complete_bytes:
             self._pause_if_full()
             self._wake()
 
     def _pause_if_full(self) -> None:
-        if self._inbox.is_full and not self._paused and self._transport is not None:
+        if self._receive_buffer.is_full and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
 
@@ -229,7 +229,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._lost(f"connection lost: {type(exc).__name__}: {exc}" if exc else "connection lost")
 
     def _lost(self, what: str) -> None:
-        partial = self._inbox.partial_bytes
+        partial = self._receive_buffer.partial_bytes
         inside = f", {partial} bytes into a message" if partial else ""
         kind = StreamCut if self._agreed else Retry
         self.fail(kind(f"{self._place}: {what}{inside}"))
@@ -288,7 +288,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
 
     def _notice(self, said: ServerMessage) -> WalgateError | None:
         error = classify_notice(said, self._place)
-        if isinstance(error, LossReported) and not self._inbox.holds_data and self._tolerates_left_out():
+        if isinstance(error, LossReported) and not self._receive_buffer.holds_data and self._tolerates_left_out():
             error = None
         if error is None:
             self._on_notice(said)

@@ -102,9 +102,9 @@ class StandbyStatus:
             self.flush_lsn = Lsn(lsn)
             self.receive(lsn)
             self._advanced_at = self._clock()
-            self._tell()
+            self._send_soon()
 
-    def tell_now(self) -> None:
+    def send_now(self) -> None:
         """Send the last status before the connection is closed."""
         self._send(self._clock(), ask=False)
 
@@ -118,7 +118,7 @@ class StandbyStatus:
         if now - self._sent_at >= LEAST_INTERVAL_S:
             self._send(now, ask=False)
         else:
-            self._tell()
+            self._send_soon()
 
     def _storm_s(self, now: float) -> float:
         if self._storm_since is None or now - self._last_request_at > _STORM_GAP_S:
@@ -128,7 +128,7 @@ class StandbyStatus:
     def _must_leave(self, now: float) -> bool:
         return self._storm_s(now) >= LEAVE_AFTER_S and now - self._advanced_at >= LEAVE_AFTER_S
 
-    def _tell(self) -> None:
+    def _send_soon(self) -> None:
         self._due = True
         self._wake.set()
 

@@ -67,16 +67,16 @@ async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, 
     return float(row[0]), int(row[1])
 
 
-async def holders(sql: asyncpg.Connection, slot: str) -> tuple[WalRetentionCause, ...]:
+async def retention_causes(sql: asyncpg.Connection, slot: str) -> tuple[WalRetentionCause, ...]:
     """Return what keeps the slot's WAL. Raises classified errors."""
     try:
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying what keeps the slot's restart_lsn from advancing") from error
-    return tuple(_holder(row) for row in rows)
+    return tuple(_cause(row) for row in rows)
 
 
-def _holder(row: asyncpg.Record) -> WalRetentionCause:
+def _cause(row: asyncpg.Record) -> WalRetentionCause:
     kind, name, pid, user, application, state, since, query_since, xmin_age, held = row
     return WalRetentionCause(
         kind=kind,
@@ -138,7 +138,7 @@ async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
     return "by name" if names_the_gateway(setting) else ""
 
 
-def holder_of(blocker: SlotCreationBlocker, now: float) -> WalRetentionCause:
+def cause_of(blocker: SlotCreationBlocker, now: float) -> WalRetentionCause:
     """Return the transaction that the creation of the slot waits for. `now`: Unix seconds."""
     return WalRetentionCause(
         kind="prepared" if blocker.gid is not None else "transaction",

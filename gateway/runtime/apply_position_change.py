@@ -34,10 +34,10 @@ _ATTEMPTS: Final = 8
 its turn, until one of the two completes."""
 
 
-Repair = Callable[[FreshPosition, Expected], Steps]
+PositionChange = Callable[[FreshPosition, Expected], Steps]
 
 
-async def repair(settings: Settings, steps: Repair) -> Position:
+async def carry_out(settings: Settings, steps: PositionChange) -> Position:
     """Carry out the steps and return the new position, which is durable. Raises WalgateError."""
     repeats = RepeatedMessages()
     for _ in range(_ATTEMPTS - 1):
@@ -51,7 +51,7 @@ async def repair(settings: Settings, steps: Repair) -> Position:
     return await _attempt(settings, steps)
 
 
-async def _attempt(settings: Settings, steps: Repair) -> Position:
+async def _attempt(settings: Settings, steps: PositionChange) -> Position:
     async with AsyncExitStack() as stack:
         sql = await connect_sql(login_of(settings.source))
         stack.push_async_callback(end_session, sql)

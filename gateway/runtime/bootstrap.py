@@ -30,7 +30,7 @@ from gateway.postgres.connection import connect_replication
 from gateway.postgres.credentials import login_of
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, naming_blockers
-from gateway.postgres.wal_retention import holder_of
+from gateway.postgres.wal_retention import cause_of
 from gateway.runtime.dialect import Dialect
 from gateway.runtime.relation_registrar import RelationRegistrar
 from gateway.runtime.restart_state import RestartState
@@ -188,7 +188,7 @@ class Bootstrap:
 
     def _note_blockers(self, found: tuple[SlotCreationBlocker, ...]) -> None:
         now = time.time()
-        self._board.blocked_by(tuple(holder_of(blocker, now) for blocker in found))
+        self._board.blocked_by(tuple(cause_of(blocker, now) for blocker in found))
 
     def fresh_position(self, facts: Facts) -> Position:
         source = self._settings.source
@@ -288,7 +288,7 @@ class Bootstrap:
         """Return the writer of the stream's records."""
         return self._dialect.record_writer(position, self.topics, self.writer, self._schemas)
 
-    def announcer(self, sql: asyncpg.Connection, position: Position, writer: RecordWriter) -> RelationRegistrar:
+    def registrar(self, sql: asyncpg.Connection, position: Position, writer: RecordWriter) -> RelationRegistrar:
         """Return a registrar, which queries over a connection of its own. The stream has one, and
         the relations whose existing rows are read have another: their encoders are separate from
         those of the changes."""

@@ -40,7 +40,7 @@ class DescribedRelation(Protocol):
         far, under the same name. Raises SchemaError."""
         ...
 
-    def version(self, outlet: TopicSink) -> RelationVersion:
+    def version(self, sink: TopicSink) -> RelationVersion:
         """Return the version. Call it after `register`."""
         ...
 

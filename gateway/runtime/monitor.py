@@ -36,7 +36,7 @@ from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.postgres.wal_retention import holders, read_clock, slot_status
+from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status
 from gateway.schema_registry import classified_schema_errors
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, value_subject
@@ -136,7 +136,7 @@ class Monitor:
         slot = await slot_status(sql, self._settings.source.slot)
         self._board.slot = slot
         self._board.held = None if slot is None or not slot.restart_lsn else self._measure(slot, lsn)
-        self._board.blockers = await holders(sql, self._settings.source.slot)
+        self._board.blockers = await retention_causes(sql, self._settings.source.slot)
 
     def _measure(self, slot: SlotStatus, lsn: int) -> RetainedWal:
         held, now = max(lsn - slot.restart_lsn, 0), time.monotonic()

@@ -97,11 +97,11 @@ class NativeRelation:
         value = change_schema(self.description, self._prefix)
         return await registry.register(value_subject(topic), value, regardless=True), key_schema_id
 
-    def version(self, outlet: TopicSink) -> RelationVersion:
+    def version(self, sink: TopicSink) -> RelationVersion:
         description = self.description
         value_schema_id, key_schema_id = self._schema_ids
         encoder = RowEncoder(description, value_schema_id, key_schema_id)
-        return EventVersion(description.qualified_name, value_schema_id, encoder, outlet)
+        return EventVersion(description.qualified_name, value_schema_id, encoder, sink)
 
 
 class NativeRelations:

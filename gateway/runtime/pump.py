@@ -55,7 +55,7 @@ from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position, advance
 from schemas.lsn import Lsn
 
-BEHIND_BYTES = 1 << 16
+MORE_AT_HAND_BYTES = 1 << 16
 """A read of at least this size shows that the stream has more."""
 
 PAUSE_S = 0.005
@@ -131,7 +131,7 @@ class Pump:
         feedback: StandbyStatus,
         machine: TransactionMachine,
         writer: BatchWriter,
-        announcer: RelationRegistrar,
+        registrar: RelationRegistrar,
         delivery: Delivery,
         position: Position,
         protocol_version: int,
@@ -145,7 +145,7 @@ class Pump:
         self._feedback = feedback
         self._machine = machine
         self._writer = writer
-        self._announcer = announcer
+        self._registrar = registrar
         self._position = position
         self._protocol_version = protocol_version
         self._careful_until = careful_until
@@ -178,7 +178,7 @@ class Pump:
             self._part(error)
             while not self._delivery.is_free:
                 await self._delivery.commit_done()
-            self._feedback.tell_now()
+            self._feedback.send_now()
             if isinstance(error, StopForOperator):
                 self._decide(error)
             raise
@@ -196,7 +196,7 @@ class Pump:
                 self._close_if_due()
             except StopForOperator as error:
                 self._part(error)
-                self._feedback.tell_now()
+                self._feedback.send_now()
                 raise
 
     async def confirm(self) -> None:
@@ -217,7 +217,7 @@ class Pump:
             self._writer.close_all()
             self._unflushed_bytes = 0
         self._delivery.offer()
-        self._more_at_hand = len(data) >= BEHIND_BYTES
+        self._more_at_hand = len(data) >= MORE_AT_HAND_BYTES
         self._close_if_due()
         await self._delivery.room()
         while self._policy.waits_for_kafka(self._machine.pending_marker_count, kafka_is_free=self._delivery.is_free):
@@ -245,7 +245,7 @@ class Pump:
         while not (self.is_settled or (self._delivery.is_free and not self._machine.at_boundary)):
             self._settled.clear()
             await self._settled.wait()
-        self._feedback.tell_now()
+        self._feedback.send_now()
 
     @property
     def received_until(self) -> Lsn:
@@ -364,7 +364,7 @@ class Pump:
         machine = self._machine
         message = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
         if isinstance(message, Type):
-            self._announcer.note_type(message)
+            self._registrar.note_type(message)
         elif isinstance(message, StreamStart):
             self._status.stream_begins(message.xid)
         machine.receive(message, change_lsn)
@@ -380,7 +380,7 @@ class Pump:
         if relation_oid in machine.quarantined:
             return
         previous, self._announced_last = self._announced_last, relation
-        if await self._announcer.comes_as_root(relation, previous):
+        if await self._registrar.comes_as_root(relation, previous):
             if self._snapshot is not None and previous is not None:
                 self._snapshot.announced_leaf(relation_oid, previous.relation_oid)
             name = f"{relation.namespace}.{relation.name}"
@@ -389,13 +389,13 @@ class Pump:
         if self._snapshot is not None:
             self._snapshot.announced(relation, is_again=relation_oid in self._relation_names)
         self._relation_names[relation_oid] = relation.namespace, relation.name
-        excluded = await self._announcer.excluded_tables.find(relation)
+        excluded = await self._registrar.excluded_tables.find(relation)
         if excluded is not None:
             machine.announce(relation_oid, relation.xid, excluded)
             return
         try:
             xids = machine.current_xids
-            version = await self._announcer.announce(relation, machine.in_force(relation_oid), xids and xids[0])
+            version = await self._registrar.announce(relation, machine.in_force(relation_oid), xids and xids[0])
         except StopForOperator as error:
             if not machine.is_skipping:
                 raise

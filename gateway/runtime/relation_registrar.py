@@ -255,8 +255,8 @@ class RelationRegistrar:
         description = described.description
         keys = ", ".join(column.name for column in description.identity_columns) or "none"
         partition_count = self._topics.partition_count(topic)
-        outlet = self._writer.outlet(topic, partition_count, f"{description.qualified_name} (key: {keys})")
-        version = described.version(outlet)
+        sink = self._writer.sink(topic, partition_count, f"{description.qualified_name} (key: {keys})")
+        version = described.version(sink)
         without_labels = enums_without_labels(description)
         if without_labels:
             log.warning(

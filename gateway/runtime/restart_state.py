@@ -40,7 +40,7 @@ class RestartState:
     optional_fields: set[tuple[int, str]] = field(default_factory=set)
     """(relation oid, column) of columns that are NOT NULL now, but were not when a row was
     written."""
-    timed_out_behind: Lsn | None = None
+    timed_out_lsn: Lsn | None = None
     """Resume LSN after which a transaction took longer than kafka.transaction_timeout_s."""
     whole_once: bool = False
     """The next session reads without streaming of in-progress transactions: while they are

@@ -213,15 +213,15 @@ class Session:
         self._end_at_start = catalog.server.flush_lsn
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
         catalog.warn(tuple(await filters_that_can_fail(sql, catalog.facts.publications)))
-        self._tell_quarantined(position)
+        self._log_quarantined(position)
 
         # A connection apart from that of the periodic check: asyncpg runs one query at a time.
         writer = start.record_writer(position)
-        announcer = start.announcer(await self._connect_sql(stack), position, writer)
-        await announcer.prepare(catalog.relations)
+        registrar = start.registrar(await self._connect_sql(stack), position, writer)
+        await registrar.prepare(catalog.relations)
         machine = start.machine(position, writer)
         table_errors = QuarantinePolicy(
-            settings.errors, announcer.topic_of, records_exclusions=self._dialect.records_exclusions
+            settings.errors, registrar.topic_of, records_exclusions=self._dialect.records_exclusions
         )
         with table_errors.of_snapshot():
             snapshot = await self._snapshot(stack, start, machine, position, writer)
@@ -233,7 +233,7 @@ class Session:
             feedback,
             machine,
             start.writer,
-            announcer,
+            registrar,
             start.delivery,
             position,
             protocol,
@@ -265,7 +265,7 @@ class Session:
             self._stop_if_again(pump.closed_lsn, error)
             raise
 
-    def _tell_quarantined(self, position: Position) -> None:
+    def _log_quarantined(self, position: Position) -> None:
         """Log new tables in quarantine, which the position now contains, and forget them: a table
         that the operator readmits later must not come back from memory."""
         for relation in position.quarantined:
@@ -284,17 +284,17 @@ class Session:
             names = [relation.full_name for relation in position.quarantined]
             log.warning("tables_in_quarantine", count=len(names), tables=names[:_NAMED_TABLES])
 
-    def _stop_if_again(self, behind: Lsn, error: TransactionTimedOut) -> None:
+    def _stop_if_again(self, resume_lsn: Lsn, error: TransactionTimedOut) -> None:
         """Raise StopForOperator if the same transaction has timed out before. The first timeout may
         be by chance; after a second one, a third attempt would fail too."""
-        if self._memory.timed_out_behind == behind:
+        if self._memory.timed_out_lsn == resume_lsn:
             smaller = self._way_to_smaller_parts()
             raise StopForOperator(
-                f"receiving and delivering the transaction that follows LSN {behind} has twice taken longer than "
+                f"receiving and delivering the transaction that follows LSN {resume_lsn} has twice taken longer than "
                 f"kafka.transaction_timeout_s = {self._settings.kafka.transaction_timeout_s}",
                 hint=f"raise kafka.transaction_timeout_s (and the broker's transaction.max.timeout.ms){smaller}",
             ) from error
-        self._memory.timed_out_behind = behind
+        self._memory.timed_out_lsn = resume_lsn
 
     def _way_to_smaller_parts(self) -> str:
         source = self._settings.source
@@ -328,12 +328,12 @@ class Session:
             return None
         self._wait_for("the stored snapshot state")
         states = await start.snapshot_states(position)
-        announcer = start.announcer(await self._connect_sql(stack), position, writer)
+        registrar = start.registrar(await self._connect_sql(stack), position, writer)
 
         async def announce(
             relations: Sequence[tuple[Relation, RelationVersion | None]],
         ) -> list[tuple[RelationVersion, str]]:
-            versions = await announcer.announce_all(relations)
+            versions = await registrar.announce_all(relations)
             topics = [start.topics.of_relation((relation.namespace, relation.name)) for relation, _ in relations]
             return list(zip(versions, topics, strict=True))
 
@@ -351,7 +351,7 @@ class Session:
             is_first=states.stream is None and position.last_commit_lsn == 0,
             text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
             publications=start.catalog.publications,
-            is_behind_gap=position.gap is not None and position.gap.end_lsn == position.resume_lsn,
+            is_after_gap=position.gap is not None and position.gap.end_lsn == position.resume_lsn,
         )
         with beside_stream():
             await snapshot.prepare()

@@ -63,7 +63,7 @@ async def load_states(values: Mapping[bytes, bytes], client: RegistryClient) -> 
     return decode_states(values, writers)
 
 
-def told(states: StoredStates) -> SnapshotStatus:
+def status_of(states: StoredStates) -> SnapshotStatus:
     """Return the unfinished tables, for the status."""
     left = [state for state in _started(states) if state.status != Status.DONE.value]
     tables = tuple(

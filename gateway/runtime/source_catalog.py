@@ -175,7 +175,7 @@ class SourceCatalog:
             failpoint("before_periodic_check")
             last, now = self.facts, await self.look()
             check(now)
-            _tell_removed([relation.full_name for relation in removed_tables(last, now)])
+            _log_removed([relation.full_name for relation in removed_tables(last, now)])
             added = added_tables(last, now)
             if added:
                 names = [relation.full_name for relation in added]
@@ -197,7 +197,7 @@ def _relation_oids(facts: Facts) -> set[int]:
     return {relation.relation_oid for publication in facts.publications.values() for relation in publication.relations}
 
 
-def _tell_removed(names: list[str]) -> None:
+def _log_removed(names: list[str]) -> None:
     if names:
         log.warning(
             "tables_removed",

@@ -34,7 +34,7 @@ process does not know, and is ignored.
     reader_tasks  chunk_reader              the tasks that read chunks; one chunk
     copy_decoder                            binary COPY -> encoded rows
     change_recorder  change_tracking        what the stream changes while tables are read
-    pending_chunks  emit_chunk              emitted chunks; publishing them where they commit
+    pending_chunks  publish_chunk           emitted chunks; publishing them where they commit
     reselecting                             rows whose UPDATEs left TOASTed values out
     table_errors  unreadable_tables         errors of one table; tables that cannot be read
     stored_state  progress_log              what is durable, in Avro; what is logged

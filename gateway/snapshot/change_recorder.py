@@ -9,7 +9,7 @@ import asyncpg
 
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
-from gateway.snapshot.change_tracking import Listening, Tracking
+from gateway.snapshot.change_tracking import MessageObserver, RecordingObserver
 from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
@@ -35,12 +35,12 @@ class ChangeRecorder:
         self._machine = machine
         self._on_message = on_message
         self.judge: StalenessJudge | None = None
-        self._tracking: Tracking | None = None
+        self._observer: RecordingObserver | None = None
 
     def listen(self) -> None:
         """Stop recording changes; go on receiving messages."""
-        self._machine.set_observer(Listening(self._on_message))
-        self.judge = self._tracking = None
+        self._machine.set_observer(MessageObserver(self._on_message))
+        self.judge = self._observer = None
 
     async def start(self, durable: StreamState | None) -> StalenessJudge:
         """Record changes from now on and return the judge; does nothing if changes are recorded
@@ -57,8 +57,8 @@ class ChangeRecorder:
         else:
             judge = StalenessJudge(visibility, _EVERY_XID)
         self.judge = judge
-        self._tracking = Tracking(self._machine, judge, self._on_message)
-        self._machine.set_observer(self._tracking)
+        self._observer = RecordingObserver(self._machine, judge, self._on_message)
+        self._machine.set_observer(self._observer)
         if judge.floor == _EVERY_XID:
             # Transactions that were received before have lower ids than one that is assigned now.
             try:
@@ -81,9 +81,9 @@ class ChangeRecorder:
         return found
 
     def begin(self, relation_oid: int, table: TableProgress, schema_ids: Sequence[int]) -> None:
-        assert self._tracking is not None
-        self._tracking.begin(relation_oid, table, list(schema_ids))
+        assert self._observer is not None
+        self._observer.begin(relation_oid, table, list(schema_ids))
 
     def end(self, relation_oid: int) -> None:
-        if self._tracking is not None:
-            self._tracking.end(relation_oid)
+        if self._observer is not None:
+            self._observer.end(relation_oid)

@@ -1,9 +1,9 @@
 """Passes the changes of tables under snapshot to the judge: which transaction changed which key,
 and which UPDATEs left columns out.
 
-While changes are recorded (change_recorder), the state machine has a `Tracking` as its observer,
-and each relation that is being read has a `TrackedChanges`. Otherwise the observer is a
-`Listening`, which only receives Walgate's own logical messages, and a row costs nothing more.
+While changes are recorded (change_recorder), the state machine has a `RecordingObserver` as its
+observer, and each relation that is being read has a `RelationRecorder`. Otherwise the observer is a
+`MessageObserver`, which only receives Walgate's own logical messages, and a row costs nothing more.
 
     ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
                             other transaction ends in between
@@ -34,7 +34,7 @@ _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
 
 
 @dataclass(slots=True)
-class Tracked:
+class TrackedTable:
     """A relation whose changes are recorded. `schema_ids`: all schema ids that its changes are
     known to have been encoded with."""
 
@@ -46,7 +46,7 @@ Note = tuple[bytes, bytes]
 """New and old key of an UPDATE that left columns out."""
 
 
-class Tracking:
+class RecordingObserver:
     """Implements `gateway.transactions.relations_in_force.ChangeObserver` while tables are under
     snapshot.
 
@@ -61,9 +61,9 @@ class Tracking:
         on_message: Callable[[str, bytes, int, bool], object | None],
     ) -> None:
         self.judge = judge
-        self.entered: list[TrackedChanges] = []
+        self.entered: list[RelationRecorder] = []
         """The relations that the current ordinary transaction has changed."""
-        self.relations: dict[int, Tracked] = {}
+        self.relations: dict[int, TrackedTable] = {}
         self.machine = machine
         self._on_message = on_message
         self._notes: dict[int, dict[int, list[Note]]] = {}
@@ -75,7 +75,7 @@ class Tracking:
         `track` is set."""
         in_force = self.machine.in_force(relation_oid)
         known = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
-        self.relations[relation_oid] = Tracked(table, known)
+        self.relations[relation_oid] = TrackedTable(table, known)
         self.machine.set_observer(self)
 
     def end(self, relation_oid: int) -> None:
@@ -89,7 +89,7 @@ class Tracking:
         if tracked is None:
             return version
         tracked.schema_ids.add(version.schema_id)
-        return version.tracked(TrackedChanges(self, relation_oid, tracked.table, version.encoder.left_out_count))
+        return version.tracked(RelationRecorder(self, relation_oid, tracked.table, version.encoder.left_out_count))
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         return self._on_message(prefix, content, xid, in_stream)
@@ -118,7 +118,7 @@ class Tracking:
         for tracked in self.relations.values():
             tracked.table.rolled_back(xid)
 
-    def _may_have_changed(self, tracked: Tracked, xid: int, manifest: Manifest) -> bool:
+    def _may_have_changed(self, tracked: TrackedTable, xid: int, manifest: Manifest) -> bool:
         """Return whether the transaction may have changed the relation. A transaction of an earlier
         epoch may have used other schema ids, so any event of it counts."""
         if manifest.epoch != self.machine.epoch:
@@ -131,7 +131,7 @@ class Tracking:
         return self._notes.setdefault(xid, {}).setdefault(relation_oid, [])
 
 
-class Listening:
+class MessageObserver:
     """Implements `ChangeObserver` while no table is under snapshot: it only receives messages."""
 
     def __init__(self, on_message: Callable[[str, bytes, int, bool], object | None]) -> None:
@@ -156,11 +156,13 @@ class Listening:
         pass
 
 
-class TrackedChanges:
+class RelationRecorder:
     """Implements `gateway.transactions.transaction.RelationChangeTracker` for one relation."""
 
-    def __init__(self, tracking: Tracking, relation_oid: int, table: TableProgress, left_out_count: int) -> None:
-        self._tracking = tracking
+    def __init__(
+        self, observer: RecordingObserver, relation_oid: int, table: TableProgress, left_out_count: int
+    ) -> None:
+        self._observer = observer
         self._relation_oid = relation_oid
         self._table = table
         self._most_keys, self._most_of_one = judging.MAX_KEYS, judging.MAX_KEYS_OF_ONE
@@ -179,10 +181,10 @@ class TrackedChanges:
             if self._notes is not None:
                 self._notes = None
                 self.hold_key = self._keys.append
-            self._tracking.entered.append(self)
+            self._observer.entered.append(self)
         else:
             self._wire_xid = transaction.xid
-            self._notes = self._tracking.notes_of(transaction.xid, self._relation_oid)
+            self._notes = self._observer.notes_of(transaction.xid, self._relation_oid)
             self.hold_key = _NOWHERE.append
 
     def left_out(self, encoder: RowEncoder, key: bytes | None, old_key: bytes | None) -> None:
@@ -210,7 +212,7 @@ class TrackedChanges:
             track.whole.add(xid)
         else:
             if len(track.keys) > self._most_keys:
-                self._tracking.judge.relieve(track)
+                self._observer.judge.relieve(track)
             noted = track.keys
             for key in keys:
                 if key is not None:

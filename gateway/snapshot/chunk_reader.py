@@ -63,7 +63,7 @@ class ReadChunk:
     the protocol."""
 
     chunk: Chunk
-    recipe: ReadPlan
+    plan: ReadPlan
     rows: list[tuple[bytes | None, bytes]]
     """(framed key, rest of the READ event) of each row, or (framed key, tuple) if the read plan has
     `keeps_tuples`. Empty once the chunk was published or given up."""
@@ -106,14 +106,14 @@ def new_id() -> str:
 async def read_chunk(
     sql: asyncpg.Connection,
     chunk: Chunk,
-    recipe: ReadPlan,
+    plan: ReadPlan,
     publications: list[str],
-    waits: Callable[[str, ReadChunk], None],
+    expect: Callable[[str, ReadChunk], None],
     turn: asyncio.Lock | None = None,
 ) -> ReadChunk:
     """Read `chunk` in a transaction on `sql` and return its encoded rows.
 
-    `waits(id, chunk)` registers the chunk under the id of its message. It is called before the
+    `expect(id, chunk)` registers the chunk under the id of its message. It is called before the
     message is emitted, since the stream may deliver it at any time from then on. `turn` is a lock
     that all readers share, or None. It is given while other transactions arrive in the stream: only
     one reader at a time then encodes a step, and steps are shorter.
@@ -125,20 +125,20 @@ async def read_chunk(
     # With privileges on columns only, the lock is taken by EXPLAIN, and the snapshot that rows are
     # compared with is older than that of the COPY, which sees the same transactions and perhaps
     # more. Some rows then count as stale without being so, and are read again.
-    isolation = "repeatable_read" if recipe.surveyed.is_granted else "read_committed"
+    isolation = "repeatable_read" if plan.surveyed.is_granted else "read_committed"
     async with transaction(sql, isolation=isolation):
-        await sql.execute(_lock(chunk, recipe))
+        await sql.execute(_lock(chunk, plan))
         failpoint("chunk_locked")
         table.judge.expect(chunk)
-        leaf = _leaf(chunk, recipe)
+        leaf = _leaf(chunk, plan)
         row = await sql.fetchrow(
             facts_query(sql.get_server_version().major),
-            [recipe.surveyed.relation.relation_oid],
+            [plan.surveyed.relation.relation_oid],
             publications,
             None if leaf is None else leaf.oid,
-            list(recipe.surveyed.key_enums),
+            list(plan.surveyed.key_enums),
         )
-        if row is None or fingerprint(row["fingerprint"], row["labels"]) != recipe.surveyed.fingerprint:
+        if row is None or fingerprint(row["fingerprint"], row["labels"]) != plan.surveyed.fingerprint:
             raise RelationChanged("the relation has changed")
         table_blocks = row["blocks"] or 0
         if chunk.range is not None:
@@ -146,24 +146,24 @@ async def read_chunk(
         if not table.taken(chunk, parse_visibility(row["snapshot"])):
             raise SnapshotTooOld("a transaction that the snapshot must see has not ended")
         failpoint("chunk_snapshot_taken")
-        copied = await _copy(sql, chunk, recipe, table_blocks, turn)
+        copied = await _copy(sql, chunk, plan, table_blocks, turn)
         failpoint("chunk_read")
-        waiting = ReadChunk(chunk, recipe, copied.rows, copied.byte_count)
-        number = new_id()
-        waits(number, waiting)
-        waiting.xid = int(await sql.fetchval(EMIT, number)) & 0xFFFFFFFF
+        result = ReadChunk(chunk, plan, copied.rows, copied.byte_count)
+        message_id = new_id()
+        expect(message_id, result)
+        result.xid = int(await sql.fetchval(EMIT, message_id)) & 0xFFFFFFFF
         failpoint("chunk_emitted")
     failpoint("chunk_committed")
-    return waiting
+    return result
 
 
 async def _copy(
-    sql: asyncpg.Connection, chunk: Chunk, recipe: ReadPlan, table_blocks: int, turn: asyncio.Lock | None
+    sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan, table_blocks: int, turn: asyncio.Lock | None
 ) -> CopyDecoder:
     sizer = chunk.table.sizer
-    copied = CopyDecoder(recipe.version.encoder, recipe.is_binary, keeps_tuples=recipe.keeps_tuples)
+    copied = CopyDecoder(plan.version.encoder, plan.is_binary, keeps_tuples=plan.keeps_tuples)
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
-    wanted = frozenset(chunk.keys if not recipe.finds_keys else ())
+    wanted = frozenset(chunk.keys if not plan.finds_keys else ())
     step_bytes = _STEP_BYTES if turn is None else _SHARED_STEP_BYTES
 
     async def feed(piece: bytes) -> None:
@@ -179,7 +179,7 @@ async def _copy(
 
     try:
         await sql.copy_from_query(
-            chunk_query(chunk, recipe, recipe.columns), output=feed, format="binary", timeout=_COPY_TIMEOUT_S
+            chunk_query(chunk, plan, plan.columns), output=feed, format="binary", timeout=_COPY_TIMEOUT_S
         )
         copied.finish()
         if wanted:
@@ -201,12 +201,12 @@ async def _copy(
     return copied
 
 
-def _leaf(chunk: Chunk, recipe: ReadPlan) -> Leaf | None:
-    return None if chunk.range is None else recipe.surveyed.leaves[chunk.range.leaf]
+def _leaf(chunk: Chunk, plan: ReadPlan) -> Leaf | None:
+    return None if chunk.range is None else plan.surveyed.leaves[chunk.range.leaf]
 
 
-def _lock(chunk: Chunk, recipe: ReadPlan) -> str:
-    surveyed = recipe.surveyed
+def _lock(chunk: Chunk, plan: ReadPlan) -> str:
+    surveyed = plan.surveyed
     names, only = [surveyed.relation_name], not surveyed.is_partitioned
     if chunk.range is not None:
         names, only = list(dict.fromkeys([*names, surveyed.leaf_names[chunk.range.leaf]])), True
@@ -215,14 +215,14 @@ def _lock(chunk: Chunk, recipe: ReadPlan) -> str:
     return lock_by_explain(names, only=only)
 
 
-def chunk_query(chunk: Chunk, recipe: ReadPlan, columns: str) -> str:
+def chunk_query(chunk: Chunk, plan: ReadPlan, columns: str) -> str:
     """Return the query for the rows of the chunk. `columns` is the select list."""
-    surveyed = recipe.surveyed
+    surveyed = plan.surveyed
     assert surveyed.row_filter is not None
     found: TidRange | None = chunk.range
     if found is not None:
         return select_range(columns, surveyed.leaf_names[found.leaf], found, surveyed.row_filter)
-    if chunk.keys and recipe.finds_keys:
-        condition = recipe.key_condition(chunk.keys)
+    if chunk.keys and plan.finds_keys:
+        condition = plan.key_condition(chunk.keys)
         return select_keys(columns, surveyed.source, condition, surveyed.row_filter)
-    return select_parts(columns, recipe.sources, surveyed.row_filter)
+    return select_parts(columns, plan.sources, surveyed.row_filter)

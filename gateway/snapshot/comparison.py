@@ -14,8 +14,8 @@ from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.connection import transaction
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.content_query import PLAN, content_query
-from gateway.snapshot.progress_log import tell_unsent_at_all
-from gateway.snapshot.rules.relation_files import LeafContent, RelationFiles, new_files, read_contents, unsent
+from gateway.snapshot.progress_log import log_unsent_at_all
+from gateway.snapshot.rules.published_content import LeafContent, PublishedContent, new_files, read_contents, unsent
 from gateway.snapshot.sql import FILE_FACTS, HORIZON, has_old_row, qualified
 
 _COMPARABLE_XIDS: Final = (1 << 31) - 100_000_000
@@ -30,11 +30,11 @@ class Look:
     """The relations as of one PostgreSQL snapshot. New files are examined until `until`
     (`time.monotonic`)."""
 
-    contents: dict[int, RelationFiles]
+    contents: dict[int, PublishedContent]
     horizon: int
     until: float
 
-    def is_as_before(self, oid: int, before: RelationFiles) -> bool:
+    def is_as_before(self, oid: int, before: PublishedContent) -> bool:
         """Return whether a relation is unchanged. If so, keep the object `before`, so that the next
         comparison is one of identity."""
         now = self.contents[oid]
@@ -60,7 +60,7 @@ class Comparison:
         self._trusts_unreadable = trusts_unreadable
         self._publications = list(publications)
         self._query = CachedQuery()
-        self._contents: dict[int, RelationFiles] = {}
+        self._contents: dict[int, PublishedContent] = {}
 
     async def look(self, relation_oids: Iterable[int]) -> Look:
         query = content_query(self._sql.get_server_version().major)
@@ -75,7 +75,7 @@ class Comparison:
             self._contents = read_contents(rows, horizon)
         return Look(self._contents, horizon, time.monotonic() + MOST_LOOKS_S)
 
-    async def reason(self, before: RelationFiles, now: RelationFiles, horizon: int, until: float) -> str | None:
+    async def reason(self, before: PublishedContent, now: PublishedContent, horizon: int, until: float) -> str | None:
         """Return why rows may have come, gone or changed without an event since transaction
         `horizon`; "" if nothing indicates it, None if it cannot be decided yet."""
         copied = set()
@@ -96,7 +96,7 @@ class Watch:
 
     def __init__(self, sql: asyncpg.Connection, publications: Sequence[str]) -> None:
         self._comparison = Comparison(sql, publications, trusts_unreadable=True)
-        self._contents: dict[int, RelationFiles] = {}
+        self._contents: dict[int, PublishedContent] = {}
         self._horizons: dict[int, int] = {}
 
     async def look(self, relation_oids: Iterable[int]) -> None:
@@ -110,7 +110,7 @@ class Watch:
                 continue
             self._contents[oid], self._horizons[oid] = look.contents[oid], look.horizon
             if reason:
-                tell_unsent_at_all(now.schema, now.name, reason)
+                log_unsent_at_all(now.schema, now.name, reason)
 
 
 async def keeps_old_row(

@@ -1,4 +1,4 @@
-"""The query for what the published rows of relations depend on: see rules/relation_files.py.
+"""The query for what the published rows of relations depend on: see rules/published_content.py.
 
 It reads each catalog once for all relations: with 10,000 tables, a subquery for each of them takes
 seconds, where this takes a few hundred milliseconds.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Final
 
-# The accounts of the relations $1: see Account in rules/relation_files.py. They consist of versions
-# of catalog rows, since what was altered and altered back looks the same. $2: publications.
+# The accounts of the relations $1: see Account in rules/published_content.py. They consist of
+# versions of catalog rows, since what was altered and altered back looks the same. $2:
+# publications.
 _ACCOUNTS: Final = """
 wanted AS MATERIALIZED (
     SELECT c.oid, c.relkind, c.relnamespace, c.reltype, c.relowner, c.relispartition
@@ -100,9 +101,9 @@ _BY_SCHEMA: Final = """UNION ALL
 
 # The row of a system column is never updated: its xmin is the transaction that created the table. A
 # table that was created as a partition has a row in pg_inherits with the same xmin, and rows of
-# columns from earlier commands of that transaction: ATTACH PARTITION updates the rows of all columns
-# in the same command. Another transaction that updated or deleted a row (xmax) has overwritten cmin,
-# even if it was rolled back.
+# columns from earlier commands of that transaction: ATTACH PARTITION updates the rows of all
+# columns in the same command. Another transaction that updated or deleted a row (xmax) has
+# overwritten cmin, even if it was rolled back.
 _CONTENT: Final = """
 WITH RECURSIVE {accounts}, part (root, oid, has_parts, is_attached, attachment) AS (
     SELECT w.oid, w.oid, w.relkind = 'p', false, '' FROM wanted AS w
@@ -155,8 +156,8 @@ have few rows, and joins them in loops whose cost is quadratic."""
 
 
 def content_query(major_version: int) -> str:
-    """Return the query for `RelationFiles`. $1: relation oids; $2: publications. It must run in one
-    PostgreSQL snapshot with HORIZON."""
+    """Return the query for `PublishedContent`. $1: relation oids; $2: publications. It must run in
+    one PostgreSQL snapshot with HORIZON."""
     catalogs = _LISTINGS if major_version >= 15 else _LISTINGS[:-1]
     return _CONTENT.format(accounts=accounts(major_version), removals=_REMOVALS.format(catalogs="'),('".join(catalogs)))
 

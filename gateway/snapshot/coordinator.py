@@ -36,9 +36,9 @@ from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, new_id
 from gateway.snapshot.commands import Command, accepted, choose
 from gateway.snapshot.discovery import Discovery
-from gateway.snapshot.emit_chunk import ChunkEmitter
 from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
-from gateway.snapshot.progress_log import ProgressLog, tell_quarantined, tell_read_at_once
+from gateway.snapshot.progress_log import ProgressLog, log_quarantined, log_read_at_once
+from gateway.snapshot.publish_chunk import ChunkPublisher
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations, Surveyed
 from gateway.snapshot.reader_tasks import ReaderTasks
 from gateway.snapshot.reselecting import Reselection, has_its_keys
@@ -79,34 +79,34 @@ class SnapshotCoordinator:
         is_first: bool,
         text_only: bool,
         publications: PublicationLoader,
-        is_behind_gap: bool = False,
+        is_after_gap: bool = False,
     ) -> None:
-        """`is_behind_gap`: changes were lost since the last transaction."""
+        """`is_after_gap`: changes were lost since the last transaction."""
         self._settings = settings
         self._chunk_bytes = settings.snapshot.chunk_bytes
         self._sql = sql
         self._machine = machine
         self._states = states
         self._is_first = is_first
-        self._is_behind_gap = is_behind_gap
+        self._is_after_gap = is_after_gap
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
-        self._arriving = PendingChunks()
-        self._noting = ChangeRecorder(sql, machine, self._on_message)
-        self._readings = TableTasks(states, self._noting, machine.quarantined, position_key=position_key, frame=frame)
-        self._recipes = ReadPlans(settings, sql, machine, announce, text_only=text_only)
+        self._pending = PendingChunks()
+        self._recorder = ChangeRecorder(sql, machine, self._on_message)
+        self._tasks = TableTasks(states, self._recorder, machine.quarantined, position_key=position_key, frame=frame)
+        self._plans = ReadPlans(settings, sql, machine, announce, text_only=text_only)
         self._reselecting = Reselection(
-            settings.snapshot, machine, self._noting, self._readings, self._arriving.wake, is_on=reselects
+            settings.snapshot, machine, self._recorder, self._tasks, self._pending.wake, is_on=reselects
         )
         self._discovery = Discovery(
-            settings.snapshot, sql, settings.source.publications, publications, self._readings,
+            settings.snapshot, sql, settings.source.publications, publications, self._tasks,
             is_first=is_first, is_late=states.stream is None and not is_first,
         )  # fmt: skip
-        self._readers = ReaderTasks(settings, self._readings, self._recipes, self._arriving)
-        self._handing_over = ChunkEmitter(
-            settings.snapshot, machine, delivery, self._arriving, self._noting, self._readings, self._readers,
+        self._readers = ReaderTasks(settings, self._tasks, self._plans, self._pending)
+        self._publisher = ChunkPublisher(
+            settings.snapshot, machine, delivery, self._pending, self._recorder, self._tasks, self._readers,
             self._reselecting,
         )  # fmt: skip
-        self._unreadable = UnreadableTables(settings, self._readings, self._arriving)
+        self._unreadable = UnreadableTables(settings, self._tasks, self._pending)
         self._progress = ProgressLog()
         self._is_look_due = False
         self._least_wait_s = LOOK_APART_S
@@ -114,9 +114,9 @@ class SnapshotCoordinator:
 
     def status(self) -> SnapshotStatus:
         """Return the status of what is being read. May be called in any thread."""
-        readings = self._readings.whole_tables
+        tasks = self._tasks.whole_tables
         return SnapshotStatus(
-            self._readings.is_paused, len(readings), tuple(each.told() for each in readings[:LISTED_TABLES])
+            self._tasks.is_paused, len(tasks), tuple(each.snapshot_status() for each in tasks[:LISTED_TABLES])
         )
 
     # -- before the stream
@@ -124,14 +124,14 @@ class SnapshotCoordinator:
     async def prepare(self) -> None:
         """Resume what an earlier session has begun. Call this before the stream starts, so that
         changes are recorded from the first one on."""
-        self._noting.listen()
+        self._recorder.listen()
         unfinished = [state for state in self._states.tables.values() if state.status not in (KNOWN, Status.DONE.value)]
-        quarantined = [state for state in unfinished if state.relation_oid in self._readings.quarantined]
+        quarantined = [state for state in unfinished if state.relation_oid in self._tasks.quarantined]
         for state in quarantined:
-            self._readings.by_oid[state.relation_oid] = self._reading(state)
-            self._readings.cancel(state.relation_oid)
+            self._tasks.by_oid[state.relation_oid] = self._restored_task(state)
+            self._tasks.cancel(state.relation_oid)
         if quarantined:
-            tell_quarantined([f"{state.schema}.{state.name}" for state in quarantined])
+            log_quarantined([f"{state.schema}.{state.name}" for state in quarantined])
         unfinished = [state for state in unfinished if state not in quarantined]
         if unfinished:
             await self._resume(unfinished)
@@ -148,65 +148,65 @@ class SnapshotCoordinator:
         self._least_wait_s = max(LOOK_APART_S, 10 * (self._discovered_at - begun))
 
     async def _note(self) -> None:
-        await self._noting.start(self._readings.stream_state)
+        await self._recorder.start(self._tasks.stream_state)
 
     async def _resume(self, unfinished: list[TableState]) -> None:
         await self._note()
-        found = await self._recipes.survey([state.relation_oid for state in unfinished])
-        taken_up = []
+        found = await self._plans.survey([state.relation_oid for state in unfinished])
+        resumed = []
         for state in unfinished:
             if state.relation_oid not in found:
-                self._readings.left.add(state.relation_oid)
-            elif self._take_up(state, found[state.relation_oid]):
-                taken_up.append(found[state.relation_oid])
-        for made in await self._recipes.of(taken_up):
-            self._go_on(self._readings.by_oid[made.surveyed.relation.relation_oid], made)
-        log.info("snapshot_resumed", tables=len(self._readings.by_oid), snapshot_id=self._readings.snapshot_id)
+                self._tasks.left.add(state.relation_oid)
+            elif self._resume_table(state, found[state.relation_oid]):
+                resumed.append(found[state.relation_oid])
+        for plan in await self._plans.of(resumed):
+            self._go_on(self._tasks.by_oid[plan.surveyed.relation.relation_oid], plan)
+        log.info("snapshot_resumed", tables=len(self._tasks.by_oid), snapshot_id=self._tasks.snapshot_id)
 
-    def _reading(self, state: TableState) -> TableTask:
+    def _restored_task(self, state: TableState) -> TableTask:
         segments = self._states.keys.get(state.relation_oid, {})
         return TableTask(state, encoded=state, void_segments=list(segments), misses_keys=True)
 
-    def _take_up(self, state: TableState, surveyed: Surveyed) -> bool:
+    def _resume_table(self, state: TableState, surveyed: Surveyed) -> bool:
         """Add the task, and return whether it can go on where it was. After a gap, only a
         reselection can: rows that were read may have changed, or gone, without an event."""
-        reading = self._readings.by_oid[state.relation_oid] = self._reading(state)
+        task = self._tasks.by_oid[state.relation_oid] = self._restored_task(state)
         under_way = state.status in (Status.READING.value, Status.ENDING.value)
-        if reading.is_reselect:
+        if task.is_reselect:
             return under_way
-        if self._is_behind_gap and state.purpose == "FILL":
-            reading.state = replace(state, purpose="REPLACE")
-        return under_way and not self._is_behind_gap and state.fingerprint == surveyed.fingerprint
+        if self._is_after_gap and state.purpose == "FILL":
+            task.state = replace(state, purpose="REPLACE")
+        return under_way and not self._is_after_gap and state.fingerprint == surveyed.fingerprint
 
-    def _go_on(self, reading: TableTask, made: ReadPlan) -> None:
-        judge = self._noting.judge
+    def _go_on(self, task: TableTask, plan: ReadPlan) -> None:
+        judge = self._recorder.judge
         assert judge is not None
-        segments = self._states.keys.get(reading.oid, {})
-        if reading.is_reselect and not has_its_keys(reading, made):
+        segments = self._states.keys.get(task.oid, {})
+        if task.is_reselect and not has_its_keys(task, plan):
             return
-        if reading.is_reselect or not made.is_read_at_once:
-            table = reading.resume(made, judge, self._chunk_bytes, segments, reselects=self._reselecting.is_on)
-            self._readings.begun[reading.oid] = reading
-            reading.void_segments.clear()
-            self._noting.begin(reading.oid, table, [made.version.schema_id])
+        if task.is_reselect or not plan.is_read_at_once:
+            table = task.resume(plan, judge, self._chunk_bytes, segments, reselects=self._reselecting.is_on)
+            self._tasks.begun[task.oid] = task
+            task.void_segments.clear()
+            self._recorder.begin(task.oid, table, [plan.version.schema_id])
 
     # -- the stream's side
 
     def _on_message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         if prefix == COMMAND_PREFIX:
             return accepted(content, self._settings, in_stream=in_stream)
-        return self._arriving.take(content, xid, in_stream)
+        return self._pending.take(content, xid, in_stream)
 
     async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         """Publish a chunk, or carry out a mark or a command, whose transaction the state machine is
         about to commit. The replication loop waits meanwhile."""
         if isinstance(arrived, ChunkMark):
-            self._handing_over.mark(arrived, commit_lsn, end_lsn, commit_time)
+            self._publisher.apply_mark(arrived, commit_lsn, end_lsn, commit_time)
         elif isinstance(arrived, ReadChunk):
-            await self._handing_over.chunk(arrived, commit_lsn)
+            await self._publisher.publish(arrived, commit_lsn)
         elif isinstance(arrived, Command):
             if arrived.command == "cancel":
-                self._handing_over.end_cancelled(commit_lsn, end_lsn, commit_time)
+                self._publisher.end_cancelled(commit_lsn, end_lsn, commit_time)
             self._obey(arrived)
         failpoint("chunk_handed_over")
 
@@ -217,16 +217,16 @@ class SnapshotCoordinator:
         elif command.command == "cancel":
             self._reselecting.cancel_tables()
         else:
-            self._readings.is_paused = command.command == "pause"
-        self._arriving.call()
+            self._tasks.is_paused = command.command == "pause"
+        self._pending.call()
 
     def _start(self, command: Command) -> None:
         """Queue the tables to be read again: their rows replace those that consumers have, or are
         compared with them."""
-        purposes = {oid: each.state.purpose for oid, each in self._readings.by_oid.items()}
-        chosen = choose(command, self._discovery.published, purposes, self._readings.quarantined)
+        purposes = {oid: each.state.purpose for oid, each in self._tasks.by_oid.items()}
+        chosen = choose(command, self._discovery.published, purposes, self._tasks.quarantined)
         if chosen.quarantined:
-            tell_quarantined(chosen.quarantined)
+            log_quarantined(chosen.quarantined)
         if chosen.unknown:
             log.warning("tables_not_published", tables=chosen.unknown)
         if chosen.unfinished:
@@ -238,9 +238,9 @@ class SnapshotCoordinator:
                 "status), then run the command again",
             )
         if chosen.tables:
-            self._readings.begin_snapshot(len(chosen.tables))
+            self._tasks.begin_snapshot(len(chosen.tables))
         for oid, (namespace, name) in chosen.tables.items():
-            self._readings.queue(oid, namespace, name, command.purpose)
+            self._tasks.queue(oid, namespace, name, command.purpose)
 
     def announced(self, relation: Relation, *, is_again: bool) -> None:
         """Note that the stream has announced a relation. `is_again`: it was announced before, so it
@@ -254,8 +254,8 @@ class SnapshotCoordinator:
 
     def take_states(self) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed."""
-        is_known = self._is_first or self._discovered_at > 0 or self._readings.stream_state is not None
-        return self._readings.take_states({xid for _, xid in self._machine.prepared}, with_stream=is_known)
+        is_known = self._is_first or self._discovered_at > 0 or self._tasks.stream_state is not None
+        return self._tasks.take_states({xid for _, xid in self._machine.prepared}, with_stream=is_known)
 
     # -- the conductor
 
@@ -273,32 +273,32 @@ class SnapshotCoordinator:
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
     async def _conduct(self) -> None:
-        readings, wake = self._readings, self._arriving.wake
+        tasks, wake = self._tasks, self._pending.wake
         while True:
             wake.clear()  # a wake-up during this round is for the next one
             now = time.monotonic()
             if now - self._discovered_at >= self._wait_s:
                 await self._discover()
             self._unreadable.look()
-            if readings.has_work:
+            if tasks.has_work:
                 await self._note()
                 await self._set_up_begun()
                 await self._begin_some()
                 await self._end_some()
-                self._tell_progress()
-            if readings.snapshot_id and not self._arriving.is_ending and not readings.has_tables:
-                self._arriving.is_ending = True
+                self._log_progress()
+            if tasks.snapshot_id and not self._pending.is_ending and not tasks.has_tables:
+                self._pending.is_ending = True
                 await self._note()
                 await self._mark(ChunkMark("end", [], is_last=True))
-            elif self._noting.judge is not None and not (
-                readings.has_work or readings.snapshot_id or self._reselecting.is_on
+            elif self._recorder.judge is not None and not (
+                tasks.has_work or tasks.snapshot_id or self._reselecting.is_on
             ):
-                self._noting.listen()
-            if self._noting.judge is not None and (self._is_idle or now - self._looked_at >= TICK_S):
+                self._recorder.listen()
+            if self._recorder.judge is not None and (self._is_idle or now - self._looked_at >= TICK_S):
                 # Otherwise the PostgreSQL snapshots of chunks suffice.
                 self._looked_at = now
-                await self._noting.look()
-                self._arriving.more.set()
+                await self._recorder.look()
+                self._pending.more.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
                     await wake.wait()
@@ -309,16 +309,16 @@ class SnapshotCoordinator:
         interval_s = self._settings.source.check_interval_s
         return min(self._least_wait_s, interval_s) if self._is_look_due else interval_s
 
-    def _tell_progress(self) -> None:
-        readings = self._readings
-        if self._progress.is_due and readings.has_tables:
-            keys = sum(len(reading.table.again) for reading in readings.begun.values() if reading.table is not None)
-            self._progress.tell(len(readings.whole_tables), self._handing_over.row_count, keys)
+    def _log_progress(self) -> None:
+        tasks = self._tasks
+        if self._progress.is_due and tasks.has_tables:
+            keys = sum(len(task.table.again) for task in tasks.begun.values() if task.table is not None)
+            self._progress.log(len(tasks.whole_tables), self._publisher.row_count, keys)
 
     @property
     def _is_idle(self) -> bool:
         """Return whether a reader has nothing to read and every chunk is handed over."""
-        return self._readers.finds_nothing and not self._arriving.has_chunks
+        return self._readers.finds_nothing and not self._pending.has_chunks
 
     def _is_time(self, count: int, last_at: float) -> bool:
         """Return whether to begin, or end, `count` tables now.
@@ -334,85 +334,85 @@ class SnapshotCoordinator:
         locked when the gateway started."""
         now = time.monotonic()
         new = [
-            reading
-            for reading in self._readings.begun.values()
-            if reading.status is Status.READING and not reading.is_readable and reading.blocked_until <= now
+            task
+            for task in self._tasks.begun.values()
+            if task.status is Status.READING and not task.is_readable and task.blocked_until <= now
         ]
-        for reading, made in await self._recipes.of_readings(new, now):
-            is_same = reading.state.fingerprint == made.surveyed.fingerprint and reading.is_read_as(made)
-            if has_its_keys(reading, made) if reading.is_reselect else is_same:
-                reading.recipe = made
-            elif self._readings.by_oid.get(reading.oid) is reading:
-                self._begin_again(reading)
-            self._arriving.more.set()
+        for task, plan in await self._plans.of_tasks(new, now):
+            is_same = task.state.fingerprint == plan.surveyed.fingerprint and task.is_read_as(plan)
+            if has_its_keys(task, plan) if task.is_reselect else is_same:
+                task.plan = plan
+            elif self._tasks.by_oid.get(task.oid) is task:
+                self._begin_again(task)
+            self._pending.more.set()
 
     async def _begin_some(self) -> None:
         """Begin the waiting tables together, in one transaction."""
         now = time.monotonic()
-        busy = sum(reading.is_busy(now) for reading in self._readings.begun.values())
+        busy = sum(task.is_busy(now) for task in self._tasks.begun.values())
         ready = (
-            reading
-            for reading in self._readings.by_oid.values()
-            if reading.status is Status.WAITING and not reading.is_marked and reading.blocked_until <= now
+            task
+            for task in self._tasks.by_oid.values()
+            if task.status is Status.WAITING and not task.is_marked and task.blocked_until <= now
         )
         waiting = list(islice(ready, max(MOST_AT_ONCE - busy, 0)))
         if not (waiting and self._is_time(len(waiting), self._begun_at)):
             return
         self._begun_at = now
-        for reading in waiting:
-            if reading.is_reselect:
-                self._reselecting.read_whole(reading)
+        for task in waiting:
+            if task.is_reselect:
+                self._reselecting.read_whole(task)
         begun = []
-        for reading, made in await self._recipes.of_readings(waiting, now):
-            judge = self._noting.judge
+        for task, plan in await self._plans.of_tasks(waiting, now):
+            judge = self._recorder.judge
             assert judge is not None
-            if self._readings.by_oid.get(reading.oid) is not reading:  # cancelled
+            if self._tasks.by_oid.get(task.oid) is not task:  # cancelled
                 continue
-            self._readings.join_snapshot(reading)
-            reading.set_up(made, judge, self._chunk_bytes, reselects=self._reselecting.is_on)
-            self._readings.begun[reading.oid] = reading
-            begun.append(reading)
-            tell_read_at_once(reading)
+            self._tasks.join_snapshot(task)
+            task.set_up(plan, judge, self._chunk_bytes, reselects=self._reselecting.is_on)
+            self._tasks.begun[task.oid] = task
+            begun.append(task)
+            log_read_at_once(task)
         if begun:
             await self._mark(ChunkMark("begin", begun))
 
     async def _end_some(self) -> None:
         complete = [
-            reading
-            for reading in self._readings.begun.values()
-            if reading.is_readable and not reading.is_marked and reading.table is not None and reading.table.is_complete
+            task
+            for task in self._tasks.begun.values()
+            if task.is_readable and not task.is_marked and task.table is not None and task.table.is_complete
         ]
-        for reading in [reading for reading in complete if reading.is_reselect]:
-            complete.remove(reading)
-            self._readings.is_reselected(reading)
+        for task in [task for task in complete if task.is_reselect]:
+            complete.remove(task)
+            self._tasks.finish_reselection(task)
         if not (complete and self._is_time(len(complete), self._ended_at)):
             return
         self._ended_at = time.monotonic()
-        found = await self._recipes.survey([reading.oid for reading in complete])
+        found = await self._plans.survey([task.oid for task in complete])
         ended = []
-        for reading in complete:
-            table, now = reading.table, found.get(reading.oid)
-            assert table is not None and reading.recipe is not None
-            if now is not None and now.fingerprint != reading.recipe.surveyed.fingerprint:
-                self._begin_again(reading)
+        for task in complete:
+            table, now = task.table, found.get(task.oid)
+            assert table is not None and task.plan is not None
+            if now is not None and now.fingerprint != task.plan.surveyed.fingerprint:
+                self._begin_again(task)
             elif now is not None and table.is_complete:
                 table.status = Status.ENDING
-                ended.append(reading)
+                ended.append(task)
         if ended:
-            await self._mark(ChunkMark("end", ended, is_last=self._readings.are_all(ended)))
+            await self._mark(ChunkMark("end", ended, is_last=self._tasks.are_all(ended)))
 
-    def _begin_again(self, reading: TableTask) -> None:
-        reading.begin_again()
-        self._arriving.wake.set()
+    def _begin_again(self, task: TableTask) -> None:
+        task.begin_again()
+        self._pending.wake.set()
 
     async def _mark(self, mark: ChunkMark) -> None:
-        number = new_id()
+        message_id = new_id()
         mark.begin()
         try:
             async with transaction(self._sql):
-                self._arriving.expect(number, mark)
-                mark.xid = int(await self._sql.fetchval(EMIT, number)) & 0xFFFFFFFF
+                self._pending.expect(message_id, mark)
+                mark.xid = int(await self._sql.fetchval(EMIT, message_id)) & 0xFFFFFFFF
                 failpoint("snapshot_mark_emitted")
         except DRIVER_ERRORS as error:
-            self._arriving.forget(number)
+            self._pending.forget(message_id)
             raise classify_exception(error, "marking a snapshot in the stream") from error

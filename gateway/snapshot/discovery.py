@@ -13,8 +13,8 @@ from gateway.config.settings import SnapshotSettings
 from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.comparison import Comparison
-from gateway.snapshot.progress_log import tell_late, tell_quarantined, tell_unsent
-from gateway.snapshot.rules.relation_files import ANNOUNCED, LeafContent, RelationFiles
+from gateway.snapshot.progress_log import log_late, log_quarantined, log_unsent
+from gateway.snapshot.rules.published_content import ANNOUNCED, LeafContent, PublishedContent
 from gateway.snapshot.sql import EXISTING
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import TableTask
@@ -39,7 +39,7 @@ class Discovery:
         sql: asyncpg.Connection,
         names: Sequence[str],
         publications: PublicationLoader,
-        readings: TableTasks,
+        tasks: TableTasks,
         *,
         is_first: bool,
         is_late: bool,
@@ -47,7 +47,7 @@ class Discovery:
         self._settings = settings
         self._sql = sql
         self._publications = publications
-        self._readings = readings
+        self._tasks = tasks
         self._is_first = is_first
         self._is_late = is_late
         self.published: dict[tuple[str, str], int] = {}
@@ -75,40 +75,40 @@ class Discovery:
         snapshot. Then the tables that are KNOWN or DONE are compared with what they were at the
         last look. Raises classified errors.
         """
-        readings = self._readings
+        tasks = self._tasks
         strangers, self._strangers = self._strangers, set()
         publications = await self._publications.facts(self._sql)
         relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
-        for oid in [oid for oid in {*readings.by_oid, *readings.known} if oid not in relations]:
-            readings.leave(oid)
+        for oid in [oid for oid in {*tasks.by_oid, *tasks.known} if oid not in relations]:
+            tasks.leave(oid)
         self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
         excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
         await self._leave_strangers(strangers - relations.keys() - excluded)
-        new = [each for oid, each in relations.items() if oid not in readings.known and oid not in readings.by_oid]
-        quarantined = [each for each in new if each.relation_oid in readings.quarantined]
+        new = [each for oid, each in relations.items() if oid not in tasks.known and oid not in tasks.by_oid]
+        quarantined = [each for each in new if each.relation_oid in tasks.quarantined]
         if quarantined:
             new = [each for each in new if each not in quarantined]
-            tell_quarantined([f"{relation.namespace}.{relation.name}" for relation in quarantined])
+            log_quarantined([f"{relation.namespace}.{relation.name}" for relation in quarantined])
         for relation in quarantined:
-            readings.never_read(TableState(relation.relation_oid, relation.namespace, relation.name, ""))
+            tasks.never_read(TableState(relation.relation_oid, relation.namespace, relation.name, ""))
         is_late = self._is_late or self._settings.mode != "initial"
         if self._is_late and new and self._settings.mode == "initial":
-            tell_late([f"{relation.namespace}.{relation.name}" for relation in new])
+            log_late([f"{relation.namespace}.{relation.name}" for relation in new])
         elif new and not is_late:
-            readings.begin_snapshot(len(new))
+            tasks.begin_snapshot(len(new))
         for relation in new:
             oid = relation.relation_oid
-            state = TableState(oid, relation.namespace, relation.name, "" if is_late else readings.snapshot_id)
+            state = TableState(oid, relation.namespace, relation.name, "" if is_late else tasks.snapshot_id)
             if is_late:
-                readings.never_read(state)
-                if oid in readings.left:
-                    readings.left.discard(oid)
-                    tell_unsent(relation.namespace, relation.name, "it was not published for a time", reads=False)
-            elif oid in readings.left:
-                readings.left.discard(oid)
-                readings.wait(TableTask(replace(state, purpose="REPLACE"), misses_keys=True))
+                tasks.never_read(state)
+                if oid in tasks.left:
+                    tasks.left.discard(oid)
+                    log_unsent(relation.namespace, relation.name, "it was not published for a time", reads=False)
+            elif oid in tasks.left:
+                tasks.left.discard(oid)
+                tasks.wait(TableTask(replace(state, purpose="REPLACE"), misses_keys=True))
             else:  # a waiting table needs no record: a published table that is not known is read
-                readings.by_oid[oid] = TableTask(state, encoded=state, misses_keys=not self._is_first)
+                tasks.by_oid[oid] = TableTask(state, encoded=state, misses_keys=not self._is_first)
         self._is_late = self._is_first = False
         await self._compare()
 
@@ -122,52 +122,54 @@ class Discovery:
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "querying tables that were published for a time") from error
         for oid, namespace, name in existing:
-            self._readings.leave(oid, f"{namespace}.{name}")
+            self._tasks.leave(oid, f"{namespace}.{name}")
 
     async def _compare(self) -> None:
         """Read known tables again whose rows have come, gone or changed without an event."""
-        readings = self._readings
-        for oid in self._announced_leaves.keys() & readings.contents.keys() & readings.known:
+        tasks = self._tasks
+        for oid in self._announced_leaves.keys() & tasks.contents.keys() & tasks.known:
             self._note_leaves(oid, self._announced_leaves.pop(oid))
         returned, self._returned = self._returned, set()
         renamed = set(self._announced_renames)
-        contents = dict(readings.contents)  # what is announced during the look is compared by the next one
-        look = await self._comparison.look(readings.known)
+        contents = dict(tasks.contents)  # what is announced during the look is compared by the next one
+        look = await self._comparison.look(tasks.known)
         changed = []
         for oid, now in list(look.contents.items()):
             before = contents.get(oid)
             if before is None or not look.is_as_before(oid, before):
                 changed.append((oid, now, before))
-            elif readings.contents.get(oid) is not before:
+            elif tasks.contents.get(oid) is not before:
                 continue
             elif look.horizon - before.horizon >= HORIZON_STEP:
-                readings.note_content(oid, replace(now, horizon=look.horizon))
+                tasks.note_content(oid, replace(now, horizon=look.horizon))
             else:
-                readings.horizons[oid] = look.horizon
+                tasks.horizons[oid] = look.horizon
         for oid, now, before in changed:
             await self._account_for(oid, replace(now, horizon=look.horizon), before, look.until)
         for oid in returned:
             self._logged_names.pop(oid, None)
         self._announced_renames -= renamed
 
-    async def _account_for(self, oid: int, now: RelationFiles, before: RelationFiles | None, until: float) -> None:
-        readings = self._readings
+    async def _account_for(
+        self, oid: int, now: PublishedContent, before: PublishedContent | None, until: float
+    ) -> None:
+        tasks = self._tasks
         reason: str | None = ""
         if before is not None:
-            horizon = readings.horizons.get(oid, before.horizon)
+            horizon = tasks.horizons.get(oid, before.horizon)
             if now.account is not None and not now.account.memberships:
                 return  # it is no longer published, which the next look finds, too
             reason = await self._comparison.reason(self._renamed(oid, before, now), now, horizon, until)
-            if reason is None or readings.contents.get(oid) is not before or oid not in readings.known:
+            if reason is None or tasks.contents.get(oid) is not before or oid not in tasks.known:
                 return
             self._departed_leaves |= {leaf.oid for leaf in before.leaves}
             self._departed_leaves -= {leaf.oid for leaf in now.leaves}
             if (before.schema, before.name) != (now.schema, now.name):
                 self._logged_names.setdefault(oid, set()).add((before.schema, before.name))
-        if not reason or oid in readings.quarantined or not self._reads(oid, now, reason):
-            readings.note_content(oid, now)
+        if not reason or oid in tasks.quarantined or not self._reads(oid, now, reason):
+            tasks.note_content(oid, now)
 
-    def _renamed(self, oid: int, before: RelationFiles, now: RelationFiles) -> RelationFiles:
+    def _renamed(self, oid: int, before: PublishedContent, now: PublishedContent) -> PublishedContent:
         """Return `before` with the names of `now`, if the stream has announced another name since
         the last look: that was reported."""
         if oid not in self._announced_renames or before.account is None or now.account is None:
@@ -182,11 +184,11 @@ class Discovery:
         is renamed back before the next look. If a schema is renamed and renamed back, only the
         stream shows it.
         """
-        readings = self._readings
-        content = readings.contents.get(oid)
-        if oid not in readings.known and oid not in readings.by_oid and oid not in readings.left:
+        tasks = self._tasks
+        content = tasks.contents.get(oid)
+        if oid not in tasks.known and oid not in tasks.by_oid and oid not in tasks.left:
             self._strangers.add(oid)
-        if content is None or oid not in readings.known or oid in readings.quarantined:
+        if content is None or oid not in tasks.known or oid in tasks.quarantined:
             return
         if (content.schema, content.name) == (namespace, name):
             if oid in self._logged_names:
@@ -201,31 +203,31 @@ class Discovery:
         Return whether no look has seen it: if the next one does not see it either, its rows are
         gone.
         """
-        content = self._readings.contents.get(root)
+        content = self._tasks.contents.get(root)
         if oid in self._departed_leaves:
             return False
-        if root not in self._readings.known and root not in self._readings.by_oid:
+        if root not in self._tasks.known and root not in self._tasks.by_oid:
             return False
-        if content is None or root not in self._readings.known:
+        if content is None or root not in self._tasks.known:
             self._announced_leaves.setdefault(root, set()).add(oid)
             return False
         return self._note_leaves(root, {oid})
 
     def _note_leaves(self, root: int, oids: set[int]) -> bool:
         """Note partitions of a relation that no look has seen, also durably."""
-        content = self._readings.contents[root]
+        content = self._tasks.contents[root]
         new = oids - {leaf.oid for leaf in content.leaves} if content.is_partitioned else set()
         if new:
             leaves = (*content.leaves, *(LeafContent(oid, ANNOUNCED, "") for oid in sorted(new)))
-            self._readings.note_content(root, replace(content, leaves=leaves))
+            self._tasks.note_content(root, replace(content, leaves=leaves))
         return bool(new)
 
-    def _reads(self, oid: int, content: RelationFiles, reason: str) -> bool:
+    def _reads(self, oid: int, content: PublishedContent, reason: str) -> bool:
         """Return whether the table is read again, and queue it if so. Logs the reason in either
         case."""
         reads = self._settings.mode == "initial" and self._settings.read_again
-        tell_unsent(content.schema, content.name, reason, reads=reads)
+        log_unsent(content.schema, content.name, reason, reads=reads)
         if reads:
-            self._readings.begin_snapshot(1)
-            self._readings.queue(oid, content.schema, content.name, "REPLACE")
+            self._tasks.begin_snapshot(1)
+            self._tasks.queue(oid, content.schema, content.name, "REPLACE")
         return reads

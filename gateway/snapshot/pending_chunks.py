@@ -28,21 +28,21 @@ class ChunkMark:
     whole (no tasks)."""
 
     kind: str
-    readings: Sequence[TableTask]
+    tasks: Sequence[TableTask]
     xid: int = 0
     is_last: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def begin(self) -> None:
-        for reading in self.readings:
-            reading.is_marked = True
+        for task in self.tasks:
+            task.is_marked = True
 
     def undo(self) -> None:
         """Discard the mark: its tables will be marked again."""
-        for reading in self.readings:
-            reading.is_marked = False
-            if reading.table is not None and reading.table.status is Status.ENDING:
-                reading.table.status = Status.READING
+        for task in self.tasks:
+            task.is_marked = False
+            if task.table is not None and task.table.status is Status.ENDING:
+                task.table.status = Status.READING
 
 
 class PendingChunks:
@@ -50,29 +50,29 @@ class PendingChunks:
     coordinator has something to do, `more` when readers may have."""
 
     def __init__(self) -> None:
-        self._by_number: dict[bytes, ReadChunk | ChunkMark] = {}
+        self._by_message_id: dict[bytes, ReadChunk | ChunkMark] = {}
         self.wake = asyncio.Event()
         self.more = asyncio.Event()
         self._streamed_in_a_row = 0
         self.is_ending = False
         """A mark of the end of the whole snapshot has been emitted."""
 
-    def expect(self, number: str, emitted: ReadChunk | ChunkMark) -> None:
-        self._by_number[number.encode()] = emitted
+    def expect(self, message_id: str, emitted: ReadChunk | ChunkMark) -> None:
+        self._by_message_id[message_id.encode()] = emitted
 
-    def forget(self, number: str) -> None:
-        self._by_number.pop(number.encode(), None)
+    def forget(self, message_id: str) -> None:
+        self._by_message_id.pop(message_id.encode(), None)
 
     def take(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | ChunkMark | None:
         """Return the chunk or mark that the message with this content belongs to, or None if it
         does not count. Every role may emit messages: Walgate's own are recognized by id and xid.
         Raises ChunksAreStreamed."""
-        found = self._by_number.get(content)
+        found = self._by_message_id.get(content)
         # A streamed transaction may arrive before the server's response with its xid. It only
         # causes another attempt, whoever emitted the message.
         if found is None or (found.xid != xid and not (in_stream and not found.xid)):
             return None
-        del self._by_number[content]
+        del self._by_message_id[content]
         if in_stream:  # part of a streamed transaction, because the server had little memory left: try again
             self.give_back(found)
             self._streamed_in_a_row += 1
@@ -88,7 +88,7 @@ class PendingChunks:
 
     @property
     def has_chunks(self) -> bool:
-        return any(isinstance(each, ReadChunk) for each in self._by_number.values())
+        return any(isinstance(each, ReadChunk) for each in self._by_message_id.values())
 
     def give_back(self, arrived: ReadChunk | ChunkMark) -> None:
         """Have the chunk read, or the tables marked, again."""

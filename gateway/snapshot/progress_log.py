@@ -21,7 +21,7 @@ WAITS_S: Final = 10.0
 """Seconds after which waiting for transactions to end is logged."""
 
 
-def tell_late(names: Sequence[str]) -> None:
+def log_late(names: Sequence[str]) -> None:
     """Log the tables that are not read because changes were delivered before snapshots were
     enabled. Called once: that they are known is durable."""
     log.warning(
@@ -34,7 +34,7 @@ def tell_late(names: Sequence[str]) -> None:
     )
 
 
-def tell_quarantined(names: Sequence[str]) -> None:
+def log_quarantined(names: Sequence[str]) -> None:
     log.warning(
         "tables_not_read",
         count=len(names),
@@ -44,21 +44,21 @@ def tell_quarantined(names: Sequence[str]) -> None:
     )
 
 
-def tell_read_at_once(reading: TableTask) -> None:
+def log_read_at_once(task: TableTask) -> None:
     """Log a table that has a key and is nevertheless read as a whole."""
-    assert reading.recipe is not None
-    surveyed, hint = reading.recipe.surveyed, ""
+    assert task.plan is not None
+    surveyed, hint = task.plan.surveyed, ""
     if not surveyed.is_heap:
         reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
-    elif not surveyed.has_places and reading.recipe.key_columns:
+    elif not surveyed.has_places and task.plan.key_columns:
         reason = "the role may read columns of the table, but not ctid, so it cannot be read in ranges of blocks"
-        hint = f"GRANT SELECT (ctid) ON {reading.full_name} TO <role> (also on its partitions)"
+        hint = f"GRANT SELECT (ctid) ON {task.full_name} TO <role> (also on its partitions)"
     else:
         return
-    log.warning("table_read_in_one_transaction", table=reading.full_name, reason=reason, hint=hint)
+    log.warning("table_read_in_one_transaction", table=task.full_name, reason=reason, hint=hint)
 
 
-def tell_unreadable(names: Sequence[str]) -> None:
+def log_unreadable(names: Sequence[str]) -> None:
     log.warning(
         "tables_not_read",
         count=len(names),
@@ -68,7 +68,7 @@ def tell_unreadable(names: Sequence[str]) -> None:
     )
 
 
-def tell_unreachable(table: str, partitions: Sequence[str]) -> None:
+def log_unreachable(table: str, partitions: Sequence[str]) -> None:
     log.warning(
         "partitions_not_read",
         table=table,
@@ -79,7 +79,7 @@ def tell_unreachable(table: str, partitions: Sequence[str]) -> None:
     )
 
 
-def tell_unsent(schema: str, table: str, reason: str, *, reads: bool) -> None:
+def log_unsent(schema: str, table: str, reason: str, *, reads: bool) -> None:
     name = f"{schema}.{table}"
     if reads:
         log.warning("table_read_again", table=name, reason=f"{reason}: PostgreSQL sends no changes for its rows")
@@ -90,7 +90,7 @@ def tell_unsent(schema: str, table: str, reason: str, *, reads: bool) -> None:
         )
 
 
-def tell_unsent_at_all(schema: str, table: str, reason: str) -> None:
+def log_unsent_at_all(schema: str, table: str, reason: str) -> None:
     name = f"{schema}.{table}"
     log.warning(
         "rows_not_sent",
@@ -101,7 +101,7 @@ def tell_unsent_at_all(schema: str, table: str, reason: str) -> None:
     )
 
 
-def tell_owing(names: Sequence[str]) -> None:
+def log_owing(names: Sequence[str]) -> None:
     log.warning(
         "values_not_sent",
         count=len(names),
@@ -111,17 +111,17 @@ def tell_owing(names: Sequence[str]) -> None:
     )
 
 
-def count_change(reading: TableTask, *, may_lock: bool) -> None:
+def count_change(task: TableTask, *, may_lock: bool) -> None:
     """Count an attempt in which the table changed. Log the third attempt, then the 6th, 12th, 24th,
     ..."""
-    reading.changed_count += 1
-    count = reading.changed_count
+    task.changed_count += 1
+    count = task.changed_count
     if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
         return
     lock = "set snapshot.may_lock = true, which makes writers wait and requires the UPDATE privilege on the table"
-    has_key = reading.recipe is not None and reading.recipe.key_columns
+    has_key = task.plan is not None and task.plan.key_columns
     hint = "" if may_lock else lock if has_key else f"add a primary key, or {lock}"
-    log.warning("table_changes_while_read", table=reading.full_name, attempts=count, hint=hint)
+    log.warning("table_changes_while_read", table=task.full_name, attempts=count, hint=hint)
 
 
 class WaitReasons:
@@ -131,7 +131,7 @@ class WaitReasons:
     def __init__(self) -> None:
         self._since: float | None = None
 
-    def tell(self) -> None:
+    def log(self) -> None:
         now = time.monotonic()
         if self._since is None:
             self._since = now
@@ -151,20 +151,20 @@ class ProgressLog:
     """Logs the progress of all tables that are being read, at most every `PROGRESS_S` seconds."""
 
     def __init__(self) -> None:
-        self._told_at = 0.0
-        self._told_rows = 0
+        self._logged_at = 0.0
+        self._logged_rows = 0
 
     @property
     def is_due(self) -> bool:
-        return time.monotonic() - self._told_at >= PROGRESS_S
+        return time.monotonic() - self._logged_at >= PROGRESS_S
 
-    def tell(self, tables_left: int, rows: int, keys_to_read_again: int) -> None:
+    def log(self, tables_left: int, rows: int, keys_to_read_again: int) -> None:
         now = time.monotonic()
         log.info(
             "snapshot_progress",
             tables_left=tables_left,
             rows=rows,
-            rows_per_s=round((rows - self._told_rows) / (now - self._told_at)) if self._told_at else 0,
+            rows_per_s=round((rows - self._logged_rows) / (now - self._logged_at)) if self._logged_at else 0,
             keys_to_read_again=keys_to_read_again,
         )
-        self._told_at, self._told_rows = now, rows
+        self._logged_at, self._logged_rows = now, rows

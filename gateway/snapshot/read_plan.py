@@ -22,7 +22,7 @@ from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
 from gateway.snapshot.content_query import content_query
 from gateway.snapshot.rules.ctid_ranges import Leaf
-from gateway.snapshot.rules.relation_files import RelationFiles, read_contents
+from gateway.snapshot.rules.published_content import PublishedContent, read_contents
 from gateway.snapshot.sql import (
     ENUMS,
     EQUAL,
@@ -65,7 +65,7 @@ class Surveyed:
     leaf_names: tuple[str, ...]
     row_filter: str | None
     fingerprint: str
-    content: RelationFiles
+    content: PublishedContent
     key_columns: Mapping[str, KeyColumn] = field(default_factory=dict)
     """Columns of the identity index, by name."""
     key_enums: tuple[int, ...] = ()
@@ -238,7 +238,7 @@ def _key_column(surveyed: Surveyed, column: ColumnDescription) -> KeyColumn:
     return replace(key, is_text=key_type(value_type(column)).form is Form.STRING)
 
 
-def recipe(
+def read_plan(
     surveyed: Surveyed,
     version: RelationVersion,
     topic: str,
@@ -309,20 +309,20 @@ class ReadPlans:
             raise
         text_only = self.text_only
         return [
-            recipe(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=version.reads_tuples)
+            read_plan(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=version.reads_tuples)
             for each, (version, topic) in zip(tables, announced, strict=True)
         ]
 
-    async def of_readings(self, readings: Sequence[TableTask], now: float) -> list[tuple[TableTask, ReadPlan]]:
+    async def of_tasks(self, tasks: Sequence[TableTask], now: float) -> list[tuple[TableTask, ReadPlan]]:
         """Return the read plans of those tables that exist and are not locked. The others are
         blocked until the next check."""
-        found = await self.survey([reading.oid for reading in readings]) if readings else {}
+        found = await self.survey([task.oid for task in tasks]) if tasks else {}
         found = {oid: surveyed for oid, surveyed in found.items() if surveyed.row_filter is not None}
-        for reading in readings:
-            if reading.oid not in found:
-                reading.blocked_until = now + self._source.check_interval_s
-        there = [reading for reading in readings if reading.oid in found]
-        return list(zip(there, await self.of(found[reading.oid] for reading in there), strict=True))
+        for task in tasks:
+            if task.oid not in found:
+                task.blocked_until = now + self._source.check_interval_s
+        there = [task for task in tasks if task.oid in found]
+        return list(zip(there, await self.of(found[task.oid] for task in there), strict=True))
 
 
 class RegisterRelations(Protocol):

@@ -25,7 +25,7 @@ from gateway.snapshot.chunk_reader import (
     read_chunk,
 )
 from gateway.snapshot.pending_chunks import PendingChunks
-from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons, tell_unreachable
+from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons, log_unreachable
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk, Status
 from gateway.snapshot.table_errors import DENIED, errors_of, obstacle, passes_by_itself
@@ -64,15 +64,15 @@ class ReaderTasks:
     """The readers; `run` is one of them. A table that cannot be read is logged and tried again
     later, while the others are read."""
 
-    def __init__(self, settings: Settings, readings: TableTasks, recipes: ReadPlans, arriving: PendingChunks) -> None:
+    def __init__(self, settings: Settings, tasks: TableTasks, plans: ReadPlans, pending: PendingChunks) -> None:
         self._settings = settings.snapshot
         self._publications = list(settings.source.publications)
         self._check_interval_s = settings.source.check_interval_s
         self._login = login_of(settings.source)
-        self._readings = readings
-        self._recipes = recipes
-        self._arriving = arriving
-        self._waits = WaitReasons()
+        self._tasks = tasks
+        self._plans = plans
+        self._pending = pending
+        self._wait_reasons = WaitReasons()
         self._free_at = 0.0
         self._turn = asyncio.Lock()
         self._next_transaction = 0
@@ -93,23 +93,23 @@ class ReaderTasks:
             while True:
                 while ahead and (ahead[0].done.is_set() or is_far_ahead(ahead)):
                     await ahead.popleft().done.wait()
-                reading, chunk = await self._next()
+                task, chunk = await self._next()
                 try:
                     if sql is None or sql.is_closed():
                         sql = await self._connect()
                     if sql is None:
                         chunk.table.give_back(chunk)
-                        self._arriving.more.set()  # another reader may have a connection
+                        self._pending.more.set()  # another reader may have a connection
                         await asyncio.sleep(BLOCKED_S)
                         continue
-                    waiting = await self.read(sql, reading, chunk)
-                    if waiting is not None:
-                        ahead.append(waiting)
+                    result = await self.read(sql, task, chunk)
+                    if result is not None:
+                        ahead.append(result)
                 except DRIVER_ERRORS as error:
                     chunk.table.give_back(chunk)
                     if is_cancelled():  # the ROLLBACK may have failed and replaced the cancellation
                         raise asyncio.CancelledError from error
-                    await self._block(reading, error, sql, chunk)
+                    await self._block(task, error, sql, chunk)
                 except BaseException:
                     chunk.table.give_back(chunk)
                     raise
@@ -127,143 +127,141 @@ class ReaderTasks:
             return None
 
     async def _next(self) -> tuple[TableTask, Chunk]:
-        more = self._arriving.more
+        more = self._pending.more
         while True:
             delay = self._free_at - time.monotonic()
             if delay > 0:
                 await asyncio.sleep(delay)
-            now, waits = time.monotonic(), False
-            for reading in () if self._readings.is_paused else self._readings.begun.values():
-                table = reading.table
-                is_ready = reading.is_readable and reading.blocked_until <= now
+            now, expect = time.monotonic(), False
+            for task in () if self._tasks.is_paused else self._tasks.begun.values():
+                table = task.table
+                is_ready = task.is_readable and task.blocked_until <= now
                 if table is not None and table.status is Status.READING and is_ready:
                     chunk = table.take()
                     if chunk is not None:
                         self.finds_nothing = False
-                        return reading, chunk
-                    waits |= table.is_too_early
-            if waits:
-                self._waits.tell()
+                        return task, chunk
+                    expect |= table.is_too_early
+            if expect:
+                self._wait_reasons.log()
             if not self.finds_nothing:
                 self.finds_nothing = True
-                self._arriving.wake.set()
+                self._pending.wake.set()
             more.clear()
             await more.wait()
 
-    async def read(self, sql: asyncpg.Connection, reading: TableTask, chunk: Chunk) -> ReadChunk | None:
+    async def read(self, sql: asyncpg.Connection, task: TableTask, chunk: Chunk) -> ReadChunk | None:
         """Read the chunk and return it, or return None if it was given back to be read again."""
-        if reading.recipe is None or reading.table is not chunk.table:  # it has changed while the session was opened
+        if task.plan is None or task.table is not chunk.table:  # it has changed while the session was opened
             chunk.table.give_back(chunk)
             return None
-        chunk.is_locked = bool(chunk.whole) and self._settings.may_lock and reading.changed_count >= CHANGED_ATTEMPTS
-        sizer, yields = chunk.table.sizer, self._is_shared and reading.state.purpose != "VERIFY"
+        chunk.is_locked = bool(chunk.whole) and self._settings.may_lock and task.changed_count >= CHANGED_ATTEMPTS
+        sizer, yields = chunk.table.sizer, self._is_shared and task.state.purpose != "VERIFY"
         sizer.chunk_bytes = min(SHARED_BYTES, sizer.most_bytes) if yields else sizer.most_bytes
         emitted: list[str] = []
 
-        def waits(number: str, found: ReadChunk) -> None:
-            emitted.append(number)
-            self._arriving.expect(number, found)
+        def expect(message_id: str, result: ReadChunk) -> None:
+            emitted.append(message_id)
+            self._pending.expect(message_id, result)
 
-        recipe = reading.recipe
-        compares_text = recipe.compares_text
+        plan = task.plan
+        compares_text = plan.compares_text
         try:
             turn = self._turn if self._is_shared else None
-            with errors_of(recipe.surveyed.relation):
-                found = await read_chunk(sql, chunk, recipe, self._publications, waits, turn)
+            with errors_of(plan.surveyed.relation):
+                result = await read_chunk(sql, chunk, plan, self._publications, expect, turn)
         except RelationChanged:
             chunk.table.give_back(chunk)
-            is_current = reading.table is chunk.table and chunk.generation == chunk.table.generation
-            self._set_up_again(reading, begins_again=is_current)
+            is_current = task.table is chunk.table and chunk.generation == chunk.table.generation
+            self._set_up_again(task, begins_again=is_current)
         except SnapshotTooOld:  # the table waits; meanwhile, other tables are read
             chunk.table.give_back(chunk)
         except ChunkTooLarge:
             chunk.table.give_back(chunk)
         except NeedsText:
             chunk.table.give_back(chunk)
-            self._recipes.text_only = True
-            self._set_up_again(reading, begins_again=True)
+            self._plans.text_only = True
+            self._set_up_again(task, begins_again=True)
         except BaseException as error:
-            for number in emitted:
-                self._arriving.forget(number)
+            for message_id in emitted:
+                self._pending.forget(message_id)
             if not (chunk.keys and not compares_text and isinstance(error, asyncpg.PostgresError)):
                 raise
             if passes_by_itself(error):
                 raise
             chunk.table.give_back(chunk)
-            recipe.compares_text = True
-            log.info("keys_compared_as_text", table=reading.full_name, sqlstate=error.sqlstate)
+            plan.compares_text = True
+            log.info("keys_compared_as_text", table=task.full_name, sqlstate=error.sqlstate)
         else:
-            self._waits.end()
-            reading.succeeds(chunk)
-            self._arriving.more.set()
+            self._wait_reasons.end()
+            task.succeeds(chunk)
+            self._pending.more.set()
             if self._settings.rows_per_s is not None:
                 begin = max(self._free_at, time.monotonic())
-                self._free_at = begin + found.row_count / self._settings.rows_per_s
-            return found
+                self._free_at = begin + result.row_count / self._settings.rows_per_s
+            return result
         return None
 
-    async def _block(
-        self, reading: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk
-    ) -> None:
+    async def _block(self, task: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk) -> None:
         """Log an error of one table and block the table for a while. Other tables go on, and so
         does the stream, even if a session ended."""
-        if time.monotonic() < reading.blocked_until:  # another reader has logged it meanwhile
+        if time.monotonic() < task.blocked_until:  # another reader has logged it meanwhile
             return
         # No other reader begins with the table while this one looks for the reason.
-        reading.blocked_until = time.monotonic() + BLOCKED_S
-        fault, recipe = None, reading.recipe
-        is_new = reading.obstacle is None or reading.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
-        if is_new and recipe is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):
-            fault = await find_fault(sql, chunk, recipe)
-        if recipe is not None and sql is not None and await self._leaves_out(reading, recipe, chunk, sql):
+        task.blocked_until = time.monotonic() + BLOCKED_S
+        fault, plan = None, task.plan
+        is_new = task.obstacle is None or task.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
+        if is_new and plan is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):
+            fault = await find_fault(sql, chunk, plan)
+        if plan is not None and sql is not None and await self._leaves_out(task, plan, chunk, sql):
             return
-        if is_new or reading.obstacle is None:
+        if is_new or task.obstacle is None:
             role = "" if sql is None else sql.get_settings().session_authorization
-            blocked = obstacle(error, (reading.state.schema, reading.state.name), role, fault)
+            blocked = obstacle(error, (task.state.schema, task.state.name), role, fault)
         else:
-            blocked = reading.obstacle
-        pause = 2.0 ** min(reading.attempts, 10)
+            blocked = task.obstacle
+        pause = 2.0 ** min(task.attempts, 10)
         pause = min(pause, BLOCKED_S) if blocked.passes else min(pause, RETRIES_A_PAUSE) * self._check_interval_s
-        reading.fails(chunk, blocked, recipe)
-        if blocked.sqlstate == DENIED and not reading.is_reselect:
-            reading.recipe = None  # look up the privileges again
-        reading.blocked_until = time.monotonic() + pause
-        if is_new or not reading.attempts & (reading.attempts - 1):
+        task.fails(chunk, blocked, plan)
+        if blocked.sqlstate == DENIED and not task.is_reselect:
+            task.plan = None  # look up the privileges again
+        task.blocked_until = time.monotonic() + pause
+        if is_new or not task.attempts & (task.attempts - 1):
             log.warning(
                 "table_unreadable",
-                table=reading.full_name,
+                table=task.full_name,
                 reason=blocked.reason,
                 hint=blocked.hint,
                 **blocked.fields,
-                attempts=reading.attempts,
+                attempts=task.attempts,
                 again_in_s=pause,
             )
-        if reading.is_hopeless:
-            self._arriving.wake.set()
+        if task.is_hopeless:
+            self._pending.wake.set()
 
-    async def _leaves_out(self, reading: TableTask, recipe: ReadPlan, chunk: Chunk, sql: asyncpg.Connection) -> bool:
+    async def _leaves_out(self, task: TableTask, plan: ReadPlan, chunk: Chunk, sql: asyncpg.Connection) -> bool:
         """Return whether foreign partitions are at fault; the table is then read without them."""
-        if not (chunk.whole and recipe.surveyed.foreign_names and reading.attempts >= FOREIGN_ATTEMPTS):
+        if not (chunk.whole and plan.surveyed.foreign_names and task.attempts >= FOREIGN_ATTEMPTS):
             return False
-        if recipe.unreachable or sql.is_closed():
+        if plan.unreachable or sql.is_closed():
             return False
         try:
-            recipe.unreachable = await unreachable_partitions(sql, recipe)
+            plan.unreachable = await unreachable_partitions(sql, plan)
         except DRIVER_ERRORS:
             sql.terminate()
             return False
-        if recipe.unreachable:
-            tell_unreachable(reading.full_name, recipe.unreachable)
-            reading.succeeds(chunk)
-            reading.blocked_until = 0.0
-        return bool(recipe.unreachable)
+        if plan.unreachable:
+            log_unreachable(task.full_name, plan.unreachable)
+            task.succeeds(chunk)
+            task.blocked_until = 0.0
+        return bool(plan.unreachable)
 
-    def _set_up_again(self, reading: TableTask, *, begins_again: bool) -> None:
+    def _set_up_again(self, task: TableTask, *, begins_again: bool) -> None:
         """Handle an outdated read plan. A reselection gets a new plan; a table begins again if
         `begins_again`, which is false for a chunk of an earlier generation."""
-        if reading.is_reselect:
-            reading.recipe = None
-            self._arriving.wake.set()
+        if task.is_reselect:
+            task.plan = None
+            self._pending.wake.set()
         elif begins_again:
-            reading.begin_again()
-            self._arriving.wake.set()
+            task.begin_again()
+            self._pending.wake.set()

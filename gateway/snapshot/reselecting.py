@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from gateway.config.settings import SnapshotSettings
 from gateway.snapshot.change_recorder import ChangeRecorder
-from gateway.snapshot.progress_log import tell_owing
+from gateway.snapshot.progress_log import log_owing
 from gateway.snapshot.read_plan import ReadPlan
 from gateway.snapshot.rules.key_segments import KeyList
 from gateway.snapshot.table_task import TableTask, identity_of, reselection
@@ -29,16 +29,16 @@ class Reselection:
         self,
         settings: SnapshotSettings,
         machine: TransactionMachine,
-        noting: ChangeRecorder,
-        readings: TableTasks,
+        recorder: ChangeRecorder,
+        tasks: TableTasks,
         wake: asyncio.Event,
         *,
         is_on: bool,
     ) -> None:
         self._settings = settings
         self._machine = machine
-        self._noting = noting
-        self._readings = readings
+        self._recorder = recorder
+        self._tasks = tasks
         self._wake = wake
         self.is_on = is_on
 
@@ -49,11 +49,11 @@ class Reselection:
         or the table will be read as a whole. (Earlier changes of the row need not be known: a
         PostgreSQL snapshot that sees this one sees them, too.)
         """
-        reading = self._readings.by_oid.get(relation_oid)
-        if reading is not None:
-            reading.misses_keys = reading.misses_keys or not reading.notes_keys
+        task = self._tasks.by_oid.get(relation_oid)
+        if task is not None:
+            task.misses_keys = task.misses_keys or not task.notes_keys
             return False
-        if relation_oid not in self._readings.known and self._settings.mode == "initial":
+        if relation_oid not in self._tasks.known and self._settings.mode == "initial":
             return False  # it was published only a moment ago, and will be read
         version = self._machine.in_force(relation_oid)
         assert version is not None
@@ -66,41 +66,41 @@ class Reselection:
     def begin(self, description: RelationDescription, keys: KeyList) -> None:
         """Begin a reselection of these keys, and of those that UPDATEs leave values out of from now
         on. Changes of the relation are recorded until it ends."""
-        assert self._noting.judge is not None
-        reading = reselection(description)
-        self._readings.by_oid[description.oid] = self._readings.begun[description.oid] = reading
-        table = reading.reselect(self._noting.judge, self._settings.chunk_bytes, keys)
-        self._noting.begin(reading.oid, table, [])
+        assert self._recorder.judge is not None
+        task = reselection(description)
+        self._tasks.by_oid[description.oid] = self._tasks.begun[description.oid] = task
+        table = task.reselect(self._recorder.judge, self._settings.chunk_bytes, keys)
+        self._recorder.begin(task.oid, table, [])
         self._wake.set()
 
-    def read_whole(self, reading: TableTask) -> None:
+    def read_whole(self, task: TableTask) -> None:
         """Read the whole table instead, because there are too many keys, or keys of other
         columns."""
-        if reading.table is not None:
-            reading.void_segments += reading.table.again.take_dirty()
-            reading.table = None
-        self._readings.begin_snapshot(1)
-        reading.recipe, reading.misses_keys = None, True
-        snapshot_id = self._readings.snapshot_id
-        reading.state = replace(reading.state, snapshot_id=snapshot_id, purpose="REPLACE", fingerprint="")
+        if task.table is not None:
+            task.void_segments += task.table.again.take_dirty()
+            task.table = None
+        self._tasks.begin_snapshot(1)
+        task.plan, task.misses_keys = None, True
+        snapshot_id = self._tasks.snapshot_id
+        task.state = replace(task.state, snapshot_id=snapshot_id, purpose="REPLACE", fingerprint="")
 
     def cancel_tables(self) -> None:
         """Cancel all snapshots. Rows whose UPDATEs left values out are still read if their keys are
         recorded; tables with other such rows are logged."""
         owing = []
-        for reading in self._readings.whole_tables:
-            if self.is_on and reading.may_owe_more:
-                owing.append(reading.full_name)
-            keys = reading.take_owed()
-            self._readings.cancel(reading.oid)
-            recipe = reading.recipe or reading.failed_recipe
+        for task in self._tasks.whole_tables:
+            if self.is_on and task.may_owe_more:
+                owing.append(task.full_name)
+            keys = task.take_owed()
+            self._tasks.cancel(task.oid)
+            plan = task.plan or task.failed_plan
             if keys:
-                assert recipe is not None
-                self.begin(recipe.version.encoder.description, keys)
-        self._readings.snapshot_id = ""
+                assert plan is not None
+                self.begin(plan.version.encoder.description, keys)
+        self._tasks.snapshot_id = ""
         if owing:
-            tell_owing(owing)
+            log_owing(owing)
 
 
-def has_its_keys(reading: TableTask, made: ReadPlan) -> bool:
-    return reading.state.fingerprint == identity_of(made.version.encoder.description)
+def has_its_keys(task: TableTask, plan: ReadPlan) -> bool:
+    return task.state.fingerprint == identity_of(plan.version.encoder.description)

@@ -21,7 +21,7 @@ from fastavro.read import SchemaResolutionError
 
 from gateway.errors import StopForOperator
 from gateway.snapshot.rules.ctid_ranges import TidRange
-from gateway.snapshot.rules.relation_files import Account, LeafContent, Membership, RelationFiles, TypeVersion
+from gateway.snapshot.rules.published_content import Account, LeafContent, Membership, PublishedContent, TypeVersion
 from schemas.errors import SchemaError
 from schemas.records import SNAPSHOT_STATE
 from schemas.topic_names import SNAPSHOT_TOPIC
@@ -57,7 +57,7 @@ class StreamState:
 class TableState:
     """The stored state of the snapshot of one table. `untouched` and `begun`: see CtidPlan.
     `fingerprint`: of the relation when it was begun; for a RESELECT, `identity_of` it. `suspects`:
-    see Track; only the prepared ones are stored."""
+    see KeyTrack; only the prepared ones are stored."""
 
     relation_oid: int
     schema: str
@@ -82,7 +82,7 @@ class StoredStates:
     stream: StreamState | None = None
     tables: dict[int, TableState] = field(default_factory=dict)
     keys: dict[int, dict[int, list[bytes]]] = field(default_factory=dict)
-    contents: dict[int, RelationFiles] = field(default_factory=dict)
+    contents: dict[int, PublishedContent] = field(default_factory=dict)
 
 
 def encode_stream(frame: bytes, state: StreamState) -> bytes:
@@ -98,7 +98,7 @@ def encode_keys(frame: bytes, relation_oid: int, segment: int, keys: list[bytes]
     return _encode(frame, keys={"relation_oid": relation_oid, "segment": segment, "keys": keys})
 
 
-def encode_content(frame: bytes, relation_oid: int, content: RelationFiles) -> bytes:
+def encode_content(frame: bytes, relation_oid: int, content: PublishedContent) -> bytes:
     account = content.account
     fields = {
         **_fields(content),
@@ -115,7 +115,7 @@ def _account_fields(account: Account) -> dict[str, Any]:
 
 
 def _fields(
-    of: StreamState | TableState | RelationFiles | LeafContent | Account | Membership | TypeVersion,
+    of: StreamState | TableState | PublishedContent | LeafContent | Account | Membership | TypeVersion,
 ) -> dict[str, Any]:
     """Return what `asdict` does, without copying each value: each table of a snapshot is written
     several times."""
@@ -175,14 +175,14 @@ def _table(record: dict[str, Any]) -> TableState:
     return TableState(**{**record, "begun": begun, "suspects": tuple(record["suspects"])})
 
 
-def _content(record: dict[str, Any]) -> RelationFiles:
+def _content(record: dict[str, Any]) -> PublishedContent:
     account = record["account"]
     if account is not None:
         memberships = tuple(Membership(**fields) for fields in account["memberships"])
         types = tuple(TypeVersion(**fields) for fields in account["types"])
         account = Account(**{**account, "memberships": memberships, "types": types})
     leaves = tuple(LeafContent(**leaf) for leaf in record["leaves"])
-    return RelationFiles(**{**record, "leaves": leaves, "account": account})
+    return PublishedContent(**{**record, "leaves": leaves, "account": account})
 
 
 def _encode(frame: bytes, **body: dict[str, Any]) -> bytes:

@@ -30,19 +30,19 @@ HOPELESS_ATTEMPTS: Final = 3
 
 @dataclass(slots=True, eq=False)
 class TableTask:
-    """The snapshot of one table. `recipe` and `table` are set when it is set up. `blocked_until` is
+    """The snapshot of one table. `plan` and `table` are set when it is set up. `blocked_until` is
     compared with `time.monotonic`."""
 
     state: TableState
     table: TableProgress | None = None
-    recipe: ReadPlan | None = None
+    plan: ReadPlan | None = None
     blocked_until: float = 0.0
     attempts: int = 0
     """Failed attempts since a chunk was read."""
     obstacle: Obstacle | None = None
     """The reason why the last attempt failed."""
     failed: Chunk | None = None
-    failed_recipe: ReadPlan | None = None
+    failed_plan: ReadPlan | None = None
     """The chunk and the read plan of the last failed attempt."""
     is_set_aside: bool = False
     """The snapshot of the other tables has ended, or ends, without this one."""
@@ -75,7 +75,7 @@ class TableTask:
     def is_readable(self) -> bool:
         """Return whether it is known how to read the table. Its row filter is not known if the
         table was locked when the gateway started."""
-        return self.recipe is not None and self.recipe.surveyed.row_filter is not None
+        return self.plan is not None and self.plan.surveyed.row_filter is not None
 
     def is_busy(self, now: float) -> bool:
         """Return whether the table has begun and its chunks can be read, so that it counts towards
@@ -90,17 +90,17 @@ class TableTask:
         intervention."""
         return self.obstacle is not None and not self.obstacle.passes and self.attempts >= HOPELESS_ATTEMPTS
 
-    def is_read_as(self, recipe: ReadPlan) -> bool:
+    def is_read_as(self, plan: ReadPlan) -> bool:
         """Return whether the plan reads the table as it was begun, in chunks or as a whole: one
         cannot be continued as the other."""
-        return self.table is None or self.table.is_read_at_once == recipe.is_read_at_once
+        return self.table is None or self.table.is_read_at_once == plan.is_read_at_once
 
-    def fails(self, chunk: Chunk, obstacle: Obstacle, recipe: ReadPlan | None) -> None:
+    def fails(self, chunk: Chunk, obstacle: Obstacle, plan: ReadPlan | None) -> None:
         self.attempts += 1
-        self.failed, self.failed_recipe, self.obstacle = chunk, recipe, obstacle
+        self.failed, self.failed_plan, self.obstacle = chunk, plan, obstacle
 
     def forget_failures(self) -> None:
-        self.attempts, self.failed, self.failed_recipe, self.obstacle = 0, None, None, None
+        self.attempts, self.failed, self.failed_plan, self.obstacle = 0, None, None, None
 
     def succeeds(self, chunk: Chunk) -> None:
         """Note that a chunk was read. Failures of another chunk, for a reason that does not pass,
@@ -130,7 +130,7 @@ class TableTask:
             keys, self.table.again = self.table.again, keys
         return keys
 
-    def told(self) -> TableSnapshotStatus:
+    def snapshot_status(self) -> TableSnapshotStatus:
         """Return the table's current status for the status board."""
         found = self.state if self.table is None else self.table
         status = "UNREADABLE" if self.is_hopeless else self.status.value
@@ -139,11 +139,11 @@ class TableTask:
         )
 
     def set_up(
-        self, recipe: ReadPlan, judge: StalenessJudge, chunk_bytes: int, *, reselects: bool = False
+        self, plan: ReadPlan, judge: StalenessJudge, chunk_bytes: int, *, reselects: bool = False
     ) -> TableProgress:
         """Prepare the table to be begun with this read plan."""
-        self.recipe = recipe
-        surveyed, state = recipe.surveyed, self.state
+        self.plan = plan
+        surveyed, state = plan.surveyed, self.state
         has_changed = state.fingerprint not in ("", surveyed.fingerprint)
         self.state = replace(
             state,
@@ -153,13 +153,13 @@ class TableTask:
             # Rows that were sent, by this process or the one before, may be gone without an event.
             purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
         )
-        if self.table is None or self.table.is_read_at_once != recipe.is_read_at_once or self.table.judge is not judge:
+        if self.table is None or self.table.is_read_at_once != plan.is_read_at_once or self.table.judge is not judge:
             self.table = TableProgress(
                 judge,
                 surveyed.leaves,
                 chunk_bytes,
-                is_read_at_once=recipe.is_read_at_once,
-                reselects=reselects and recipe.finds_keys,
+                is_read_at_once=plan.is_read_at_once,
+                reselects=reselects and plan.finds_keys,
                 # A mirror compares each chunk separately, which takes 10 s whatever its size.
                 in_few_chunks=state.purpose == "VERIFY",
             )
@@ -169,7 +169,7 @@ class TableTask:
 
     def resume(
         self,
-        recipe: ReadPlan,
+        plan: ReadPlan,
         judge: StalenessJudge,
         chunk_bytes: int,
         segments: dict[int, list[bytes]],
@@ -178,10 +178,10 @@ class TableTask:
     ) -> TableProgress:
         state = self.state
         if self.is_reselect:
-            self.recipe = recipe
+            self.plan = plan
             return self.reselect(judge, chunk_bytes, KeyList(segments))
-        table = self.set_up(recipe, judge, chunk_bytes, reselects=reselects)
-        table.resume(CtidPlan(recipe.surveyed.leaves, state.untouched, state.begun), KeyList(segments), state.suspects)
+        table = self.set_up(plan, judge, chunk_bytes, reselects=reselects)
+        table.resume(CtidPlan(plan.surveyed.leaves, state.untouched, state.begun), KeyList(segments), state.suspects)
         table.chunk_count, table.row_count, table.stale_count = state.chunk_count, state.row_count, state.stale_count
         return table
 
@@ -220,7 +220,7 @@ class TableTask:
 
     def chunk(self, number: int, row_count: int = 0, stale_count: int = 0) -> SnapshotChunk:
         state = self.state
-        topic = "" if self.recipe is None else self.recipe.topic
+        topic = "" if self.plan is None else self.plan.topic
         return SnapshotChunk(
             state.snapshot_id, state.purpose, self.oid, state.schema, state.name, topic, number, row_count, stale_count
         )

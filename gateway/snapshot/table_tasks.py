@@ -10,7 +10,7 @@ import structlog
 
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import new_id
-from gateway.snapshot.rules.relation_files import RelationFiles
+from gateway.snapshot.rules.published_content import PublishedContent
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import (
     KNOWN,
@@ -40,7 +40,7 @@ class TableTasks:
     def __init__(
         self,
         states: StoredStates,
-        noting: ChangeRecorder,
+        recorder: ChangeRecorder,
         quarantined: Container[int],
         *,
         position_key: bytes,
@@ -48,14 +48,14 @@ class TableTasks:
     ) -> None:
         self._states = states
         self.quarantined = quarantined
-        self._noting = noting
+        self._recorder = recorder
         self._position_key = position_key
         self._frame = frame
         self.by_oid: dict[int, TableTask] = {}
         self.begun: dict[int, TableTask] = {}
         self.known = {oid for oid, state in states.tables.items() if state.status in (KNOWN, Status.DONE.value)}
         self.left: set[int] = set()
-        self.contents: dict[int, RelationFiles] = dict(states.contents)
+        self.contents: dict[int, PublishedContent] = dict(states.contents)
         """The catalog entries and files that the rows of each known relation depend on."""
         self.horizons: dict[int, int] = {}
         """Horizon of the last look at which a relation was still as in `contents`, if it is later
@@ -74,58 +74,58 @@ class TableTasks:
     @property
     def whole_tables(self) -> list[TableTask]:
         """The tasks that read tables, without reselections. May be called in any thread."""
-        return [reading for reading in list(self.by_oid.values()) if not reading.is_reselect]
+        return [task for task in list(self.by_oid.values()) if not task.is_reselect]
 
     @property
     def has_work(self) -> bool:
-        return any(not reading.is_set_aside for reading in self.by_oid.values())
+        return any(not task.is_set_aside for task in self.by_oid.values())
 
     @property
     def has_tables(self) -> bool:
         """Return whether the current snapshot has tables to read."""
-        return any(not reading.is_reselect and not reading.is_set_aside for reading in self.by_oid.values())
+        return any(not task.is_reselect and not task.is_set_aside for task in self.by_oid.values())
 
-    def are_all(self, readings: Sequence[TableTask]) -> bool:
+    def are_all(self, tasks: Sequence[TableTask]) -> bool:
         """Return whether no other table is being read, or waits to be read."""
-        oids = {reading.oid for reading in readings}
-        return all(reading.is_reselect or reading.is_set_aside or oid in oids for oid, reading in self.by_oid.items())
+        oids = {task.oid for task in tasks}
+        return all(task.is_reselect or task.is_set_aside or oid in oids for oid, task in self.by_oid.items())
 
     def begin_snapshot(self, table_count: int) -> None:
         if not self.snapshot_id:
             self.snapshot_id = new_id()
             log.info("snapshot_begins", snapshot_id=self.snapshot_id, tables=table_count)
 
-    def join_snapshot(self, reading: TableTask) -> None:
+    def join_snapshot(self, task: TableTask) -> None:
         """Add a table that is about to begin to the current snapshot, or to a new one if that has
         ended."""
         self.begin_snapshot(1)
-        reading.state = replace(reading.state, snapshot_id=self.snapshot_id)
+        task.state = replace(task.state, snapshot_id=self.snapshot_id)
 
-    def set_aside(self, reading: TableTask) -> None:
+    def set_aside(self, task: TableTask) -> None:
         """Let the snapshot end without a table that cannot be read. A VERIFY of it is cancelled."""
-        if reading.state.purpose == "VERIFY":
-            self.cancel(reading.oid)
+        if task.state.purpose == "VERIFY":
+            self.cancel(task.oid)
             return
-        reading.set_aside()
-        self.begun.pop(reading.oid, None)
-        self._noting.end(reading.oid)
-        self._queued.append(reading)
+        task.set_aside()
+        self.begun.pop(task.oid, None)
+        self._recorder.end(task.oid)
+        self._queued.append(task)
 
-    def take_up(self, reading: TableTask) -> None:
+    def take_up(self, task: TableTask) -> None:
         """Read a table that was set aside, because it can be read now."""
-        reading.forget_failures()
-        reading.is_set_aside, reading.blocked_until = False, 0.0
+        task.forget_failures()
+        task.is_set_aside, task.blocked_until = False, 0.0
 
-    def is_new(self, snapshot_id: str) -> bool:
+    def note_begun(self, snapshot_id: str) -> bool:
         """Return whether the snapshot has only now begun. Only the first call with an id returns
         True."""
         is_new = snapshot_id not in self._begun_ids
         self._begun_ids.add(snapshot_id)
         return is_new
 
-    def wait(self, reading: TableTask) -> None:
-        self.by_oid[reading.oid] = reading
-        self._queued.append(reading)
+    def wait(self, task: TableTask) -> None:
+        self.by_oid[task.oid] = task
+        self._queued.append(task)
 
     def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
         """Queue the table, in place of its unfinished snapshot, if any."""
@@ -136,82 +136,82 @@ class TableTasks:
         self.wait(TableTask(state, misses_keys=is_under_way))
 
     def cancel(self, oid: int) -> None:
-        reading = self.by_oid.pop(oid)
+        task = self.by_oid.pop(oid)
         self.begun.pop(oid, None)
-        void = reading.void_segments
-        if reading.table is not None:
-            reading.table.begin_again()
-            void += reading.table.again.take_dirty()
-        self._noting.end(oid)
+        void = task.void_segments
+        if task.table is not None:
+            task.table.begin_again()
+            void += task.table.again.take_dirty()
+        self._recorder.end(oid)
         self.known.add(oid)
-        if reading.state.purpose not in ("VERIFY", RESELECT):
+        if task.state.purpose not in ("VERIFY", RESELECT):
             self._forget_content(oid)  # the state at the next look counts
-        state = TableState(oid, reading.state.schema, reading.state.name, "", status=KNOWN)
+        state = TableState(oid, task.state.schema, task.state.name, "", status=KNOWN)
         self._finished.append(TableTask(state, void_segments=void))
 
     def leave(self, oid: int, name: str = "") -> None:
         """Forget a relation that is no longer published: its changes are not sent, so what is known
         of it is void."""
-        reading = self.by_oid.pop(oid, None)
+        task = self.by_oid.pop(oid, None)
         self.begun.pop(oid, None)
         self.known.discard(oid)
         self._forget_content(oid)
         self.left.add(oid)
         log.info(
             "table_left",
-            table=name or (oid if reading is None else reading.full_name),
+            table=name or (oid if task is None else task.full_name),
             reason="it is no longer published",
         )
-        if reading is not None and reading.table is not None:
-            reading.table.begin_again()
-        self._noting.end(oid)
+        if task is not None and task.table is not None:
+            task.table.begin_again()
+        self._recorder.end(oid)
         self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
 
-    def is_read(self, reading: TableTask) -> None:
+    def finish(self, task: TableTask) -> None:
         """Finish a task that has read its whole table."""
-        assert reading.table is not None and reading.recipe is not None
-        reading.table.end()
-        self._noting.end(reading.oid)
-        self.known.add(reading.oid)
-        if reading.state.purpose != "VERIFY":
-            self.note_content(reading.oid, reading.recipe.surveyed.content)
-        self._finished.append(self.by_oid.pop(reading.oid))
-        del self.begun[reading.oid]
+        assert task.table is not None and task.plan is not None
+        task.table.end()
+        self._recorder.end(task.oid)
+        self.known.add(task.oid)
+        if task.state.purpose != "VERIFY":
+            self.note_content(task.oid, task.plan.surveyed.content)
+        self._finished.append(self.by_oid.pop(task.oid))
+        del self.begun[task.oid]
 
     def rows_read(self) -> int:
         """Return the number of rows of those tables of the current snapshot that were read
         completely, including by earlier processes."""
-        unwritten = {reading.oid: reading for reading in self._finished if reading.table is not None}
+        unwritten = {task.oid: task for task in self._finished if task.table is not None}
         written = (
             state.row_count
             for oid, state in self._states.tables.items()
             if state.snapshot_id == self.snapshot_id and state.status == Status.DONE.value and oid not in unwritten
         )
         return sum(written) + sum(
-            reading.table.row_count
-            for reading in unwritten.values()
-            if reading.table is not None and reading.state.snapshot_id == self.snapshot_id
+            task.table.row_count
+            for task in unwritten.values()
+            if task.table is not None and task.state.snapshot_id == self.snapshot_id
         )
 
-    def is_reselected(self, reading: TableTask) -> None:
+    def finish_reselection(self, task: TableTask) -> None:
         """Finish a reselection whose rows were all read. The table's status from before it is
         stored again."""
-        assert reading.table is not None
-        del self.by_oid[reading.oid], self.begun[reading.oid]
-        self.known.add(reading.oid)
-        reading.table.end()
-        self._noting.end(reading.oid)
-        before = self._states.tables.get(reading.oid)
+        assert task.table is not None
+        del self.by_oid[task.oid], self.begun[task.oid]
+        self.known.add(task.oid)
+        task.table.end()
+        self._recorder.end(task.oid)
+        before = self._states.tables.get(task.oid)
         if before is None or before.status not in (KNOWN, Status.DONE.value):
-            before = replace(reading.state, purpose="FILL", status=KNOWN, fingerprint="")
-        self._finished.append(TableTask(before, void_segments=list(reading.table.again.take_dirty())))
+            before = replace(task.state, purpose="FILL", status=KNOWN, fingerprint="")
+        self._finished.append(TableTask(before, void_segments=list(task.table.again.take_dirty())))
 
     def never_read(self, state: TableState) -> None:
         """Store that the rows of this table are not to be read."""
         self.known.add(state.relation_oid)
         self._finished.append(TableTask(replace(state, status=KNOWN)))
 
-    def note_content(self, oid: int, now: RelationFiles) -> None:
+    def note_content(self, oid: int, now: PublishedContent) -> None:
         self.contents[oid] = now
         self.horizons.pop(oid, None)
         self._unwritten.add(oid)
@@ -225,11 +225,11 @@ class TableTasks:
         """Return the records for the Kafka transaction that is being closed. `prepared` are xids.
         `with_stream`: include the state of the stream, if it has changed."""
         states: dict[bytes, bytes] = {}
-        queued = [reading for reading in self._queued if self.by_oid.get(reading.oid) is reading]
-        for reading in (*self._finished, *queued, *self.begun.values()):
-            if reading.table is not None or reading.encoded is None:
-                states |= reading.take_states(self._frame, self._position_key, prepared)
-        self._states.tables |= {reading.oid: reading.state for reading in self._finished}
+        queued = [task for task in self._queued if self.by_oid.get(task.oid) is task]
+        for task in (*self._finished, *queued, *self.begun.values()):
+            if task.table is not None or task.encoded is None:
+                states |= task.take_states(self._frame, self._position_key, prepared)
+        self._states.tables |= {task.oid: task.state for task in self._finished}
         self._finished.clear()
         self._queued.clear()
         for oid in self._unwritten:
@@ -240,7 +240,7 @@ class TableTasks:
         return states
 
     def _take_stream_state(self) -> dict[bytes, bytes]:
-        judge = self._noting.judge
+        judge = self._recorder.judge
         state = StreamState(snapshot_id=self.snapshot_id, paused=self.is_paused)
         if judge is not None and self.by_oid:
             state = replace(state, floor=judge.floor, unseen=tuple(sorted(judge.unseen)), is_active=True)

@@ -27,23 +27,23 @@ _SKIPPED: Final = "skipped by the operator: walgate skip"
 
 
 class EventVersion(RelationVersion):
-    """A version of a relation whose changes become change events in `outlet`."""
+    """A version of a relation whose changes become change events in `sink`."""
 
-    __slots__ = ("outlet",)
+    __slots__ = ("sink",)
 
     def __init__(
         self,
         name: str,
         schema_id: int,
         encoder: RowEncoder,
-        outlet: RecordSink,
+        sink: RecordSink,
         changes: RelationChangeTracker | None = None,
     ) -> None:
         super().__init__(name, schema_id, encoder, changes)
-        self.outlet = outlet
+        self.sink = sink
 
     def tracked(self, changes: RelationChangeTracker) -> RelationVersion:
-        return EventVersion(self.name, self.schema_id, self.encoder, self.outlet, changes)
+        return EventVersion(self.name, self.schema_id, self.encoder, self.sink, changes)
 
     def row(self, transaction: Transaction, kind: int, data: bytes, row: int, end: int, change_lsn: int) -> None:
         encoder, ordinal, manifest = self.encoder, transaction.ordinal, transaction.manifest
@@ -54,10 +54,10 @@ class EventVersion(RelationVersion):
         elif kind == UPDATE:
             key, value, moved = encoder.update(data, row, end, transaction.context, change_lsn, ordinal)
             if moved is not None:
-                self.outlet.append(moved[0], moved[1], manifest)
+                self.sink.append(moved[0], moved[1], manifest)
         else:
             key, value = encoder.delete(data, row, end, transaction.context, change_lsn, ordinal)
-        self.outlet.append(key, value, manifest)
+        self.sink.append(key, value, manifest)
         changes = self.changes
         if changes is not None:
             changes.hold_key(key)
@@ -73,7 +73,7 @@ class EventVersion(RelationVersion):
         return self.encoder.failing(part)
 
     def too_large(self, what: str, size: int) -> StopForOperator:
-        return self.outlet.too_large(what, size)
+        return self.sink.too_large(what, size)
 
 
 class EventWriter(RecordWriter):
@@ -127,10 +127,10 @@ class EventWriter(RecordWriter):
         for version in versions:
             assert isinstance(version, EventVersion)
             value = version.encoder.truncate(transaction.context, change_lsn, transaction.ordinal)
-            version.outlet.append_everywhere(value, transaction.manifest)
+            version.sink.append_everywhere(value, transaction.manifest)
             transaction.ordinal += 1
 
-    def read(
+    def write_read_rows(
         self,
         transaction: Transaction,
         version: RelationVersion,
@@ -141,7 +141,7 @@ class EventWriter(RecordWriter):
         context, manifest, ordinal = transaction.context, transaction.manifest, transaction.ordinal
         head = version.encoder.read_head + context.identity + encode_long(change_lsn)
         commit = context.commit
-        append = version.outlet.append
+        append = version.sink.append
         for key, tail in rows:
             append(key, b"".join((head, encode_long(ordinal), commit, tail)), manifest)
             ordinal += 1
@@ -158,7 +158,7 @@ class EventWriter(RecordWriter):
         value = topic.encode(
             context, change_lsn, ordinal, message.transactional, message.message_lsn, message.prefix, message.content
         )
-        if not topic.outlet.offer(value, manifest):
+        if not topic.sink.offer(value, manifest):
             return len(value)
         if transaction is not None:
             if topic.schema_id not in transaction.manifest.schema_ids:

@@ -75,7 +75,7 @@ class LogicalMessages(OrdinaryTransactions):
         transactions, return None, and let replication start again after it."""
         if not message.transactional:
             self._demand_no_transaction("a message outside transactions")
-            self._resume_behind(message.message_lsn)
+            self._resume_after(message.message_lsn)
             return None
         transaction = self._demand_transaction("Message")
         if message.xid is not None and message.xid != transaction.context_subxid:
@@ -98,7 +98,7 @@ class LogicalMessages(OrdinaryTransactions):
 
     def drained(self, data: bytes, position: int, end: int, message_bytes: int) -> None:
         """Process the first bytes of a message that is far too large for Kafka; `message_bytes` is
-        its whole size. A logical message is left out. For a row, raises the error of its outlet."""
+        its whole size. A logical message is left out. For a row, raises the error of its sink."""
         if data[position] in ROW_MESSAGES:
             oid_at = position + (5 if self.in_stream else 1)
             relation_oid: int = read_i32_be(data, oid_at)

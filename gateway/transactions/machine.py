@@ -270,7 +270,7 @@ class TransactionMachine(LogicalMessages):
         prepared = self.prepared.pop((message.gid, message.xid), None)
         if self._watch is not None:
             self._watch.aborted(message.xid)
-        self._resume_behind(message.rollback_end_lsn)
+        self._resume_after(message.rollback_end_lsn)
         if prepared is not None:
             self._end_prepared(
                 prepared, "ROLLBACK_PREPARED", message.prepare_end_lsn, message.rollback_end_lsn, message.rollback_time
@@ -278,4 +278,4 @@ class TransactionMachine(LogicalMessages):
 
     def _end_prepared(self, prepared: Prepared, kind: str, marker_lsn: int, end_lsn: int, time: int) -> None:
         self._writer.end_prepared(prepared, kind, marker_lsn, end_lsn, time)
-        self._resume_behind(end_lsn)
+        self._resume_after(end_lsn)

@@ -54,11 +54,11 @@ class OrdinaryTransactions:
         self.undelivered_count = 0
         self.heartbeat_time = 0
         self.arrived: object | None = None
-        """The object to be handed over where the current transaction commits: a chunk or a mark of a
-        snapshot, or a command."""
+        """The object to be handed over where the current transaction commits: a chunk or a mark of
+        a snapshot, or a command."""
         self.on_left_out: Callable[[int], bool] | None = None
-        """Called with a relation's oid when an UPDATE of it was written without a value that was not
-        sent; returns whether changes of the relation are tracked from that one on."""
+        """Called with a relation's oid when an UPDATE of it was written without a value that was
+        not sent; returns whether changes of the relation are tracked from that one on."""
         self._writer = writer
         writer.on_left_out = self.left_out
         self._relations = RelationsInForce(quarantined)
@@ -186,13 +186,15 @@ class OrdinaryTransactions:
         self._watch = watch
         self._relations.set_observer(watch)
 
-    def read(self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int) -> None:
+    def publish_read_rows(
+        self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int
+    ) -> None:
         """Publish rows of a chunk (CopyDecoder.rows) as changes of the transaction that commits
         now."""
         transaction = self._demand_transaction("rows of a snapshot")
         self._begin_records(transaction)
         self._writer.relation(transaction, version)
-        self._writer.read(transaction, version, rows, change_lsn)
+        self._writer.write_read_rows(transaction, version, rows, change_lsn)
 
     def add_pending_marker(self, marker: Marker) -> None:
         """Owe a marker that no message causes."""
@@ -320,7 +322,7 @@ class OrdinaryTransactions:
             self._note_undelivered(time, transaction.is_heartbeat or has_records)
             if transaction.is_heartbeat:
                 self.heartbeat_time = time
-        self._resume_behind(end_lsn)
+        self._resume_after(end_lsn)
 
     def _note_undelivered(self, commit_time: int, counts: bool) -> None:
         self.last_commit_time = commit_time
@@ -329,7 +331,7 @@ class OrdinaryTransactions:
             if self.undelivered_since == 0:
                 self.undelivered_since = commit_time
 
-    def _resume_behind(self, lsn: int) -> None:
+    def _resume_after(self, lsn: int) -> None:
         if lsn > self.resume_lsn:
             self.resume_lsn = lsn
 

@@ -50,7 +50,8 @@ class RelationVersion(ABC):
 
     @property
     def reads_tuples(self) -> bool:
-        """Return whether RecordWriter.read takes the tuples of rows, not their READ events."""
+        """Return whether RecordWriter.write_read_rows takes the tuples of rows, not their READ
+        events."""
         return False
 
     @abstractmethod
@@ -116,7 +117,7 @@ class RecordWriter(ABC):
         that are not left out."""
 
     @abstractmethod
-    def read(
+    def write_read_rows(
         self,
         transaction: Transaction,
         version: RelationVersion,

@@ -141,7 +141,7 @@ class MessageTopic:
     topic: str
     schema_id: int
     encode: MessageEncoder
-    outlet: MessageSink
+    sink: MessageSink
 
 
 def is_published(prefix: str, prefixes: Collection[str]) -> bool:

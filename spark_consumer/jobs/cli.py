@@ -372,7 +372,7 @@ def _keep_up(job: Job, run: Run) -> None:
     last = None if job.reached is None else job.reached(spark)
     before = last_offset(spark, job.checkpoint)
     if last is not None:
-        run.begins_behind(last.commit_lsn, last.commit_time)
+        run.begins_after(last.commit_lsn, last.commit_time)
         for name, value in (
             ("merged_lsn", last.merged_lsn),
             ("stale_tables", last.stale),
@@ -386,7 +386,7 @@ def _keep_up(job: Job, run: Run) -> None:
             given = {**given, "startingPosition": f"lsn:{last.commit_lsn}"}
             run.options = parse_options(given, streaming=True)
     elif before is not None:
-        run.begins_behind(before["commit_lsn"])
+        run.begins_after(before["commit_lsn"])
     with suppress(ConsumerError):  # only metrics are missing; an error that persists ends the query itself
         taken = None if last is None else resolve(Position("lsn", last.commit_lsn), run.log)
         positions = [taken, None if before is None else before["position"]]

@@ -95,7 +95,7 @@ class Run:
     def say(self, facts: dict[str, Any], line: str) -> None:
         say(self._progress, facts, line)
 
-    def begins_behind(self, commit_lsn: int, commit_time: datetime | None = None) -> None:
+    def begins_after(self, commit_lsn: int, commit_time: datetime | None = None) -> None:
         """Record that everything up to this commit LSN was written before this run."""
         self._commit_lsn = commit_lsn
         self.status.set("commit_lsn", commit_lsn)

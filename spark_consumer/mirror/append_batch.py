@@ -131,7 +131,7 @@ class AppendingMirror:
         session = cloned(spark)  # of its own, since `once` changes settings for all writes of a session
         tune(session, TABLES.session_defaults(compacts=True))
         writer_epoch.check_form(session, self.path)
-        last = manifest.picture(session, self.path)
+        last = manifest.recorded_version(session, self.path)
         merger = self._merges.merger
         merger.check_scope(session, last)
         changes.create(session, self.path)
@@ -157,11 +157,11 @@ class AppendingMirror:
         if self._appended > before_lsn and self._merges.are_here:
             self._merges.thread.want(at_once=True)
 
-    def _waiting_tables(self, spark: SparkSession, behind_lsn: int) -> set[str]:
-        """Return the names of the tables that have changes after `behind_lsn`."""
-        if self._appended <= behind_lsn:
+    def _waiting_tables(self, spark: SparkSession, after_lsn: int) -> set[str]:
+        """Return the names of the tables that have changes after `after_lsn`."""
+        if self._appended <= after_lsn:
             return set()
-        rows, _ = changes.waiting(spark, self.path, behind_lsn, self._appended)
+        rows, _ = changes.waiting(spark, self.path, after_lsn, self._appended)
         return set() if rows is None else changes.table_names(rows)
 
     @property
@@ -173,9 +173,9 @@ class AppendingMirror:
         """Return the rows that the mirror does not have. A new checkpoint may start at an earlier
         offset, so rows up to `taken_lsn` are dropped, except those of tables that are new to the
         mirror: `_append` raises an error for these."""
-        is_sign = f.col("op").isin(list(KINDS))
-        known = f.col("table").isin(list(self._known)) | is_sign
-        raw = raw.where(f.col("table").isNotNull() | is_sign)
+        is_mark = f.col("op").isin(list(KINDS))
+        known = f.col("table").isin(list(self._known)) | is_mark
+        raw = raw.where(f.col("table").isNotNull() | is_mark)
         return raw.where(~known | (f.col("commit_lsn") > self.taken_lsn))
 
     def _append(self, rows: DataFrame, found: AppendedBatch, batch: int, began: float) -> None:
@@ -200,7 +200,7 @@ class AppendingMirror:
 
     def _report_batch(self, found: AppendedBatch, batch: int, seconds: float) -> None:
         last = self._merges.last
-        standing = None if last is None else TableStates.of(last.standing)
+        states = None if last is None else TableStates.of(last.standing)
         self.report(
             BatchReport(
                 batch,
@@ -210,8 +210,8 @@ class AppendingMirror:
                 dict(found.tables),
                 seconds,
                 commit_time=found.commit_time,
-                stale=0 if standing is None or last is None else len(standing.stale(last.complete)),
-                filling=0 if standing is None else len(standing.filling),
+                stale=0 if states is None or last is None else len(states.stale(last.complete)),
+                filling=0 if states is None else len(states.filling),
             )
         )
 

@@ -36,12 +36,12 @@ class AppendedBatch:
 
 def summary_of(rows: DataFrame) -> AppendedBatch | None:
     """Return the summary of the rows of a batch (changes.COLUMNS), or None if there are none."""
-    is_sign = f.col("op").isin(list(KINDS))
+    is_mark = f.col("op").isin(list(KINDS))
     counted = (
         rows.groupBy("table", "schema_id", "commit_lsn")
         .agg(
             f.count("*").alias("rows"),
-            f.count_if(~is_sign).alias("changes"),
+            f.count_if(~is_mark).alias("changes"),
             f.count_if(f.col("op") == SNAPSHOT_END).alias("ends"),
             f.sum(f.length("value")).alias("value_bytes"),
             f.max("commit_time").alias("commit_time"),

@@ -95,10 +95,10 @@ def total(sizes: Sequence[BatchSize]) -> BatchSize:
 def batch_size(raw: DataFrame) -> BatchSize:
     """Return the size of a batch (columns of frames.RAW, with or without the rows of table
     marks)."""
-    is_sign = f.col("op").isin(list(KINDS))
+    is_mark = f.col("op").isin(list(KINDS))
     found = raw.agg(
-        f.count_if(~is_sign).alias("changes"),
-        f.count_if(is_sign).alias("signs"),
+        f.count_if(~is_mark).alias("changes"),
+        f.count_if(is_mark).alias("signs"),
         f.sum(f.length("value")).alias("value_bytes"),
         f.min("commit_lsn").alias("first_lsn"),
         f.max("commit_lsn").alias("last_lsn"),
@@ -114,7 +114,7 @@ def marks_in(raw: DataFrame) -> list[Mark]:
     return marks_of(raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow().to_pylist())
 
 
-def without_signs(raw: DataFrame) -> DataFrame:
+def without_marks(raw: DataFrame) -> DataFrame:
     return raw.where(~f.col("op").isin(list(KINDS)))
 
 

@@ -81,10 +81,8 @@ def pinned(spark: SparkSession, path: str) -> DataFrame | None:
     return TABLES.at_version(spark, location, TABLES.version(spark, location))
 
 
-def waiting(
-    spark: SparkSession, path: str, behind_lsn: int, last_lsn: int
-) -> tuple[DataFrame | None, BatchSize | None]:
-    """Return what was appended after `behind_lsn` and up to `last_lsn`, which is not after
+def waiting(spark: SparkSession, path: str, after_lsn: int, last_lsn: int) -> tuple[DataFrame | None, BatchSize | None]:
+    """Return what was appended after `after_lsn` and up to `last_lsn`, which is not after
     `appended_lsn`, and its size.
 
     It is read from the files that the last commits name, if these commits are still kept: to read a
@@ -92,25 +90,25 @@ def waiting(
     if this mirror has no `changes`, the size is None if it is not known.
     """
     location = changes_path(path)
-    newest = _commits_behind(spark, location, behind_lsn) if TABLES.exists(spark, location) else None
+    newest = _commits_after(spark, location, after_lsn) if TABLES.exists(spark, location) else None
     files = _files(newest or [])
     if newest is None or not files:
         rows, size = pinned(spark, path), None
     else:
-        size = _noted_size(newest, behind_lsn, last_lsn)
+        size = _noted_size(newest, after_lsn, last_lsn)
         with settings(spark, {_LISTS_BY_A_JOB: str(len(files) + 1)}):
             rows = spark.read.schema(from_arrow_schema(_SCHEMA)).parquet(*files)
-    return (None if rows is None else between(rows, behind_lsn, last_lsn)), size
+    return (None if rows is None else between(rows, after_lsn, last_lsn)), size
 
 
-def _commits_behind(spark: SparkSession, location: str, behind_lsn: int) -> list[Commit] | None:
-    """Return the commits that contain every change after `behind_lsn`, newest first. Return None if
+def _commits_after(spark: SparkSession, location: str, after_lsn: int) -> list[Commit] | None:
+    """Return the commits that contain every change after `after_lsn`, newest first. Return None if
     they are not kept or too many, and the table has to be read as a whole."""
     if _GLOB.search(location):
         return None
     newest: list[Commit] = []
     for number, commit in TABLES.commits(spark, location):
-        if commit.numbers.get(APPLICATION, behind_lsn + 1) <= behind_lsn:
+        if commit.numbers.get(APPLICATION, after_lsn + 1) <= after_lsn:
             break
         newest.append(commit)
         if number == 0:
@@ -132,8 +130,8 @@ def _files(newest: list[Commit]) -> list[str]:
     return list(names)
 
 
-def _noted_size(newest: list[Commit], behind_lsn: int, last_lsn: int) -> BatchSize | None:
-    """Return the size of what these commits, newest first, have appended after `behind_lsn` and up
+def _noted_size(newest: list[Commit], after_lsn: int, last_lsn: int) -> BatchSize | None:
+    """Return the size of what these commits, newest first, have appended after `after_lsn` and up
     to `last_lsn`. Return None if it was not noted, or if a merge ended in the middle of a
     commit."""
     sizes = []
@@ -144,11 +142,11 @@ def _noted_size(newest: list[Commit], behind_lsn: int, last_lsn: int) -> BatchSi
             return None
         sizes.append(BatchSize(**json.loads(commit.note.removeprefix(_SIZE))))
     size = total(sizes) if sizes else None
-    return size if size is not None and size.first_lsn > behind_lsn else None
+    return size if size is not None and size.first_lsn > after_lsn else None
 
 
-def between(rows: DataFrame, behind_lsn: int, last_lsn: int) -> DataFrame:
-    return rows.where((f.col("commit_lsn") > behind_lsn) & (f.col("commit_lsn") <= last_lsn))
+def between(rows: DataFrame, after_lsn: int, last_lsn: int) -> DataFrame:
+    return rows.where((f.col("commit_lsn") > after_lsn) & (f.col("commit_lsn") <= last_lsn))
 
 
 def last_before(rows: DataFrame, time: datetime | None) -> int:
@@ -164,11 +162,11 @@ def table_names(rows: DataFrame) -> set[str]:
     return {row["table"] for row in named}
 
 
-def last_time(spark: SparkSession, path: str, behind_lsn: int) -> datetime | None:
-    """Return the time of the last commit after `behind_lsn`, or None if there is none or it is not
+def last_time(spark: SparkSession, path: str, after_lsn: int) -> datetime | None:
+    """Return the time of the last commit after `after_lsn`, or None if there is none or it is not
     known."""
     rows = pinned(spark, path)
-    found = None if rows is None else rows.where(f.col("commit_lsn") > behind_lsn).agg(f.max("commit_time")).head()
+    found = None if rows is None else rows.where(f.col("commit_lsn") > after_lsn).agg(f.max("commit_time")).head()
     return None if found is None else found[0]
 
 

@@ -104,16 +104,16 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
             hint="Wait until walgate mirror has caught up: it then merges the tables and reports this. To merge them now, run "
             "walgate merge.",
         )
-    picture = max(manifest, key=lambda row: row["commit_lsn"])
-    filling = TableStates.of(picture.get("standing")).filling
-    versions = {name: version for name, version in dict(picture["tables"]).items() if name not in filling}
+    newest = max(manifest, key=lambda row: row["commit_lsn"])
+    filling = TableStates.of(newest.get("standing")).filling
+    versions = {name: version for name, version in dict(newest["tables"]).items() if name not in filling}
     missing = [name for name in names if name not in versions]
     if missing:
         still = " yet: its snapshot is not complete" if missing[0] in filling else ""
         raise MirrorError(f"the mirror has no table {missing[0]}{still}", hint=f"It has {', '.join(sorted(versions))}.")
     return [
         DumpedTable(
-            name, picture["commit_lsn"], open_table(Path(table_path(str(path), TableName.parse(name))), versions[name])
+            name, newest["commit_lsn"], open_table(Path(table_path(str(path), TableName.parse(name))), versions[name])
         )
         for name in (names or sorted(versions))
     ]

@@ -110,7 +110,7 @@ def compact(spark: SparkSession, path: str) -> None:
 def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
     retention_s = retention.total_seconds()
     if retention_s < _FOREVER_S:
-        last = manifest.picture(spark, path)
+        last = manifest.recorded_version(spark, path)
         for name in () if last is None else last.tables:
             TABLES.keep_replaced_files(spark, table_path(path, TableName.parse(name)), retention_s)
     if not TABLES.has_old_entries(spark, manifest_path(path)):  # few merges since the last removal

@@ -83,18 +83,18 @@ def nothing(spark: SparkSession) -> DataFrame:
     return to_frame(spark, _SCHEMA.empty_table())
 
 
-def record(spark: SparkSession, path: str, picture: RecordedVersion, expected: Mapping[str, int] = NOTHING) -> None:
+def record(spark: SparkSession, path: str, version: RecordedVersion, expected: Mapping[str, int] = NOTHING) -> None:
     """Append a version of the mirror, once for its commit LSN. `expected`: as for
     TableFormat.write_once."""
-    maps = {name: list(getattr(picture, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
-    row = {**asdict(picture), **maps, "merged_at": datetime.now(UTC)}
+    maps = {name: list(getattr(version, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
+    row = {**asdict(version), **maps, "merged_at": datetime.now(UTC)}
     frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
     write = partial(
         TABLES.write_once,
         frame,
         manifest_path(path),
         "append",
-        picture.commit_lsn,
+        version.commit_lsn,
         merge_schema=True,
         expected=expected,
     )
@@ -115,7 +115,7 @@ def noted_options(spark: SparkSession, path: str) -> dict[str, Any]:
     return {} if text is None else dict(json.loads(text))
 
 
-def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> RecordedVersion | None:
+def recorded_version(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> RecordedVersion | None:
     """Return the newest version that is not after `at`: "latest", a commit LSN (text or number) or
     a commit time. Return None if there is no manifest or, for "latest", no version.
 
@@ -136,8 +136,8 @@ def picture(spark: SparkSession, path: str, at: str | int | datetime = "latest")
 
 
 def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:
-    """Return the newest version that is not after `at` (see `picture`), or None if there is none.
-    The mirror must have a manifest."""
+    """Return the newest version that is not after `at` (see `recorded_version`), or None if there
+    is none. The mirror must have a manifest."""
     chosen = TABLES.rows(spark, manifest_path(path))
     if isinstance(at, datetime):
         chosen = chosen.where(f.col("commit_time") <= f.lit(at))

@@ -84,7 +84,7 @@ class Mirror:
     last: manifest.RecordedVersion | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
     upkeep: Maintenance = field(init=False)
-    _standing: TableStates = field(default_factory=TableStates, init=False)
+    _states: TableStates = field(default_factory=TableStates, init=False)
     _shapes: TableSchemas = field(init=False)
     _preparation: TablePreparation = field(init=False)
     _epoch: int = field(default=0, init=False)
@@ -108,13 +108,13 @@ class Mirror:
     def _report_notes(self, notes: Sequence[str], batch: int = 0) -> None:
         """Report notes outside the report of a merge."""
         if notes and self.last is not None:
-            standing, stale = self._standing, len(self._standing.stale(self.last.complete))
+            states, stale = self._states, len(self._states.stale(self.last.complete))
             self.report(
                 BatchReport(
                     *(batch, self.last.commit_lsn, 0, 0, {}, 0.0),
                     notes=tuple(notes),
                     stale=stale,
-                    filling=len(standing.filling),
+                    filling=len(states.filling),
                     is_merge=True,
                 )
             )
@@ -122,14 +122,14 @@ class Mirror:
     def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
         """Merge what was appended to `changes` since the last merge, up to `last_lsn` (None:
         everything). Raise MirrorError."""
-        behind_lsn = self.merged_lsn
+        after_lsn = self.merged_lsn
         if last_lsn is None:
             last_lsn = changes.appended_lsn(spark, self.path)
-        rows, size = changes.waiting(spark, self.path, behind_lsn, last_lsn) if last_lsn > behind_lsn else (None, None)
+        rows, size = changes.waiting(spark, self.path, after_lsn, last_lsn) if last_lsn > after_lsn else (None, None)
         if rows is None:
             return
         writer_epoch.check(spark, self.path, self._epoch)  # before anything is read
-        is_earlier = behind_lsn < self.opened_lsn  # appended by a run that may have had tables that this one leaves out
+        is_earlier = after_lsn < self.opened_lsn  # appended by a run that may have had tables that this one leaves out
         out = self._left_out(rows) if is_earlier and (self.tables or self.exclude) else []
         try:
             if out:
@@ -185,7 +185,7 @@ class Mirror:
             self._count.total = size.changes
             began = time.monotonic()
             with persisted(rows) if size.signs else nullcontext():
-                for piece in slices(rows, batch, size, self._shapes, lambda: (self._standing, self.last, self.path)):
+                for piece in slices(rows, batch, size, self._shapes, lambda: (self._states, self.last, self.path)):
                     self._take_in(spark, piece, began)
                     began = time.monotonic()
 
@@ -195,15 +195,13 @@ class Mirror:
             self.catalog.check(spark)
         tune(spark, TABLES.session_defaults(compacts=True))
         writer_epoch.check_form(spark, self.path)
-        self.check_scope(spark, manifest.picture(spark, self.path))
+        self.check_scope(spark, manifest.recorded_version(spark, self.path))
         self._epoch = writer_epoch.claim(spark, self.path, manifest.nothing(spark))
         # From here on, no other writer records a version.
-        last = manifest.picture(spark, self.path)
+        last = manifest.recorded_version(spark, self.path)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
-        self._standing = TableStates.of(None if last is None else last.standing)
-        snapshot_keys.remove_ended(
-            spark, self.path, {name: each.begin_lsn for name, each in self._standing.open.items()}
-        )
+        self._states = TableStates.of(None if last is None else last.standing)
+        snapshot_keys.remove_ended(spark, self.path, {name: each.begin_lsn for name, each in self._states.open.items()})
         self.opened_lsn = changes.appended_lsn(spark, self.path)
         self.schemas.update(changes.kept_schemas(spark, self.path))  # schemas of all changes appended so far
         self._register(spark)
@@ -234,11 +232,11 @@ class Mirror:
         writer_epoch.check(spark, self.path, self._epoch)
         content = piece.content
         known = {} if self.last is None else self.last.tables
-        standing, ended = advance(self._standing, piece.marks, content.first_lsns(known))
-        over = unfinished(self._standing, piece.marks)
-        for snapshots in (standing.open, ended):
+        states, ended = advance(self._states, piece.marks, content.first_lsns(known))
+        over = unfinished(self._states, piece.marks)
+        for snapshots in (states.open, ended):
             table_snapshots.note_key(self._shapes, piece, snapshots)
-        table_snapshots.note_keys(spark, self.path, self._shapes, piece, {**standing.open, **ended})
+        table_snapshots.note_keys(spark, self.path, self._shapes, piece, {**states.open, **ended})
         if content.parts:
             self._write_tables(spark, piece.changes, piece.records, content)
         differences = table_snapshots.compare(spark, self.path, self._shapes, piece, ended, self.last)
@@ -251,7 +249,7 @@ class Mirror:
         ]
         writer_epoch.check(spark, self.path, self._epoch)
         table_snapshots.conclude(spark, self.path, piece, ended)
-        self._record(spark, piece, standing, ended)
+        self._record(spark, piece, states, ended)
         self._register(spark)
         for name, window in ended.items():
             remove_folder(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
@@ -271,8 +269,8 @@ class Mirror:
             tuple(notes),
             differences,
             content.commit_time,
-            len(standing.stale(self.last.complete)) if self.last is not None else 0,
-            len(standing.filling),
+            len(states.stale(self.last.complete)) if self.last is not None else 0,
+            len(states.filling),
             is_merge=True,
         )
         self.report(report)
@@ -322,7 +320,7 @@ class Mirror:
         TABLES.despite_conflicts(partial(write, spark, work, own, commit_lsn))
         self._count.done += work.part.changes
 
-    def _record(self, spark: SparkSession, piece: BatchSlice, standing: TableStates, ended: Iterable[str]) -> None:
+    def _record(self, spark: SparkSession, piece: BatchSlice, states: TableStates, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
         keys = {} if self.last is None else dict(self.last.keys)
         oids = {} if self.last is None else dict(self.last.oids)
@@ -334,20 +332,20 @@ class Mirror:
             self._preparation.note_applied(part.table, content.commit_lsn)
             written.add(name)
             if oids.get(name, shape.oid) != shape.oid:
-                standing.former.setdefault(name, []).append(oids[name])
+                states.former.setdefault(name, []).append(oids[name])
             keys[name], oids[name], schema_ids[name] = shape.key, shape.oid, part.newest
         for name in written:
             location = table_path(self.path, TableName.parse(name))
-            if name in standing.frozen and name not in versions:
-                standing.filling.add(name)
-            if (name not in standing.frozen or name not in versions) and TABLES.exists(spark, location):
+            if name in states.frozen and name not in versions:
+                states.filling.add(name)
+            if (name not in states.frozen or name not in versions) and TABLES.exists(spark, location):
                 before, versions[name] = versions.get(name, 0), TABLES.version(spark, location)
                 if compacts:
                     self.upkeep.note_version(location, before, versions[name])
                 self._preparation.note_version(TableName.parse(name), versions[name])
         wanted = [str(table) for table in self.tables]
-        standing.excludes = list(self.exclude)
-        picture = manifest.RecordedVersion(
+        states.excludes = list(self.exclude)
+        version = manifest.RecordedVersion(
             piece.batch,
             content.commit_lsn,
             content.commit_time,
@@ -356,10 +354,10 @@ class Mirror:
             wanted,
             oids,
             schema_ids,
-            standing.text(),
+            states.text(),
         )
-        manifest.record(spark, self.path, picture, writer_epoch.held(self._epoch))
-        self.last, self._standing = picture, standing
+        manifest.record(spark, self.path, version, writer_epoch.held(self._epoch))
+        self.last, self._states = version, states
 
     def _register(self, spark: SparkSession) -> None:
         if self.catalog is not None and self.last is not None:

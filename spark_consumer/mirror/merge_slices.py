@@ -28,7 +28,7 @@ from spark_consumer.mirror.batch_contents import (
     marks_in,
     own_records,
     summarize,
-    without_signs,
+    without_marks,
 )
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.manifest import RecordedVersion
@@ -38,7 +38,8 @@ from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.tables import TableName
 
 Merged = tuple[TableStates, RecordedVersion | None, str]
-"""What was merged before a slice: states of the tables, last version; and the path of the mirror."""
+"""What was merged before a slice: states of the tables, last version; and the path of the
+mirror."""
 
 
 @contextmanager
@@ -71,11 +72,11 @@ def _slice_or_cut(
 ) -> BatchSlice | int | None:
     """Return all of `raw` as a slice, or the commit LSN at which it has to be cut first, or None if
     it is empty."""
-    standing = merged[0]
+    states = merged[0]
     marks = marks_in(raw) if size.signs else []
-    told = without_signs(raw) if marks else raw
+    told = without_marks(raw) if marks else raw
     chunks = verified_chunks(marks)
-    cut = _cut_by_marks(standing, marks, chunks, told, size)
+    cut = _cut_by_marks(states, marks, chunks, told, size)
     if cut is not None:
         return cut
     verified = None
@@ -97,11 +98,11 @@ def _slice_or_cut(
 
 
 def _cut_by_marks(
-    standing: TableStates, marks: list[Mark], chunks: list[Mark], told: DataFrame, size: BatchSize
+    states: TableStates, marks: list[Mark], chunks: list[Mark], told: DataFrame, size: BatchSize
 ) -> int | None:
     """Return the commit LSN at which table marks require a cut. `told`: the rows without them;
     `chunks`: those that a VERIFY has read."""
-    cuts = [first_cut(standing, marks, size.first_lsn, size.last_lsn)]
+    cuts = [first_cut(states, marks, size.first_lsn, size.last_lsn)]
     if chunks:
         cuts.append(first_later_change(told, chunks))
     return min((cut for cut in cuts if cut is not None), default=None)

@@ -34,7 +34,7 @@ def merge_once(
     Return the commit LSN that the tables have reached, or None if nothing was ever appended. Raise
     MirrorError.
     """
-    last = manifest.picture(spark, path)
+    last = manifest.recorded_version(spark, path)
     if last is None and not TABLES.exists(spark, changes_path(path)):
         raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
     noted = manifest.noted_options(spark, path)

@@ -226,11 +226,11 @@ class TableStates:
 
 
 def advance(
-    standing: TableStates, marks: Sequence[Mark], first_lsns: Mapping[str, int] = _NOTHING
+    states: TableStates, marks: Sequence[Mark], first_lsns: Mapping[str, int] = _NOTHING
 ) -> tuple[TableStates, dict[str, Window]]:
     """Return the states after these marks, and the snapshots of tables that ended among them.
     `first_lsns`: commit LSN of the first rows of each table that is new."""
-    made, ended = standing.copy(), {}
+    made, ended = states.copy(), {}
     new = sorted(first_lsns.items(), key=itemgetter(1), reverse=True)
     for mark in marks:
         while new and new[-1][1] <= mark.commit_lsn:
@@ -243,10 +243,10 @@ def advance(
     return made, ended
 
 
-def unfinished(standing: TableStates, marks: Sequence[Mark]) -> dict[str, Window]:
+def unfinished(states: TableStates, marks: Sequence[Mark]) -> dict[str, Window]:
     """Return the snapshots of tables that are over without an end of their own, since the snapshot
     as a whole ended or was replaced by another one among these marks."""
-    made, over = standing.copy(), dict[str, Window]()
+    made, over = states.copy(), dict[str, Window]()
     for mark in marks:
         if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
             snapshot_id = mark.facts["snapshot_id"]
@@ -261,13 +261,13 @@ def verified_chunks(marks: Iterable[Mark]) -> list[Mark]:
     return [mark for mark in marks if mark.kind == "SNAPSHOT_CHUNK" and mark.facts["purpose"] == VERIFY]
 
 
-def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None:
+def first_unreadable(states: TableStates, marks: Sequence[Mark]) -> int | None:
     """Return the commit LSN from which on tables can be built only by a merge; None: there is none.
 
     At that LSN a snapshot ends that replaces rows, whose keys are not kept with the changes; or the
     new copy of a table in quarantine, whose rows are in no version until then.
     """
-    made = standing.copy()
+    made = states.copy()
     for mark in marks:
         ends = mark.kind == "SNAPSHOT_END" and mark.table is not None and mark.facts["purpose"] != VERIFY
         if ends and (mark.facts["purpose"] == REPLACE or mark.table in made.frozen):
@@ -276,7 +276,7 @@ def first_unreadable(standing: TableStates, marks: Sequence[Mark]) -> int | None
     return None
 
 
-def first_cut(standing: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
+def first_cut(states: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
     """Return the commit LSN at which a batch with these marks, and commit LSNs from `first_lsn` to
     `last_lsn`, has to be cut, so that what is before it is applied first; None if it need not be
     cut.
@@ -285,7 +285,7 @@ def first_cut(standing: TableStates, marks: Sequence[Mark], first_lsn: int, last
     snapshot of a table begins after one has ended in this batch. VERIFY needs further cuts: see
     verify/comparison.first_later_change.
     """
-    frozen, ended, cuts = set(standing.frozen), set[str | None](), []
+    frozen, ended, cuts = set(states.frozen), set[str | None](), []
     for mark in marks:
         if mark.kind == "EXCLUDED" and mark.table is not None and mark.table not in frozen:
             cuts.append(mark.commit_lsn)

@@ -28,7 +28,7 @@ class Taken:
 def taken_in(spark: SparkSession, path: str) -> Taken | None:
     """Return what a mirror contains, or None if it has no changes. Raise MirrorError."""
     writer_epoch.check_form(spark, path)
-    last = manifest.picture(spark, path) if TABLES.exists(spark, manifest_path(path)) else None
+    last = manifest.recorded_version(spark, path) if TABLES.exists(spark, manifest_path(path)) else None
     appended_lsn = changes.appended_lsn(spark, path)
     merged_lsn = -1 if last is None else last.commit_lsn
     commit_lsn = max(appended_lsn, merged_lsn)
@@ -37,7 +37,7 @@ def taken_in(spark: SparkSession, path: str) -> Taken | None:
     commit_time = None if last is None else last.commit_time
     if appended_lsn > merged_lsn:
         commit_time = changes.last_time(spark, path, merged_lsn) or commit_time
-    standing = TableStates.of(None if last is None else last.standing)
-    stale = 0 if last is None else len(standing.stale(last.complete))
+    states = TableStates.of(None if last is None else last.standing)
+    stale = 0 if last is None else len(states.stale(last.complete))
     time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # a Row has local times
-    return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(standing.filling))
+    return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(states.filling))

@@ -35,7 +35,7 @@ from spark_consumer.mirror.batch_contents import (
     part_of,
     summarize,
     within_reach,
-    without_signs,
+    without_marks,
 )
 from spark_consumer.mirror.columns import change_of_columns, missing_values, texts_of
 from spark_consumer.mirror.fold import replica_identity
@@ -76,22 +76,22 @@ def lay_over(
     each table with changes that returns its rows."""
     size = batch_size(waiting)
     marks = marks_in(waiting) if size.signs else []
-    standing = TableStates.of(base.standing)
-    end = first_unreadable(standing, marks)
+    states = TableStates.of(base.standing)
+    end = first_unreadable(states, marks)
     if end is not None:
         return lay_over(spark, path, base, waiting.where(f.col("commit_lsn") < end))
-    told = _told(waiting, standing, marks)
+    told = _told(waiting, states, marks)
     found = _content(told, size if told is waiting else batch_size(told))
     if found is None and not marks:
         return base, {}
     parts, records = (found[0].parts, found[1]) if found else ([], None)
-    behind, _ = advance(standing, marks, found[0].first_lsns(base.tables) if found else {})
+    states_after, _ = advance(states, marks, found[0].first_lsns(base.tables) if found else {})
     times = [found[0].commit_time if found else None, *(mark.commit_time for mark in marks)]
     made = replace(
         base,
         commit_lsn=size.last_lsn,
         commit_time=max(filter(None, times), default=base.commit_time),
-        standing=behind.text(),
+        standing=states_after.text(),
     )
     schemas = changes.kept_schemas(spark, path)
     frames: dict[str, Callable[[], DataFrame]] = {}
@@ -111,11 +111,11 @@ def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[Table
     return None if content is None else (content, None)
 
 
-def _told(waiting: DataFrame, standing: TableStates, marks: list[Mark]) -> DataFrame:
+def _told(waiting: DataFrame, states: TableStates, marks: list[Mark]) -> DataFrame:
     """Return the changes to be applied: without table marks, rows that a VERIFY only compares, and
     changes of tables in quarantine."""
-    told = without_signs(waiting) if marks else waiting
-    frozen = dict.fromkeys(standing.frozen, -1)
+    told = without_marks(waiting) if marks else waiting
+    frozen = dict.fromkeys(states.frozen, -1)
     for mark in marks:
         if mark.kind == EXCLUDED and mark.table is not None:
             frozen.setdefault(mark.table, mark.commit_lsn)
@@ -179,13 +179,13 @@ def _overlaid(
             part = part_of(piece, known.table)
         else:
             rest = None
-        known = _behind_piece(spark, known, piece, part, shapes, schemas)
+        known = _after_piece(spark, known, piece, part, shapes, schemas)
         part = part if rest is None else part_of(rest, known.table)
     assert known.rows is not None
     return known.rows
 
 
-def _behind_piece(
+def _after_piece(
     spark: SparkSession,
     known: Known,
     own: pa.Table | DataFrame,

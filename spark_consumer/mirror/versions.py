@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, table_selection
-from spark_consumer.mirror.manifest import RecordedVersion, as_lsn, find, noted_options, picture
+from spark_consumer.mirror.manifest import RecordedVersion, as_lsn, find, noted_options, recorded_version
 from spark_consumer.mirror.paths import manifest_path, table_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_states import TableStates
@@ -40,9 +40,9 @@ class MirrorVersion(Mapping[str, DataFrame]):
         self._frames: dict[str, DataFrame] = {}
         self.commit_lsn = source.commit_lsn
         self.commit_time = source.commit_time
-        standing = TableStates.of(source.standing)
-        self.filling = sorted(standing.filling)
-        self.stale = standing.stale(frames)
+        states = TableStates.of(source.standing)
+        self.filling = sorted(states.filling)
+        self.stale = states.stale(frames)
 
     def __getitem__(self, name: str) -> DataFrame:
         if name not in self._makers and name in self.filling:
@@ -92,7 +92,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
             below = {name: partial(_at_version, spark, path, name, made.tables[name]) for name in made.complete}
             above = {name: make for name, make in over.items() if name not in TableStates.of(made.standing).filling}
             return MirrorVersion(made, _of_scope(below | above, noted_options(spark, path)))
-    found = found or picture(spark, path, at)
+    found = found or recorded_version(spark, path, at)
     if found is None:
         raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
     return MirrorVersion(

@@ -37,11 +37,11 @@ class TableMark:
 
 def marks_of(transactions: Iterable[CommittedTransaction], wants: Callable[[TableName], bool]) -> list[TableMark]:
     """Return the marks of the tables that `wants` selects, and those that concern all tables."""
-    found = [sign for transaction in transactions for sign in _signs(transaction)]
-    return [sign for sign in found if sign.table is None or wants(sign.table)]
+    found = [mark for transaction in transactions for mark in _marks(transaction)]
+    return [mark for mark in found if mark.table is None or wants(mark.table)]
 
 
-def _signs(transaction: CommittedTransaction) -> list[TableMark]:
+def _marks(transaction: CommittedTransaction) -> list[TableMark]:
     ordinal = transaction.event_count
     found = []
     snapshot = transaction.snapshot

@@ -34,7 +34,7 @@ from spark_consumer.source.admission import Admission
 from spark_consumer.source.earlier_spark import EarlierStreamReader
 from spark_consumer.source.filters import FilterPushdown, Wanted
 from spark_consumer.source.frames import TableFrame
-from spark_consumer.source.offsets import StreamOffset, behind, check_last, other_topic
+from spark_consumer.source.offsets import StreamOffset, check_last, offset_after, other_topic
 from spark_consumer.source.options import Options, parse_options
 from spark_consumer.source.shapes import ChangeShape, Shape, TransactionShape
 from spark_consumer.source.table_options import noted_options, options_of_table, with_options
@@ -171,7 +171,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         if not admitted:
             return start
-        offset = behind(admitted, commit_lsn)
+        offset = offset_after(admitted, commit_lsn)
         return offset if commit_lsn else {**offset, "began": position}
 
     def _check_topic(self, start: StreamOffset, low: int, end: int) -> None:
@@ -238,7 +238,7 @@ class BatchReader(DataSourceReader):
             check_order(transactions, commit_lsn)
             planner.check_kept(transactions, first_kept)
             tasks += planner.tasks(transactions)
-            commit_lsn = behind(transactions, commit_lsn)["commit_lsn"] if transactions else commit_lsn
+            commit_lsn = offset_after(transactions, commit_lsn)["commit_lsn"] if transactions else commit_lsn
             planner.log.forget_before(reached)
             position = reached
         return tasks

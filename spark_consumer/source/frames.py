@@ -73,24 +73,24 @@ def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=RAW)
 
 
-def marks_batch(signs: Sequence[TableMark], topic: str) -> pa.RecordBatch:
+def marks_batch(marks: Sequence[TableMark], topic: str) -> pa.RecordBatch:
     """Return table marks as rows of the raw form: `op` is their kind, `value` their JSON,
     `schema_id` null, `offset` that of the marker."""
     rows = [
         {
-            "table": None if sign.table is None else str(sign.table),
-            "op": sign.kind,
-            "commit_lsn": sign.commit_lsn,
-            "commit_time": sign.commit_time_us,
-            "xid": sign.xid,
-            "ordinal": sign.ordinal,
-            "change_lsn": sign.commit_lsn,
+            "table": None if mark.table is None else str(mark.table),
+            "op": mark.kind,
+            "commit_lsn": mark.commit_lsn,
+            "commit_time": mark.commit_time_us,
+            "xid": mark.xid,
+            "ordinal": mark.ordinal,
+            "change_lsn": mark.commit_lsn,
             "topic": topic,
             "partition": 0,
-            "offset": sign.marker_offset,
-            "value": json.dumps(sign.facts).encode(),
+            "offset": mark.marker_offset,
+            "value": json.dumps(mark.facts).encode(),
         }
-        for sign in signs
+        for mark in marks
     ]
     return pa.RecordBatch.from_pylist(rows, schema=RAW)
 

@@ -18,7 +18,7 @@ The end offset of a query's first batch also has `began`, the position at which 
 """
 
 
-def behind(transactions: list[CommittedTransaction], commit_lsn: int) -> StreamOffset:
+def offset_after(transactions: list[CommittedTransaction], commit_lsn: int) -> StreamOffset:
     """Return the offset after these transactions. `commit_lsn`: of the last transaction before
     them, which applies if there are only notices."""
     for transaction in transactions:
@@ -31,7 +31,7 @@ def check_last(transactions: list[CommittedTransaction], offset: StreamOffset, c
 
     `commit_lsn`: of the last transaction before them.
     """
-    if not transactions or not behind(transactions, commit_lsn).items() <= offset.items():
+    if not transactions or not offset_after(transactions, commit_lsn).items() <= offset.items():
         found = transactions[-1] if transactions else "no commit"
         raise other_topic(f"marker {offset['position'] - 1} of the marker topic is {found}", offset)
 

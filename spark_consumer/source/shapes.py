@@ -34,11 +34,11 @@ class ReadTask(InputPartition):
         self.schemas = schemas
 
 
-class SignTask(InputPartition):
+class MarkTask(InputPartition):
     """The table marks, which are already known when the read is planned."""
 
-    def __init__(self, signs: list[TableMark]) -> None:
-        self.signs = signs
+    def __init__(self, marks: list[TableMark]) -> None:
+        self.marks = marks
 
 
 class TransactionTask(InputPartition):
@@ -65,14 +65,14 @@ class ChangeShape:
     def tasks(self, transactions: list[CommittedTransaction], schemas: SchemaCache) -> list[InputPartition]:
         options = self._options
         tasks = plan(transactions, self.wants, records_per_task=options.records_per_task)
-        signs = marks_of(transactions, self._wants_table) if options.include_markers else []
+        marks = marks_of(transactions, self._wants_table) if options.include_markers else []
         texts: dict[int, str] = {}
         if tasks and options.table is not None:
             namespace = options.table.record_namespace(options.prefix)
             ids = {schema_id for transaction in transactions for schema_id in transaction.schema_ids}
             texts = {i: json.dumps(schemas[i]) for i in sorted(ids) if schemas[i].get("namespace") == namespace}
         reads: list[InputPartition] = [ReadTask(reads, texts) for reads in tasks]
-        return [*reads, SignTask(signs)] if signs else reads
+        return [*reads, MarkTask(marks)] if marks else reads
 
     def weight(self, transaction: CommittedTransaction) -> int:
         """Return the approximate number of rows that the frame has for a transaction.
@@ -103,8 +103,8 @@ class ChangeShape:
         return (not options.tables or table in options.tables) and not is_one_of(table, options.exclude)
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(task, SignTask):
-            yield marks_batch(task.signs, self._options.marker_topic)
+        if isinstance(task, MarkTask):
+            yield marks_batch(task.marks, self._options.marker_topic)
         if not isinstance(task, ReadTask):  # including Spark's own empty partition, if a batch read has nothing to read
             return
         for chunk in read_chunks(self._options.broker, task.reads):

@@ -84,7 +84,7 @@ class Schemas:
 
 
 @dataclass(slots=True)
-class Outlet:
+class Sink:
     """Keeps what is appended."""
 
     topic: str
@@ -188,8 +188,8 @@ def _writer(
         for each in (MESSAGE_KEY, message_schema(options), TRANSACTION_KEY, TRANSACTION_VALUE)
     ]
     topics = DebeziumTopics(
-        Outlet(f"{PREFIX}.message", records), frames[0], frames[1],
-        Outlet(f"{PREFIX}.transaction", records), frames[2], frames[3],
+        Sink(f"{PREFIX}.message", records), frames[0], frames[1],
+        Sink(f"{PREFIX}.transaction", records), frames[2], frames[3],
     )  # fmt: skip
     return DebeziumWriter(
         epoch=1,
@@ -214,7 +214,7 @@ async def _announce(
     relation = await relations.relation(description)
     topic = debezium_topic(PREFIX, message.namespace, message.name)
     value, key = relations.schemas_of(relation, topic)
-    outlet: Any = Outlet(topic, records)
+    sink: Any = Sink(topic, records)
     key_id = None if key is None else schemas.register(key)
-    version = relations.version(relation, schemas.register(value), key_id, outlet)
+    version = relations.version(relation, schemas.register(value), key_id, sink)
     machine.announce(message.relation_oid, None, version)

@@ -54,7 +54,7 @@ from schemas.lsn import Lsn
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.topic_names import debezium_topic
 from schemas.wire_format import frame
-from tests.debezium.encoded import Outlet, Record, Schemas, without_times
+from tests.debezium.encoded import Record, Schemas, Sink, without_times
 from tests.events.rows import ALL, EVERYDAY, ColumnKind, relation, rows, wire_row
 from tests.pgoutput.writer import write, write_tuple_data
 
@@ -63,7 +63,7 @@ OID: Final = 16400
 TIME: Final = 1_700_000_000_000_000
 
 
-class SmallOutlet(Outlet):
+class SmallSink(Sink):
     """Takes no logical message, and no row that is too large to be held."""
 
     def offer_hashed(self, key: bytes, value: bytes) -> bool:
@@ -81,7 +81,7 @@ class Dialect:
         options: DebeziumOptions | None = None,
         description: RelationDescription | None = None,
         required: tuple[int, ...] = (0,),
-        outlet: type[Outlet] = Outlet,
+        sink: type[Sink] = Sink,
         skip_lsn: int = 0,
         written: tuple[int, int] = (0, 0),
     ) -> None:
@@ -98,9 +98,9 @@ class Dialect:
             frame(self.schemas.register(each))
             for each in (MESSAGE_KEY, message_schema(options), TRANSACTION_KEY, TRANSACTION_VALUE)
         ]
-        self.messages = outlet("d.message", self.records)
+        self.messages = sink("d.message", self.records)
         topics = DebeziumTopics(
-            self.messages, frames[0], frames[1], Outlet("d.transaction", self.records), frames[2], frames[3]
+            self.messages, frames[0], frames[1], Sink("d.transaction", self.records), frames[2], frames[3]
         )
         self.writer = DebeziumWriter(
             epoch=1,
@@ -128,7 +128,7 @@ class Dialect:
         )
         keys = RowEncoder(description, 1, 0 if description.identity_columns else None)
         self.version = DebeziumVersion(
-            "public.shop orders", 1, keys, self.encoder, outlet(TOPIC, self.records), self.writer
+            "public.shop orders", 1, keys, self.encoder, sink(TOPIC, self.records), self.writer
         )
         self.machine.announce(description.oid, None, self.version)
         self.lsn = 100
@@ -496,7 +496,7 @@ def test_a_slot_that_sends_prepared_transactions_is_refused() -> None:
 
 
 def test_a_row_that_is_too_large_to_be_held_names_its_topic() -> None:
-    dialect = Dialect(outlet=SmallOutlet)
+    dialect = Dialect(sink=SmallSink)
     dialect.begin()
     with pytest.raises(StopForOperator, match=rf"{TOPIC} comes in a message of 1000000000 bytes"):
         dialect.machine.drained(b"I" + OID.to_bytes(4, "big") + b"N", 0, 6, 10**9)
@@ -524,7 +524,7 @@ def test_messages_are_written_with_their_transaction_or_without() -> None:
 
 
 def test_a_message_that_is_too_large_is_told_and_left_out() -> None:
-    dialect = Dialect(outlet=SmallOutlet)
+    dialect = Dialect(sink=SmallSink)
     dialect.receive(Message(None, False, Lsn(50), "alone", b"\1"))
     dialect.begin()
     dialect.receive(Message(None, True, Lsn(60), "within", b"\2"))

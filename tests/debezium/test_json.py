@@ -27,7 +27,7 @@ from gateway.local.artifacts import jars
 from schemas.wire_format import FRAME_BYTES
 from tests.debezium.answers import SLOT, Answers
 from tests.debezium.connect import files
-from tests.debezium.encoded import Outlet, Schemas, framed, without_times
+from tests.debezium.encoded import Schemas, Sink, framed, without_times
 from tests.debezium.jvm import jvm
 from tests.debezium.recorded import OPTIONS
 from tests.debezium.scene import PUBLICATION
@@ -188,28 +188,28 @@ def test_control_characters_are_escaped_as_jackson_does_it() -> None:
     assert json.loads(written) == text
 
 
-def test_rows_and_tombstones_go_through_an_outlet_of_json() -> None:
+def test_rows_and_tombstones_go_through_a_sink_of_json() -> None:
     records: list[tuple[str, bytes | None, bytes | None]] = []
     dialect = Dialect()
     version = dialect.version
     of_value, of_key = envelope_schema(dialect.encoder.relation, TOPIC), key_schema(dialect.encoder.relation, TOPIC)
-    version.outlet = JsonSink(Outlet(TOPIC, records), of_key, of_value, with_schema=False)
+    version.sink = JsonSink(Sink(TOPIC, records), of_key, of_value, with_schema=False)
     dialect.begin()
     dialect.row(b"I", new(*row_of(1)))
     dialect.row(b"D", b"K" + new(*row_of(1))[1:])
     assert [key for _, key, _ in records] == [b'{"c0":1}'] * 3
     assert [value and json.loads(value)["op"] for _, _, value in records] == ["c", "d", None]
-    assert version.outlet.offer_hashed(b"\0\0\0\0\1\2", dialect.encoder._frame + dialect_value(dialect))
+    assert version.sink.offer_hashed(b"\0\0\0\0\1\2", dialect.encoder._frame + dialect_value(dialect))
     with pytest.raises(AssertionError, match="large"):
-        version.outlet.too_large("large", 1)
+        version.sink.too_large("large", 1)
 
 
 def dialect_value(dialect: Dialect) -> bytes:
     """Of one more row, without its frame."""
     records: list[tuple[str, bytes | None, bytes | None]] = []
-    dialect.version.outlet, kept = Outlet(TOPIC, records), dialect.version.outlet
+    dialect.version.sink, kept = Sink(TOPIC, records), dialect.version.sink
     dialect.row(b"I", new(*row_of(2)))
-    dialect.version.outlet = kept
+    dialect.version.sink = kept
     value = records[0][2]
     assert value is not None
     return value[FRAME_BYTES:]

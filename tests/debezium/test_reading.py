@@ -90,7 +90,7 @@ def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> No
     version = dialect.machine.in_force(OID)
     assert version is not None
     dialect.begin()
-    dialect.machine.read(version, [(b"key", new(*row_of(1))), (b"key", new(*row_of(2, b"y")))], 77)
+    dialect.machine.publish_read_rows(version, [(b"key", new(*row_of(1))), (b"key", new(*row_of(2, b"y")))], 77)
     dialect.machine.add_pending_marker(Marker("SNAPSHOT_END", 1, 2))
     assert dialect.machine.pending_marker_count == 1
     dialect.commit()
@@ -111,7 +111,7 @@ def test_a_row_that_was_read_and_has_no_plain_value_goes_the_general_way() -> No
     assert version is not None
     dialect.begin()
     row = (*row_of(1)[:3], Text(b"NaN"), None, None, Text(b"y"))
-    dialect.machine.read(version, [(b"key", new(*row))], 77)
+    dialect.machine.publish_read_rows(version, [(b"key", new(*row))], 77)
     (record,) = dialect.read()
     assert record.value is not None and record.value["after"]["c3"] is None
     assert len(dialect.reasons) == 1

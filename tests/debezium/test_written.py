@@ -17,7 +17,7 @@ from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import MessageSelection
 from schemas.lsn import Lsn
 from schemas.wire_format import frame
-from tests.debezium.encoded import Outlet, Schemas
+from tests.debezium.encoded import Schemas, Sink
 from tests.pgoutput.writer import write
 from tests.schemas.relations import column, relation
 
@@ -33,10 +33,10 @@ def written_by(transactions: list[tuple[int, list[Row]]]) -> list[int]:
     connect = connect_relation(relation(column("id", "int4", key=True)), [CatalogColumn("id", True)], ["id"], options)
     value_id = schemas.register(envelope_schema(connect, "d.public.orders"))
     key_id = schemas.register(key_schema(connect, "d.public.orders"))
-    outlet = Outlet("d.public.orders", [])
+    sink = Sink("d.public.orders", [])
     writer = DebeziumWriter(
         epoch=1, last_commit_lsn=900, names=SourceNames("0", "d", "db"),
-        topics=DebeziumTopics(outlet, frame(1), frame(1)), options=options, clock_ns=lambda: 0,
+        topics=DebeziumTopics(sink, frame(1), frame(1)), options=options, clock_ns=lambda: 0,
         written=(XID, WRITTEN_LSN),
     )  # fmt: skip
     machine = TransactionMachine(
@@ -49,7 +49,7 @@ def written_by(transactions: list[tuple[int, list[Row]]]) -> list[int]:
     )
     encoder = DebeziumEncoder(connect, value_id, key_id, options, lambda *reason: None)
     keys = RowEncoder(connect.description, 0, 0)
-    machine.announce(16400, None, DebeziumVersion("public.orders", 0, keys, encoder, outlet, writer))
+    machine.announce(16400, None, DebeziumVersion("public.orders", 0, keys, encoder, sink, writer))
     commit_lsn = 5000
     for xid, rows in transactions:
         commit_lsn += 100
@@ -58,7 +58,7 @@ def written_by(transactions: list[tuple[int, list[Row]]]) -> list[int]:
             data = write(Insert(None, 16400, (Text(str(value).encode()),)))
             machine.change(b"\xff" * 7 + data + b"n\0\0", 7, 7 + len(data), lsn)
         machine.receive(Commit(0, Lsn(commit_lsn), Lsn(commit_lsn + 40), 0), commit_lsn + 40)
-    return [schemas.decode(value)[1]["after"]["id"] for _, _, value in outlet.records]
+    return [schemas.decode(value)[1]["after"]["id"] for _, _, value in sink.records]
 
 
 def numbered(lsns: list[int]) -> list[Row]:

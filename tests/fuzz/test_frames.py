@@ -33,20 +33,20 @@ def fuzz(input_count: int) -> int:
     cuts = random.Random(SEED)
 
     def is_stream(number: int, data: bytes) -> bool:
-        inbox = ReceiveBuffer(lambda kind, body: kind != ord("E"), lambda lsn, reply: None, CAPACITY)
+        receive_buffer = ReceiveBuffer(lambda kind, body: kind != ord("E"), lambda lsn, reply: None, CAPACITY)
         try:
             while data:
-                space = inbox.space()
+                space = receive_buffer.space()
                 count = min(len(space), len(data), cuts.randrange(1, 200))
                 space[:count] = data[:count]
-                buffer_bytes = inbox.complete_bytes + inbox.partial_bytes + len(space)
+                buffer_bytes = receive_buffer.complete_bytes + receive_buffer.partial_bytes + len(space)
                 assert buffer_bytes <= 2 * CAPACITY + 2 * len(data) + 4000, "a length that is believed"
-                inbox.add(count)
+                receive_buffer.add(count)
                 data = data[count:]
-                list(split(inbox.take()))
+                list(split(receive_buffer.take()))
         except FrameError:
             return False
-        return inbox.partial_bytes == 0
+        return receive_buffer.partial_bytes == 0
 
     return campaign(corpus(), is_stream, input_count)
 

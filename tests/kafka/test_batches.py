@@ -32,11 +32,11 @@ def records(batch: Batch) -> list[tuple[bytes | None, bytes]]:
 
 def test_records_keep_their_order_in_the_partition_that_their_key_says() -> None:
     target = writer()
-    outlet = target.outlet("cdc.public.t", 3, "public.t")
+    sink = target.sink("cdc.public.t", 3, "public.t")
     manifest = Manifest(1)
     keys = [b"key %d" % i for i in range(50)]
     for key in keys:
-        outlet.append(key, b"value of " + key, manifest)
+        sink.append(key, b"value of " + key, manifest)
     target.close_all()
     for batch in target.ready:
         assert records(batch) == [(k, b"value of " + k) for k in keys if crc32(k) % 3 == batch.partition]
@@ -46,9 +46,9 @@ def test_records_keep_their_order_in_the_partition_that_their_key_says() -> None
 
 def test_records_without_a_key_stay_in_one_partition() -> None:
     target = writer()
-    outlet = target.outlet("cdc.public.t", 3, "public.t")
+    sink = target.sink("cdc.public.t", 3, "public.t")
     for _ in range(5):
-        outlet.append(None, b"v", Manifest(1))
+        sink.append(None, b"v", Manifest(1))
     target.close_all()
     assert [batch.partition for batch in target.ready] == [0]
 
@@ -56,7 +56,7 @@ def test_records_without_a_key_stay_in_one_partition() -> None:
 def test_a_record_for_all_goes_to_every_partition() -> None:
     target = writer()
     manifest = Manifest(1)
-    target.outlet("cdc.public.t", 3, "public.t").append_everywhere(b"truncate", manifest)
+    target.sink("cdc.public.t", 3, "public.t").append_everywhere(b"truncate", manifest)
     target.close_all()
     assert [(batch.partition, records(batch)) for batch in target.ready] == [
         (p, [(None, b"truncate")]) for p in range(3)
@@ -66,23 +66,23 @@ def test_a_record_for_all_goes_to_every_partition() -> None:
 
 def test_a_row_over_the_limit_stops_and_names_relation_size_and_remedy() -> None:
     target = writer(max_record_bytes=3000)
-    outlet = target.outlet("cdc.public.t", 1, "public.t (key: id)")
-    outlet.append(b"k", b"x" * 2900, Manifest(1))
+    sink = target.sink("cdc.public.t", 1, "public.t (key: id)")
+    sink.append(b"k", b"x" * 2900, Manifest(1))
     for _ in range(2):  # behind another record, and as the first of a batch
         with pytest.raises(RecordTooLarge, match=r"public\.t \(key: id\).* 5\d\d\d bytes.*3000") as caught:
-            outlet.append(b"k", b"x" * 5000, Manifest(1))
+            sink.append(b"k", b"x" * 5000, Manifest(1))
         target = writer(max_record_bytes=3000)
-        outlet = target.outlet("cdc.public.t", 1, "public.t (key: id)")
+        sink = target.sink("cdc.public.t", 1, "public.t (key: id)")
     assert "max_record_bytes" in caught.value.hint
 
 
 def test_a_message_over_the_limit_is_refused_and_leaves_nothing() -> None:
     """Kafka's own producer counts before compression too."""
     target = writer(max_record_bytes=3000)
-    outlet = target.outlet("cdc.message", 2, "messages")
+    sink = target.sink("cdc.message", 2, "messages")
     manifest = Manifest(1)
     sizes = [10, 2800, 2801, 100_000, 20]
-    assert [outlet.offer(b"x" * size, manifest) for size in sizes] == [True, True, False, False, True]
+    assert [sink.offer(b"x" * size, manifest) for size in sizes] == [True, True, False, False, True]
     target.close_all()
     assert [len(value) for batch in target.ready for _, value in records(batch)] == [10, 2800, 20]
 
@@ -90,10 +90,10 @@ def test_a_message_over_the_limit_is_refused_and_leaves_nothing() -> None:
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 900)), max_size=80), st.integers(1, 3))
 def test_pieces_say_exactly_which_records_belong_to_whom(rows: list[tuple[int, int]], partition_count: int) -> None:
     target = writer()
-    outlet = target.outlet("t", partition_count, "t")
+    sink = target.sink("t", partition_count, "t")
     owners: list[Manifest | None] = [Manifest(1), Manifest(1), Manifest(1), None]
     for number, (owner, size) in enumerate(rows):
-        outlet.append(b"%d" % number, b"%d:" % owner + b"x" * size, owners[owner])
+        sink.append(b"%d" % number, b"%d:" % owner + b"x" * size, owners[owner])
     target.close_all()
     seen = 0
     for batch in target.ready:

@@ -82,10 +82,10 @@ async def test_a_batch_is_never_larger_than_the_largest_record() -> None:
     most = 20_000
     producer = Producer(KafkaSettings(max_record_bytes=most, compression="none"), "walgate.test")
     writer = BatchWriter(producer.create_batch, most - RECORD_OVERHEAD_BYTES)
-    outlet = writer.outlet("t", 1, "t")
+    sink = writer.sink("t", 1, "t")
     try:
         for _ in range(1000):
-            outlet.append(None, b"x" * 100, None)
+            sink.append(None, b"x" * 100, None)
         writer.close_all()
         assert len(writer.ready) > 5
         assert max(batch.size for batch in writer.ready) <= most - RECORD_OVERHEAD_BYTES

@@ -17,7 +17,7 @@ from gateway.postgres.publication import publication_facts
 from gateway.postgres.server import load_facts, server_facts
 from gateway.postgres.slot import create_slot, slot_facts
 from gateway.postgres.start_replication import pgoutput_options
-from gateway.postgres.wal_retention import holders
+from gateway.postgres.wal_retention import retention_causes
 from gateway.startup.facts import Expected, Facts, Stored, published_types
 from gateway.startup.findings import Report, report_of
 from gateway.startup.periodic_check import check_running
@@ -314,6 +314,6 @@ async def test_a_temporary_slot_is_not_to_be_dropped(database: Database, monkeyp
     async with sql_of(database.dsn) as other:
         await other.execute(f"SELECT pg_create_logical_replication_slot('{name}', 'test_decoding', true)")
         pid = other.get_server_pid()
-        (holder,) = [holder for holder in await holders(sql, "own") if holder.name == name]
-    assert (holder.kind, holder.state) == ("slot", "temporary")
-    assert holder.remedy.endswith(f"pg_terminate_backend({pid})") and "drop" not in holder.remedy
+        (cause,) = [cause for cause in await retention_causes(sql, "own") if cause.name == name]
+    assert (cause.kind, cause.state) == ("slot", "temporary")
+    assert cause.remedy.endswith(f"pg_terminate_backend({pid})") and "drop" not in cause.remedy

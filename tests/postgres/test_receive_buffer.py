@@ -22,7 +22,7 @@ class Heard:
         self.control: list[tuple[str, bytes]] = []
         self.keepalives: list[tuple[int, bool]] = []
         self.ends_at = ends_at
-        self.inbox = ReceiveBuffer(
+        self.receive_buffer = ReceiveBuffer(
             self._on_control,
             lambda lsn, reply: self.keepalives.append((lsn, reply)),
             capacity,
@@ -40,18 +40,20 @@ class Heard:
         """As a transport does that asks before each receive, with a reader who takes when the
         buffer is full."""
         while data:
-            if self.inbox.is_full:
+            if self.receive_buffer.is_full:
                 self.take()
-            space = self.inbox.space()
+            space = self.receive_buffer.space()
             assert len(space) > 0
             count = min(len(space), len(data))
             space[:count] = data[:count]
-            self.most_bytes = max(self.most_bytes, self.inbox.complete_bytes + self.inbox.partial_bytes + len(space))
-            self.inbox.add(count)
+            self.most_bytes = max(
+                self.most_bytes, self.receive_buffer.complete_bytes + self.receive_buffer.partial_bytes + len(space)
+            )
+            self.receive_buffer.add(count)
             data = data[count:]
 
     def take(self) -> bytes:
-        data = self.inbox.take()
+        data = self.receive_buffer.take()
         self.taken += data
         return data
 
@@ -99,7 +101,7 @@ def test_any_cutting_and_any_taking_gives_the_same(cuts: list[int], capacity: in
             heard.take()
     heard.take()
     assert heard.taken == FRAMES
-    assert heard.inbox.partial_bytes == 0
+    assert heard.receive_buffer.partial_bytes == 0
 
 
 def test_message_larger_than_the_buffer_makes_it_grow_and_shrink() -> None:
@@ -109,7 +111,7 @@ def test_message_larger_than_the_buffer_makes_it_grow_and_shrink() -> None:
     heard.feed(large)
     assert len(large) <= heard.most_bytes <= 2 * len(large)
     assert heard.take() == large
-    assert len(heard.inbox.space()) == 256
+    assert len(heard.receive_buffer.space()) == 256
 
 
 def test_large_message_behind_rows_does_not_hold_them_back() -> None:
@@ -211,7 +213,7 @@ def test_rows_and_messages_above_their_limits_are_drained_where_they_stand(data:
         else:
             assert heard.taken[start:end] == payload
     assert heard.keepalives == [(number, False) for number in range(len(payloads))]
-    assert heard.inbox.partial_bytes == 0
+    assert heard.receive_buffer.partial_bytes == 0
 
 
 def test_a_frame_that_is_drained_takes_no_memory() -> None:

@@ -23,7 +23,7 @@ from gateway.kafka.delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Begin, Message, StreamStart
-from gateway.runtime.pump import BEHIND_BYTES, Pump, WholeFirst
+from gateway.runtime.pump import MORE_AT_HAND_BYTES, Pump, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.tasks import run_together
 from gateway.transactions.commit_policy import CommitPolicy
@@ -111,7 +111,7 @@ class Feedback:
         self.acknowledged.append(lsn)
         self.moved.set()
 
-    def tell_now(self) -> None: ...
+    def send_now(self) -> None: ...
 
     async def reach(self, lsn: int) -> None:
         while lsn not in self.acknowledged:
@@ -141,7 +141,7 @@ class Place:
             "cdc.message",
             9,
             LogicalMessageEncoder(frame(9)).encode,
-            writer.outlet("cdc.message", 1, "messages"),
+            writer.sink("cdc.message", 1, "messages"),
         )
         machine = TransactionMachine(
             epoch=3,
@@ -151,7 +151,7 @@ class Place:
             writer=EventWriter(3, messages),
             messages=MessageSelection(lambda message: None),
         )
-        version = EventVersion("public.t", 8, cast(Any, Rows()), writer.outlet("cdc.public.t", 1, "public.t"))
+        version = EventVersion("public.t", 8, cast(Any, Rows()), writer.sink("cdc.public.t", 1, "public.t"))
         machine.announce(RELATION_OID, None, version)
         self.position = Position("1", 1, "d", "s", "cdc", ("p",), "v", "ACTIVE", 3, Lsn(100), Lsn(1))
         self.pump = Pump(
@@ -171,7 +171,7 @@ class Place:
     def open_batches(self, count: int, size: int = 1) -> None:
         """As rows of so many tables do."""
         for number in range(count):
-            self.writer.outlet(f"cdc.t{number}", 1, "t").append(None, b"x" * size, None)
+            self.writer.sink(f"cdc.t{number}", 1, "t").append(None, b"x" * size, None)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -218,19 +218,23 @@ async def acknowledged(place: Place, batch_count: int) -> list[int]:
     place.open_batches(batch_count)
     async with place.running():
         for lsn in (200, 300):
-            place.stream.put(message(lsn, b"x" * BEHIND_BYTES))
+            place.stream.put(message(lsn, b"x" * MORE_AT_HAND_BYTES))
         await place.feedback.reach(300)
     return place.feedback.acknowledged
 
 
 async def test_a_kafka_transaction_over_many_batches_waits_while_the_stream_has_more() -> None:
     assert await acknowledged(Place(), 1) == [200, 300]
-    assert await acknowledged(Place(), 2 * BEHIND_BYTES // POLICY.batch_worth_bytes) == [300]
+    assert await acknowledged(Place(), 2 * MORE_AT_HAND_BYTES // POLICY.batch_worth_bytes) == [300]
 
 
 @pytest.mark.parametrize(
     "policy",
-    [replace(POLICY, hold_s=0.0), replace(POLICY, memory_bytes=BEHIND_BYTES), replace(POLICY, max_owed_markers=0)],
+    [
+        replace(POLICY, hold_s=0.0),
+        replace(POLICY, memory_bytes=MORE_AT_HAND_BYTES),
+        replace(POLICY, max_owed_markers=0),
+    ],
     ids=["age", "memory", "markers"],
 )
 async def test_it_waits_for_no_more_and_no_longer_than_it_is_worth(policy: CommitPolicy) -> None:
@@ -241,7 +245,7 @@ async def test_a_kafka_transaction_that_waits_is_closed_by_a_stop() -> None:
     place = Place()
     place.open_batches(1000)
     async with place.running():
-        place.stream.put(message(200, b"x" * BEHIND_BYTES))
+        place.stream.put(message(200, b"x" * MORE_AT_HAND_BYTES))
         await asyncio.sleep(0)
         await place.pump.drain()
     assert place.feedback.acknowledged == [200]
@@ -253,15 +257,15 @@ async def test_pieces_count_in_the_memory_of_a_kafka_transaction_that_waits() ->
     limit = 8 << 20
     place = Place(replace(POLICY, memory_bytes=limit))
     place.producer.delay_s = 3600
-    outlets = [place.writer.outlet(f"cdc.t{number}", 1, "t") for number in range(500)]
+    sinks = [place.writer.sink(f"cdc.t{number}", 1, "t") for number in range(500)]
     piece_count = 0
 
     async def read() -> bytes:
         nonlocal piece_count
         manifest = Manifest(3)
-        for outlet in outlets:
-            outlet.append(None, b"x", manifest)
-        piece_count += len(outlets)
+        for sink in sinks:
+            sink.append(None, b"x", manifest)
+        piece_count += len(sinks)
         await asyncio.sleep(0)
         return message(200 + piece_count, b"small")
 

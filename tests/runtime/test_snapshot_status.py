@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.runtime.snapshot_status import status_lines, told
+from gateway.runtime.snapshot_status import status_lines, status_of
 from gateway.snapshot.stored_state import KNOWN, RESELECT, StoredStates, StreamState, TableState
 
 
@@ -14,8 +14,8 @@ def test_rows_that_are_read_again_are_no_unfinished_table() -> None:
         TableState(4, "public", "a", "id", status="DONE"),
     ]
     states = StoredStates(StreamState(), {table.relation_oid: table for table in tables})
-    assert told(states).left == 1
-    assert [table.table for table in told(states).tables] == ["public.b"]
+    assert status_of(states).left == 1
+    assert [table.table for table in status_of(states).tables] == ["public.b"]
     first, *rest = status_lines(states)
     assert first == "snapshots of 2 tables were started; 1 is unfinished"
     assert [line.partition(":")[0] for line in rest] == ["public.a", "public.b"]

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from gateway.pgoutput import StreamCommit, StreamStart, StreamStop, Truncate
-from gateway.snapshot.change_tracking import Tracking
+from gateway.snapshot.change_tracking import RecordingObserver
 from gateway.snapshot.rules import staleness as judging
 from gateway.snapshot.rules.ctid_ranges import Leaf
-from gateway.snapshot.rules.staleness import StalenessJudge, Track
+from gateway.snapshot.rules.staleness import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import Visibility
 from schemas.lsn import Lsn
@@ -32,11 +32,11 @@ class Scene:
         self.judge = StalenessJudge(Visibility(EPOCH + 4, EPOCH + 4), 0)
         self.table = TableProgress(self.judge, [Leaf(RELATION_OID, 10, 0)], 1 << 20, **options)
         self.table.begin()
-        tracking = Tracking(self.stream.machine, self.judge, NOT_ASKED)
-        tracking.begin(RELATION_OID, self.table, ())
+        observer = RecordingObserver(self.stream.machine, self.judge, NOT_ASKED)
+        observer.begin(RELATION_OID, self.table, ())
 
     @property
-    def track(self) -> Track:
+    def track(self) -> KeyTrack:
         assert self.table.track is not None
         return self.table.track
 

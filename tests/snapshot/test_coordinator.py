@@ -33,11 +33,11 @@ def judge() -> StalenessJudge:
 
 async def test_what_is_to_be_set_up_again_is_not_read(snapshot: SnapshotCoordinator, judge: StalenessJudge) -> None:
     """Another reader found that the table has changed, while this one opened its session."""
-    reading = TableTask(TableState(1, "a", "b", "", RESELECT))
-    table = reading.reselect(judge, 1 << 20, KeyList({0: [b"1"]}))
+    task = TableTask(TableState(1, "a", "b", "", RESELECT))
+    table = task.reselect(judge, 1 << 20, KeyList({0: [b"1"]}))
     chunk = table.take()
     assert chunk is not None and table.take() is None
-    await snapshot._readers.read(NOT_ASKED, reading, chunk)
+    await snapshot._readers.read(NOT_ASKED, task, chunk)
     again = table.take()
     assert again is not None and again.keys == (b"1",)
 
@@ -75,15 +75,15 @@ def test_a_table_that_was_just_published_is_read_whole(snapshot: SnapshotCoordin
 
 def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: StalenessJudge) -> None:
     table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20, reselects=True)
-    reading = TableTask(TableState(1, "a", "b", ""), table)
-    assert (reading.notes_keys, reading.may_owe_more) == (False, False)
+    task = TableTask(TableState(1, "a", "b", ""), table)
+    assert (task.notes_keys, task.may_owe_more) == (False, False)
     table.begin()
     table.note_unchanged(b"1", b"1")
-    assert (reading.notes_keys, reading.may_owe_more) == (True, False)
-    assert [*reading.take_owed()] == [b"1"]
+    assert (task.notes_keys, task.may_owe_more) == (True, False)
+    assert [*task.take_owed()] == [b"1"]
     assert not table.again
     table.begin_again()
-    assert (reading.notes_keys, reading.may_owe_more) == (False, True)
+    assert (task.notes_keys, task.may_owe_more) == (False, True)
 
 
 class StreamsAtOnce(Transactions):
@@ -93,24 +93,24 @@ class StreamsAtOnce(Transactions):
     def __init__(self, snapshot: SnapshotCoordinator) -> None:
         self._snapshot = snapshot
 
-    async def fetchval(self, query: str, number: str) -> str:
+    async def fetchval(self, query: str, message_id: str) -> str:
         assert query == EMIT
-        assert self._snapshot._on_message(CHUNK_PREFIX, number.encode(), 7, True) is None
+        assert self._snapshot._on_message(CHUNK_PREFIX, message_id.encode(), 7, True) is None
         return "7"
 
 
 async def test_a_mark_that_is_streamed_before_its_xid_is_known_is_sent_once_more(snapshot: SnapshotCoordinator) -> None:
-    reading = TableTask(TableState(1, "a", "b", ""))
-    mark = ChunkMark("begin", [reading])
+    task = TableTask(TableState(1, "a", "b", ""))
+    mark = ChunkMark("begin", [task])
     snapshot._sql = StreamsAtOnce(snapshot)
     await snapshot._mark(mark)
-    assert mark.done.is_set() and not reading.is_marked and not snapshot._arriving._by_number
+    assert mark.done.is_set() and not task.is_marked and not snapshot._pending._by_message_id
 
 
 def test_a_message_that_is_not_streamed_needs_the_xid(snapshot: SnapshotCoordinator) -> None:
     """It was committed, so its xid was known: it is somebody else's."""
-    snapshot._arriving.expect("1", ChunkMark("begin", []))
-    assert snapshot._on_message(CHUNK_PREFIX, b"1", 7, False) is None and snapshot._arriving._by_number
+    snapshot._pending.expect("1", ChunkMark("begin", []))
+    assert snapshot._on_message(CHUNK_PREFIX, b"1", 7, False) is None and snapshot._pending._by_message_id
 
 
 def waiting_chunk(judge: StalenessJudge, byte_count: int = 1) -> ReadChunk:
@@ -126,10 +126,10 @@ def test_tables_begin_and_end_together_while_there_is_something_to_read(
 ) -> None:
     now = time.monotonic()
     assert snapshot._is_time(1, now)
-    snapshot._arriving.expect("1", waiting_chunk(judge))
+    snapshot._pending.expect("1", waiting_chunk(judge))
     assert not snapshot._is_time(MOST_AT_ONCE // 2 - 1, now)
     assert snapshot._is_time(MOST_AT_ONCE // 2, now) and snapshot._is_time(1, now - TICK_S)
-    snapshot._arriving.forget("1")
+    snapshot._pending.forget("1")
     snapshot._readers.finds_nothing = False
     assert not snapshot._is_time(1, now)
 
@@ -137,9 +137,9 @@ def test_tables_begin_and_end_together_while_there_is_something_to_read(
 def test_readers_look_again_when_a_chunk_has_come_back(snapshot: SnapshotCoordinator, judge: StalenessJudge) -> None:
     """None of them waits for it."""
     waiting = waiting_chunk(judge)
-    snapshot._arriving.more.clear()
-    snapshot._arriving.give_back(waiting)
-    assert waiting.done.is_set() and snapshot._arriving.more.is_set()
+    snapshot._pending.more.clear()
+    snapshot._pending.give_back(waiting)
+    assert waiting.done.is_set() and snapshot._pending.more.is_set()
     assert waiting.chunk.table.take() is not None
 
 
@@ -166,7 +166,7 @@ def test_keys_of_a_table_that_is_compared_wait_for_its_chunks(judge: StalenessJu
         assert rest is not None and rest.keys == (b"1",)
 
 
-def recipe_of(relation_oid: int) -> Any:
+def plan_of(relation_oid: int) -> Any:
     return SimpleNamespace(surveyed=SimpleNamespace(relation=SimpleNamespace(relation_oid=relation_oid), row_filter=""))
 
 
@@ -181,14 +181,14 @@ async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_ane
 ) -> None:
     """Rows in Debezium's dialect are encoded where they are handed over, by the encoder that is
     announced then."""
-    recipe = recipe_of(1)
+    plan = plan_of(1)
     table = table_being_read(judge)
-    for now in (None, recipe_of(1)):
-        reading = snapshot._readings.by_oid[1] = TableTask(TableState(1, "a", "b", "s"), table, now)
+    for now in (None, plan_of(1)):
+        task = snapshot._tasks.by_oid[1] = TableTask(TableState(1, "a", "b", "s"), table, now)
         chunk = table.take()
         assert chunk is not None and table.taken(chunk, parse_visibility("10:10:"))
-        await snapshot.hand_over(ReadChunk(chunk, recipe, [(b"12345k", b"v")]), 1, 2, 3)
-        assert reading.table is table and table.row_count == 0
+        await snapshot.hand_over(ReadChunk(chunk, plan, [(b"12345k", b"v")]), 1, 2, 3)
+        assert task.table is table and table.row_count == 0
     assert table.take() is not None
 
 
@@ -198,7 +198,7 @@ def test_rows_are_held_until_they_are_handed_over_and_no_longer(
     """`snapshot.rows_per_s` counts them after that, where the stream is faster than the answer to
     COMMIT."""
     waiting = ReadChunk(waiting_chunk(judge).chunk, NOT_ASKED, [(b"12345k", b"v")])
-    snapshot._arriving.done(waiting)
+    snapshot._pending.done(waiting)
     assert not waiting.rows and waiting.row_count == 1
 
 
@@ -206,21 +206,21 @@ async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
     snapshot: SnapshotCoordinator, judge: StalenessJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for oid in range(1, MOST_AT_ONCE + 1):
-        reading = TableTask(TableState(oid, "a", f"t{oid}", "s"), table_being_read(judge), recipe_of(oid), attempts=1)
-        snapshot._readings.by_oid[oid] = snapshot._readings.begun[oid] = reading
-    snapshot._readings.by_oid[1000] = TableTask(TableState(1000, "a", "other", "s"))
+        task = TableTask(TableState(oid, "a", f"t{oid}", "s"), table_being_read(judge), plan_of(oid), attempts=1)
+        snapshot._tasks.by_oid[oid] = snapshot._tasks.begun[oid] = task
+    snapshot._tasks.by_oid[1000] = TableTask(TableState(1000, "a", "other", "s"))
     set_up: list[int] = []
 
-    async def with_recipes(readings: list[TableTask], _: float) -> list[Any]:
-        set_up.extend(reading.oid for reading in readings)
+    async def with_plans(tasks: list[TableTask], _: float) -> list[Any]:
+        set_up.extend(task.oid for task in tasks)
         return []
 
-    monkeypatch.setattr(snapshot._recipes, "of_readings", with_recipes)
+    monkeypatch.setattr(snapshot._plans, "of_tasks", with_plans)
     await snapshot._begin_some()
     assert set_up == [1000]
     set_up.clear()
-    for reading in snapshot._readings.begun.values():
-        reading.attempts = 0
+    for task in snapshot._tasks.begun.values():
+        task.attempts = 0
     snapshot._begun_at = -1e9
     await snapshot._begin_some()
     assert set_up == []
@@ -228,18 +228,18 @@ async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
 
 @pytest.mark.parametrize("kind", ["begin", "end"])
 async def test_a_mark_of_what_was_cancelled_meanwhile_means_nothing(snapshot: SnapshotCoordinator, kind: str) -> None:
-    snapshot._readings.snapshot_id = "s"
-    reading = snapshot._readings.by_oid[1] = TableTask(TableState(1, "a", "b", "s"), is_marked=True)
-    mark = ChunkMark(kind, [reading], is_last=kind == "end")
+    snapshot._tasks.snapshot_id = "s"
+    task = snapshot._tasks.by_oid[1] = TableTask(TableState(1, "a", "b", "s"), is_marked=True)
+    mark = ChunkMark(kind, [task], is_last=kind == "end")
     snapshot._reselecting.cancel_tables()
     await snapshot.hand_over(mark, 1, 2, 3)
-    assert mark.done.is_set() and not reading.is_marked
+    assert mark.done.is_set() and not task.is_marked
 
 
 def test_the_end_of_a_snapshot_that_was_sent_in_vain_is_sent_once_more(snapshot: SnapshotCoordinator) -> None:
-    snapshot._arriving.is_ending = True
-    snapshot._arriving.give_back(ChunkMark("end", [], is_last=True))
-    assert not snapshot._arriving.is_ending
+    snapshot._pending.is_ending = True
+    snapshot._pending.give_back(ChunkMark("end", [], is_last=True))
+    assert not snapshot._pending.is_ending
 
 
 class LooksSlowly:
@@ -252,7 +252,7 @@ class LooksSlowly:
     async def fetchval(self, _: str) -> str:
         self.count += 1
         if self.count < 5:
-            self._snapshot._arriving.wake.set()
+            self._snapshot._pending.wake.set()
         return "10:10:"
 
 
@@ -260,7 +260,7 @@ async def test_who_wakes_the_conductor_during_its_round_means_the_next_one(
     snapshot: SnapshotCoordinator, judge: StalenessJudge
 ) -> None:
     server: Any = LooksSlowly(snapshot)
-    snapshot._noting._sql, snapshot._noting.judge, snapshot._discovered_at = server, judge, time.monotonic()
+    snapshot._recorder._sql, snapshot._recorder.judge, snapshot._discovered_at = server, judge, time.monotonic()
     with suppress(TimeoutError):
         async with asyncio.timeout(TICK_S / 2):
             await snapshot._conduct()

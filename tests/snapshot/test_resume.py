@@ -16,7 +16,7 @@ from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.read_plan import Surveyed, survey
 from gateway.snapshot.rules.ctid_ranges import Leaf
-from gateway.snapshot.rules.relation_files import RelationFiles
+from gateway.snapshot.rules.published_content import PublishedContent
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import TableTask
@@ -32,7 +32,7 @@ DESCRIPTION = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, (Co
 PUBLISHED = PublishedRelation(1, "public", "t", "DEFAULT", ("id",), (PublishedColumn("id", 23, -1, "integer"),), "...")
 SURVEYED = Surveyed(
     relation=PUBLISHED, is_partitioned=False, is_heap=True, leaves=(Leaf(1, 1, 100),), leaf_names=("public.t",),
-    row_filter="(id > 5)", fingerprint="f", content=RelationFiles("public", "t", False, ()),
+    row_filter="(id > 5)", fingerprint="f", content=PublishedContent("public", "t", False, ()),
 )  # fmt: skip
 HALF_READ = TableState(1, "public", "t", "s", status="READING", fingerprint="f", untouched=0, row_count=7)
 
@@ -76,17 +76,17 @@ def locked(snapshot: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch) -> Su
         return [(EventVersion("public.t", 1, RowEncoder(DESCRIPTION, 1, 2), NOT_ASKED), "topic") for _ in relations]
 
     asked: Any = Server(), Machine()
-    snapshot._noting._sql, snapshot._noting._machine = asked
-    snapshot._recipes._machine = asked[1]
-    snapshot._recipes._announce = announce
+    snapshot._recorder._sql, snapshot._recorder._machine = asked
+    snapshot._plans._machine = asked[1]
+    snapshot._plans._announce = announce
     found = Survey()
     monkeypatch.setattr(read_plan, "survey", found)
     return found
 
 
-def where(reading: TableTask) -> tuple[Status, int, bool]:
+def where(task: TableTask) -> tuple[Status, int, bool]:
     """Its status, how many rows were read, and whether more may be."""
-    return reading.status, 0 if reading.table is None else reading.table.row_count, reading.is_readable
+    return task.status, 0 if task.table is None else task.table.row_count, task.is_readable
 
 
 async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(
@@ -95,16 +95,16 @@ async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(
     """It is not one that has left its publications; it is read as soon as its row filter can be
     printed."""
     await snapshot._resume([HALF_READ])
-    assert not snapshot._readings.left
-    reading = snapshot._readings.begun[1]
-    assert where(reading) == (Status.READING, 7, False)
+    assert not snapshot._tasks.left
+    task = snapshot._tasks.begun[1]
+    assert where(task) == (Status.READING, 7, False)
     await snapshot._end_some()  # what was read whole ends no earlier
     await snapshot._set_up_begun()
-    assert where(reading) == (Status.READING, 7, False)
-    assert reading.blocked_until > 0
-    locked.is_locked, reading.blocked_until = False, 0.0
+    assert where(task) == (Status.READING, 7, False)
+    assert task.blocked_until > 0
+    locked.is_locked, task.blocked_until = False, 0.0
     await snapshot._set_up_begun()
-    assert where(reading) == (Status.READING, 7, True)
+    assert where(task) == (Status.READING, 7, True)
 
 
 async def test_a_table_that_was_changed_under_the_lock_is_restarted(
@@ -113,13 +113,13 @@ async def test_a_table_that_was_changed_under_the_lock_is_restarted(
     await snapshot._resume([HALF_READ])
     locked.is_locked, locked.fingerprint = False, "other"
     await snapshot._set_up_begun()
-    assert snapshot._readings.begun[1].status is Status.WAITING
-    assert snapshot._readings.begun[1].state.purpose == "REPLACE"
+    assert snapshot._tasks.begun[1].status is Status.WAITING
+    assert snapshot._tasks.begun[1].state.purpose == "REPLACE"
 
 
 async def test_only_what_no_publication_holds_is_left(snapshot: SnapshotCoordinator, locked: Survey) -> None:
     await snapshot._resume([HALF_READ, replace(HALF_READ, relation_oid=2)])
-    assert snapshot._readings.left == {2} and [*snapshot._readings.by_oid] == [1]
+    assert snapshot._tasks.left == {2} and [*snapshot._tasks.by_oid] == [1]
 
 
 @pytest.mark.integration

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.errors import StopForOperator
 from gateway.snapshot.rules.ctid_ranges import TidRange
-from gateway.snapshot.rules.relation_files import Account, LeafContent, Membership, RelationFiles, TypeVersion
+from gateway.snapshot.rules.published_content import Account, LeafContent, Membership, PublishedContent, TypeVersion
 from gateway.snapshot.stored_state import (
     StreamState,
     TableState,
@@ -48,7 +48,7 @@ TABLE = TableState(
 )
 ACCOUNT = Account("1", "2", "3", 10, (Membership(5, "6", "p", "iud", "all", True),), (TypeVersion(16700, "7"),))
 LEAVES = (LeafContent(16500, 7, "x" * 32, True, "8/", 16501), LeafContent(16600, 8, "y" * 32))
-CONTENT = RelationFiles("public", "t", True, LEAVES, ACCOUNT, horizon=1 << 33)
+CONTENT = PublishedContent("public", "t", True, LEAVES, ACCOUNT, horizon=1 << 33)
 
 
 def test_states_are_read_back() -> None:
@@ -87,7 +87,7 @@ def test_the_content_that_an_older_gateway_wrote_is_read() -> None:
     body = io.BytesIO()
     fastavro.schemaless_writer(body, fastavro.parse_schema(older), {"content": content})
     states = decode_states({content_key(KEY, 16400): FRAME + body.getvalue()}, {7: older})
-    assert states.contents == {16400: RelationFiles("public", "t", False, (LeafContent(16500, 7, "x", True),))}
+    assert states.contents == {16400: PublishedContent("public", "t", False, (LeafContent(16500, 7, "x", True),))}
 
 
 @pytest.mark.parametrize("value", [b"", FRAME, FRAME + b"\7", b"\1" + FRAME, frame(8) + b"\0\0\0"])

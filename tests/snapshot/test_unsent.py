@@ -22,7 +22,7 @@ from gateway.pgoutput import UNCHANGED, Delete, Insert, Relation, Text, Truncate
 from gateway.postgres.connection import transaction
 from gateway.snapshot.comparison import keeps_old_row
 from gateway.snapshot.content_query import content_query
-from gateway.snapshot.rules.relation_files import RelationFiles, new_files, read_contents, unsent
+from gateway.snapshot.rules.published_content import PublishedContent, new_files, read_contents, unsent
 from gateway.snapshot.sql import HORIZON
 from tests.conftest import Database
 
@@ -96,7 +96,7 @@ class History:
     was_announced_otherwise: bool = False
     copy: dict[str, Row] = field(default_factory=dict)
 
-    async def begin(self, kind: str, publish: str) -> RelationFiles:
+    async def begin(self, kind: str, publish: str) -> PublishedContent:
         await self.sql.execute(
             "DROP PUBLICATION IF EXISTS p; DROP SCHEMA IF EXISTS h, g, away CASCADE; CREATE SCHEMA h; CREATE SCHEMA away;"
             "CREATE TYPE h.mood AS ENUM ('sad', 'ok');"
@@ -117,7 +117,7 @@ class History:
                 await asyncio.sleep(0.01)
         return await self.content()
 
-    async def content(self) -> RelationFiles:
+    async def content(self) -> PublishedContent:
         query = content_query(self.sql.get_server_version().major)
         async with transaction(self.sql, isolation="repeatable_read", readonly=True):
             horizon = await self.sql.fetchval(HORIZON)
@@ -145,7 +145,7 @@ class History:
                 for statement in statements:
                     await self.sql.execute(statement.format(t=await self.name()))
 
-    async def reason(self, before: RelationFiles, blind_to: Sequence[str] = ()) -> str:
+    async def reason(self, before: PublishedContent, blind_to: Sequence[str] = ()) -> str:
         """`blind_to`: parts of the account that are taken to be as before."""
         now = await self.content()
         if "leaves" in blind_to:

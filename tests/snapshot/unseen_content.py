@@ -20,7 +20,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Final
 
-from gateway.snapshot.rules.relation_files import Account, LeafContent, Membership, RelationFiles, TypeVersion, unsent
+from gateway.snapshot.rules.published_content import (
+    Account,
+    LeafContent,
+    Membership,
+    PublishedContent,
+    TypeVersion,
+    unsent,
+)
 
 CURES: Final = (
     "membership", "publication", "schema", "name", "labels", "files", "copies", "toast", "truncate", "durable"
@@ -45,7 +52,7 @@ class World:
         self.label = "sad"
         self.made = self.moved = self.named = self.columns = self.attached = self.published = self.labelled = 1
         self.filenode, self.toast = 1, self.rng.choice((0, 1))
-        self.before: RelationFiles | None = None
+        self.before: PublishedContent | None = None
         self.is_touched = False  # since the last look, by more than GRANT and copies of the files
         self.look()
 
@@ -142,12 +149,12 @@ class World:
 
     # -- the gateway
 
-    def content(self) -> RelationFiles:
+    def content(self) -> PublishedContent:
         member = Membership(7, str(self.published), "p", self.actions, str(self.attached), self.is_whole)
         types = (TypeVersion(500, str(self.labelled)),)
         account = Account(str(self.made), str(self.moved), str(self.named), 10, (member,), types)
         leaf = LeafContent(1, self.filenode, str(self.columns), toast=self.toast)
-        return RelationFiles("public", "t", False, (leaf,), account, self.next_xid + 1)
+        return PublishedContent("public", "t", False, (leaf,), account, self.next_xid + 1)
 
     def look(self) -> None:
         """A table that is not published is forgotten, and read when it is found again."""
@@ -167,10 +174,10 @@ class World:
         if self.broken == "durable" and self.before is not None:
             self.before, self.is_touched = self.content(), False
 
-    def _has_old_rows(self, before: RelationFiles) -> bool:
+    def _has_old_rows(self, before: PublishedContent) -> bool:
         return any(xmin < before.horizon for xmin, _ in self.rows.values())
 
-    def _judged(self, before: RelationFiles, now: RelationFiles) -> str:
+    def _judged(self, before: PublishedContent, now: PublishedContent) -> str:
         assert before.account is not None and now.account is not None
         former, latter = before.account, now.account
         copied = {1} if self._has_old_rows(before) else set()

@@ -18,7 +18,7 @@ from typing import ClassVar
 from gateway.snapshot.rules import staleness
 from gateway.snapshot.rules.ctid_ranges import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
 from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import StalenessJudge, Track
+from gateway.snapshot.rules.staleness import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.rules.visibility import Visibility
 from tests.snapshot.source import BLOCKS, UNCHANGED, Big, Change, Entry, Source, Unchanged
@@ -235,7 +235,7 @@ class World:
             self._track(track, entry)
         self.judge.committed(entry.wire_xid)
 
-    def _track(self, track: Track, entry: Entry) -> None:
+    def _track(self, track: KeyTrack, entry: Entry) -> None:
         if len(track.keys) > staleness.MAX_KEYS:
             self.judge.relieve(track)
         if len(entry.changes) > staleness.MAX_KEYS_OF_ONE or any(c.op == "TRUNCATE" for c in entry.changes):

@@ -39,8 +39,8 @@ def merge_waiting(spark: SparkSession, mirror: AppendingMirror) -> None:
     with suppress(MirrorError):  # what the merge refuses as well, unless somebody has copied the table meanwhile
         before = _rows(spark, mirror.path) if mirror.taken_lsn >= 0 else None
     mirror.finish(spark, merge=True)
-    if before is None or before[0] != getattr(manifest.picture(spark, mirror.path), "commit_lsn", None):
-        return  # what only a merge knows: standing.first_unreadable
+    if before is None or before[0] != getattr(manifest.recorded_version(spark, mirror.path), "commit_lsn", None):
+        return  # what only a merge knows: table_states.first_unreadable
     after = _rows(spark, mirror.path)
     assert before == after
 

@@ -156,14 +156,14 @@ def test_rows_that_were_read_are_changes_of_the_transaction_that_commits() -> No
         read_head: bytes = b"HEAD"
 
     stream, kept, encoder = Stream(), Kept(), Encoder()
-    outlet: Any = kept
+    sink: Any = kept
     encoding: Any = encoder
     begin(stream, 5, 1000)
     stream.row()
     context = stream.machine.current.context if stream.machine.current is not None else None
     assert context is not None
-    version = EventVersion("public.t", 9, encoding, outlet)
-    stream.machine.read(version, [(b"k1", b"row 1"), (b"k2", b"row 2")], 640)
+    version = EventVersion("public.t", 9, encoding, sink)
+    stream.machine.publish_read_rows(version, [(b"k1", b"row 1"), (b"k2", b"row 2")], 640)
     stream.machine.add_pending_marker(Marker("CHUNK", 5, 640))
     commit(stream, 1000)
     first = b"HEAD" + context.identity + encode_long(640)

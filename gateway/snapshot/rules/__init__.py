@@ -5,7 +5,8 @@ staleness        which rows of a chunk were changed since they were read
 ctid_ranges      the ranges of blocks of a table, and the size of chunks
 key_segments     keys that must be read again
 table_progress   how far the snapshot of one table is, and what is read next
-relation_files   whether a relation's rows have changed without an event
+published_content
+                 whether a relation's rows have changed without an event
 
 In: facts about chunks, transactions and files. Out: which rows are stale, and what is read next.
 This package must not know connections, messages or Kafka.

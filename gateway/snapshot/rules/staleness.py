@@ -54,7 +54,7 @@ to the newest must be seen."""
 
 
 @dataclass(slots=True, eq=False)
-class Track:
+class KeyTrack:
     """The recorded changes to one relation since it was begun. Tracks compare by identity.
 
     `keys`: key -> the transaction that changed it last. (The one before it had ended by then,
@@ -93,18 +93,18 @@ class StalenessJudge:
         self.floor = floor
         self.unseen = set(unseen)
         self._in_use: dict[object, Visibility] = {}
-        self._tracks: list[Track] = []
+        self._tracks: list[KeyTrack] = []
 
     # -- what comes in the stream
 
-    def begin(self, suspects: Iterable[int] = ()) -> Track:
+    def begin(self, suspects: Iterable[int] = ()) -> KeyTrack:
         """Record the changes to a relation that is read from here on. Of earlier changes, only the
         transactions are known."""
-        track = Track(set(self.unseen), set(suspects))
+        track = KeyTrack(set(self.unseen), set(suspects))
         self._tracks.append(track)
         return track
 
-    def end(self, track: Track) -> None:
+    def end(self, track: KeyTrack) -> None:
         self._tracks.remove(track)
 
     def committed(self, xid: int) -> int:
@@ -119,11 +119,11 @@ class StalenessJudge:
             self.unseen.clear()
         return wide
 
-    def committed_whole(self, track: Track, xid: int) -> None:
+    def committed_whole(self, track: KeyTrack, xid: int) -> None:
         """Note that a transaction has changed the relation, with keys that are not known."""
         track.whole.add(self.visibility.widen(xid))
 
-    def relieve(self, track: Track) -> None:
+    def relieve(self, track: KeyTrack) -> None:
         """Reduce the number of keys: forget those whose transaction every snapshot sees and, if
         many are left, keep only the ids of their transactions. All of them were received
         completely."""
@@ -158,7 +158,7 @@ class StalenessJudge:
             if track.whole:
                 track.whole = {xid for xid in track.whole if not seen_by_all(xid)}
 
-    def admits(self, track: Track, visibility: Visibility) -> bool:
+    def admits(self, track: KeyTrack, visibility: Visibility) -> bool:
         """Return whether the recorded keys suffice to tell which rows of a chunk with this snapshot
         are stale. If not, the chunk must be read again later."""
         return self.floor <= visibility.xmin and all(map(visibility.sees, track.whole))

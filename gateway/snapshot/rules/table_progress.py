@@ -7,7 +7,7 @@ complete.
        +------ begin again ------+----------------------------+
 
     begin again       the plan's blocks are no longer the table's, or there are too many keys, or a
-                      suspect committed before everything was read (see Track)
+                      suspect committed before everything was read (see KeyTrack)
     mark discarded    the transaction that was to bring SNAPSHOT_END does not count
 
 A table that a restart resumes begins as READING. SNAPSHOT_BEGIN and SNAPSHOT_END take effect where
@@ -24,7 +24,7 @@ from enum import Enum
 
 from gateway.snapshot.rules.ctid_ranges import ChunkSizer, CtidPlan, Leaf, TidRange
 from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import StalenessJudge, Track
+from gateway.snapshot.rules.staleness import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_AGAIN = 50_000
@@ -102,7 +102,7 @@ class TableProgress:
         self.late: set[bytes] = set()
         """The keys of `again` that are read only after the table is complete, by a reselection."""
         self.sizer = ChunkSizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
-        self.track: Track | None = None
+        self.track: KeyTrack | None = None
         self.chunk_count = self.row_count = self.stale_count = 0
         self._taken: set[bytes] = set()
         self._chunks: set[Chunk] = set()
@@ -112,7 +112,7 @@ class TableProgress:
 
     def begin(self, suspects: Iterable[int] = ()) -> None:
         """Begin the relation where its SNAPSHOT_BEGIN arrives in the stream: its changes are
-        recorded from here on. `suspects`: see Track."""
+        recorded from here on. `suspects`: see KeyTrack."""
         assert self.status is Status.WAITING
         self.status = Status.READING
         self.track = self.judge.begin(suspects)
@@ -175,7 +175,7 @@ class TableProgress:
         self.again.add(key)
         self.late.discard(key)
 
-    def _is_read(self, key: bytes) -> None:
+    def _drop_key(self, key: bytes) -> None:
         self.again.discard(key)
         self.late.discard(key)
 
@@ -282,7 +282,7 @@ class TableProgress:
             self._read_again(key)
             return True
         if key in self.again and key not in self._taken:
-            self._is_read(key)
+            self._drop_key(key)
         return False
 
     def handed_over(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
@@ -300,7 +300,7 @@ class TableProgress:
             self._taken.discard(key)
             # A key may be stale although the chunk has no row with it.
             if not self.track.is_stale(key, chunk.visibility):
-                self._is_read(key)
+                self._drop_key(key)
 
     def give_back(self, chunk: Chunk) -> None:
         """Take back a chunk that was not read, or does not count, to be read again."""

@@ -46,7 +46,7 @@ def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]
     return {number: (at["commit_lsn"], at["ordinal"]) for number, at in zip(ids.tolist(), first, strict=True)}
 
 
-def schema_ids_behind(records: pa.Table | DataFrame, cut: tuple[int, int]) -> list[int]:
+def schema_ids_after(records: pa.Table | DataFrame, cut: tuple[int, int]) -> list[int]:
     """Return the schema ids of one table's records after a TRUNCATE at (commit_lsn, ordinal)."""
     commit_lsn, ordinal = cut
     if isinstance(records, DataFrame):
@@ -109,8 +109,8 @@ def beginning_of_relation(
     oids = {oid_of(schema_id) for schema_id in part.schema_ids}
     if len(oids if known is None else oids | {known}) == 1:
         return None
-    behind = part.schema_ids if part.cut is None else schema_ids_behind(own, part.cut)
-    if len({oid_of(schema_id) for schema_id in behind}) == 1 and (part.cut or is_emptied()):
+    ids_after = part.schema_ids if part.cut is None else schema_ids_after(own, part.cut)
+    if len({oid_of(schema_id) for schema_id in ids_after}) == 1 and (part.cut or is_emptied()):
         return None
     newest = oid_of(part.newest)
     if newest in others:
@@ -196,7 +196,7 @@ def _place() -> Column:
     return f.struct("_commit_lsn", "_ordinal")
 
 
-def behind_truncate(log: DataFrame) -> DataFrame:
+def after_truncate(log: DataFrame) -> DataFrame:
     """Return the rows of a log after its last TRUNCATE."""
     cut = log.where(f.col("_op") == "TRUNCATE").agg(f.max(_place()).alias("place")).head()
     if cut is None or cut["place"] is None:
@@ -213,7 +213,7 @@ def weight() -> Column:
 def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
     """Return the rows that a log adds up to. Raise MirrorError if old rows are missing in the log,
     or a row occurs twice."""
-    log, place = behind_truncate(log), _place()
+    log, place = after_truncate(log), _place()
     special = next(field.name for field in log.schema if isinstance(field.dataType, MapType))
     names = [name for name in log.columns if name not in (*LOG_COLUMNS, special)]
     texts = f.when(f.size(quoted(special)) > 0, f.col(quoted(special)))

@@ -22,7 +22,7 @@ from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyed_events import decode_events
 from spark_consumer.mirror.fold.keyless_log import decode_rows, log_rows, log_schema, log_table_schema
 from spark_consumer.mirror.fold.merge_source import same_key
-from spark_consumer.mirror.fold.replica_identity import behind_truncate, weight
+from spark_consumer.mirror.fold.replica_identity import after_truncate, weight
 from spark_consumer.mirror.paths import differences_path
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLES
@@ -124,7 +124,7 @@ def _added_up(rows: DataFrame, shape: TableSchema) -> DataFrame:
     """Return every row of the table, or every entry of its log, and in _HELD the number of rows
     that it adds."""
     is_entry = is_log(rows.columns)
-    log = behind_truncate(rows) if is_entry else rows
+    log = after_truncate(rows) if is_entry else rows
     columns = [
         f.col(quoted(field.name)) if field.name in rows.columns else f.lit(None).cast(field.dataType).alias(field.name)
         for field in table_schema(shape)

@@ -81,7 +81,7 @@ def test_a_new_query_appends_while_a_merge_of_the_one_before_runs(
             wait_for(
                 lambda: changes.appended_lsn(spark, path) == third_lsn, "the new query waits for the running merge"
             )
-            assert manifest.picture(spark, path) is None
+            assert manifest.recorded_version(spark, path) is None
         except BaseException as problem:
             problems.append(problem)
         finally:

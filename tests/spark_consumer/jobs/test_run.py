@@ -186,7 +186,7 @@ def test_a_query_that_failed_is_not_ready_again_until_a_batch_has_ended(monkeypa
 def test_a_mirror_that_has_everything_already_ends_at_once() -> None:
     """Everything was appended before it was killed: no batch comes that would say so."""
     made = Run(parse_options(NEEDED, streaming=True), 100, "lines")
-    made.begins_behind(100)
+    made.begins_after(100)
     query = Endless()
     made.watch(query)
     assert query.is_stopped

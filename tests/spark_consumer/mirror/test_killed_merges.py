@@ -273,7 +273,7 @@ class Scene:
 
     def readable(self, commit_lsn: int) -> int:
         """From the end of a snapshot that replaces rows to the merge behind it, no version knows
-        the tables (standing.first_unreadable)."""
+        the tables (table_states.first_unreadable)."""
         merged = manifest.find(self.spark, self.path, commit_lsn)
         merged_lsn = -1 if merged is None else merged.commit_lsn
         ends = [end for end in self.ends if merged_lsn < end <= commit_lsn]
@@ -359,7 +359,7 @@ def test_a_merge_that_was_killed_is_made_again(scene: Scene, scenario: str, step
     scene.check()
     scene.merge()
     scene.check(0)
-    merged = manifest.picture(scene.spark, scene.path)
+    merged = manifest.recorded_version(scene.spark, scene.path)
     assert merged is not None and merged.commit_lsn == max(scene.truth)
 
 

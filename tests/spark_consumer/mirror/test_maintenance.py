@@ -133,9 +133,9 @@ def test_the_files_of_the_last_commits_have_what_a_version_of_changes_has(
     log = Path(changes_path(path), "_delta_log")
     for version in range(3):
         (log / f"{version:020}.json").unlink()
-    assert [bool(changes._commits_behind(spark, changes_path(path), lsn)) for lsn in (1, 6, 8)] == [False, True, True]
+    assert [bool(changes._commits_after(spark, changes_path(path), lsn)) for lsn in (1, 6, 8)] == [False, True, True]
     monkeypatch.setattr(changes, "_COMMITS", 4)  # the last append, and what the last prune notes and removes
-    assert [bool(changes._commits_behind(spark, changes_path(path), lsn)) for lsn in (6, 8)] == [False, True]
+    assert [bool(changes._commits_after(spark, changes_path(path), lsn)) for lsn in (6, 8)] == [False, True]
 
 
 @pytest.mark.integration
@@ -236,7 +236,7 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
         merge(spark, path, 10)
     finally:
         spark.conf.unset(EVERY_SECOND)
-    picture = manifest.picture(spark, path, 6)
+    picture = manifest.recorded_version(spark, path, 6)
     assert picture is not None
     needed = picture.tables[str(ITEMS)]
     for entry in (items / "_delta_log").glob("*.json"):
@@ -278,7 +278,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     check(spark, path, (4, 6, 8))
     with pytest.raises(MirrorError, match="the mirror begins at"):
         versions.read(spark, path, at=2)
-    picture = manifest.picture(spark, path, 4)
+    picture = manifest.recorded_version(spark, path, 4)
     assert picture is not None
     needed = picture.tables[str(ITEMS)]
     assert 0 < min(log_versions(items)) <= needed < min(log_versions(items)) + 3

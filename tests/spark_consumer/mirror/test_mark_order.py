@@ -126,24 +126,24 @@ def written(steps: Sequence[tuple[Any, ...]]) -> list[Row]:
 def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, TableStates, list[End], dict[str, Window]]]:
     """The stream, marker by marker: behind each commit, the state, the snapshots of tables that
     ended, and those that are over without an end."""
-    standing, known = TableStates(), set[str]()
+    states, known = TableStates(), set[str]()
     ended, over = list[End](), dict[str, Window]()
     for place, entry in enumerate(rows):
         name = entry["table"]
         if entry["op"] == CHANGE:
             if name not in known:
-                standing.meet(name)
+                states.meet(name)
             known.add(name)
         else:
             mark = Mark(entry["op"], name, entry["commit_lsn"], 0, json.loads(entry["value"]))
-            if mark.kind == SNAPSHOT_END and name in standing.open:
-                ended.append((name, standing.open[name]))
+            if mark.kind == SNAPSHOT_END and name in states.open:
+                ended.append((name, states.open[name]))
             elif mark.kind == SNAPSHOT_END and name is None:
                 ends = mark.facts["snapshot_id"]
-                over |= {table: window for table, window in standing.open.items() if window.snapshot_id == ends}
-            standing.take(mark)
+                over |= {table: window for table, window in states.open.items() if window.snapshot_id == ends}
+            states.take(mark)
         if place + 1 == len(rows) or rows[place + 1]["commit_lsn"] > entry["commit_lsn"]:
-            yield entry["commit_lsn"], standing.copy(), list(ended), over
+            yield entry["commit_lsn"], states.copy(), list(ended), over
 
 
 @dataclass
@@ -158,10 +158,10 @@ class Reader:
 
     def take(self, stored: Sequence[Row]) -> None:
         rows = [entry for entry in stored if entry["commit_lsn"] > self.reached]
-        standing = TableStates.of(self.text)
+        states = TableStates.of(self.text)
         marks = marks_of(entry for entry in rows if entry["op"] != CHANGE)
         lsns = [entry["commit_lsn"] for entry in rows]
-        cut = first_cut(standing, marks, min(lsns), max(lsns)) if rows else None
+        cut = first_cut(states, marks, min(lsns), max(lsns)) if rows else None
         if cut is not None:
             self.take([entry for entry in rows if entry["commit_lsn"] < cut])
             self.take([entry for entry in rows if entry["commit_lsn"] >= cut])
@@ -170,11 +170,11 @@ class Reader:
         for entry in rows:
             if entry["op"] == CHANGE and entry["table"] not in self.known:
                 first[entry["table"]] = min(entry["commit_lsn"], first.get(entry["table"], entry["commit_lsn"]))
-        self.over |= unfinished(standing, marks)
-        standing, ended = advance(standing, marks, first)
+        self.over |= unfinished(states, marks)
+        states, ended = advance(states, marks, first)
         self.ended += ended.items()
         self.known |= first.keys()
-        self.text, self.reached = standing.text(), max(lsns, default=self.reached)
+        self.text, self.reached = states.text(), max(lsns, default=self.reached)
 
 
 @pytest.mark.parametrize("has_offsets", [True, False], ids=["offsets", "stored by an older release"])
@@ -184,7 +184,7 @@ def test_whatever_the_batches_are_the_state_is_that_of_the_stream(
 ) -> None:
     rows = written(steps)
     reader, begin = Reader(), 0
-    for lsn, standing, ended, over in read_in_order(rows):
+    for lsn, states, ended, over in read_in_order(rows):
         end = sum(entry["commit_lsn"] <= lsn for entry in rows)
         if end < len(rows) and not data.draw(st.booleans(), label=f"a batch ends at {lsn}"):
             continue
@@ -195,7 +195,7 @@ def test_whatever_the_batches_are_the_state_is_that_of_the_stream(
         if data.draw(st.booleans(), label="stored, sorted by table"):
             batch = sorted(batch, key=lambda entry: entry["table"] or "")
         reader.take(batch)
-        assert TableStates.of(reader.text) == standing
+        assert TableStates.of(reader.text) == states
         assert sorted(reader.ended, key=str) == sorted(ended, key=str)
         assert reader.over == over
         begin = end

@@ -69,6 +69,6 @@ def test_an_older_mirror_goes_on_without_a_new_start(
     mirror.finish(spark, merge=False)
     merge_once(cloned(spark), str(path), lambda _: None)  # what a snapshot replaces, a merge alone knows
     after = check(spark, path, source)
-    merged = manifest.picture(spark, str(path))
+    merged = manifest.recorded_version(spark, str(path))
     assert merged is not None and merged.commit_lsn == after.commit_lsn == feeder.truth[-1].commit_lsn
     assert not list((path / "seen").rglob("*.parquet")), "the keys of the snapshot stay"

@@ -20,7 +20,7 @@ from spark_consumer.mirror.fold.replica_identity import (
     change_of_key,
     check_log_names,
     first_positions,
-    schema_ids_behind,
+    schema_ids_after,
 )
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.report import BatchReport
@@ -319,8 +319,8 @@ def test_what_lies_behind_a_truncate_is_known(spark: SparkSession, form: str) ->
     found: Any = records((1, 10, 0), (1, 20, 3), (2, 20, 4), (2, 20, 5), (3, 30, 0))
     if form == "Spark":
         found = spark.createDataFrame(found)
-    assert sorted(schema_ids_behind(found, (20, 4))) == [2, 3]
-    assert schema_ids_behind(found, (30, 0)) == []
+    assert sorted(schema_ids_after(found, (20, 4))) == [2, 3]
+    assert schema_ids_after(found, (30, 0)) == []
 
 
 def test_a_relation_that_gets_its_former_name_back_is_refused(

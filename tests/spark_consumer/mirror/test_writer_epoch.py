@@ -181,7 +181,7 @@ def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_
         patched.setattr(writer_epoch, "check", lambda *_: None)
         visit(feeder, items, visits, 3)
         apply()
-    last = manifest.picture(spark, str(tmp_path))
+    last = manifest.recorded_version(spark, str(tmp_path))
     assert told and last is not None and last.commit_lsn == second.merged_lsn
     first.stop()
 

@@ -94,7 +94,7 @@ class Account:
 
 
 @dataclass(frozen=True, slots=True)
-class RelationFiles:
+class PublishedContent:
     """A relation as of one look. `account` is None in records of gateways that kept no account.
     `horizon`: every transaction with a lower 64-bit id had ended then."""
 
@@ -106,13 +106,13 @@ class RelationFiles:
     horizon: int = field(default=0, compare=False)
 
 
-def new_files(before: RelationFiles, now: RelationFiles) -> list[LeafContent]:
+def new_files(before: PublishedContent, now: PublishedContent) -> list[LeafContent]:
     """Return the leaves of `now` that existed before, with another file."""
     filenodes = {leaf.oid: leaf.filenode for leaf in before.leaves if leaf.filenode != ANNOUNCED}
     return [leaf for leaf in now.leaves if filenodes.get(leaf.oid, leaf.filenode) != leaf.filenode]
 
 
-def unsent(before: RelationFiles, now: RelationFiles, copied: Container[int] = frozenset()) -> str:
+def unsent(before: PublishedContent, now: PublishedContent, copied: Container[int] = frozenset()) -> str:
     """Return why rows have come, gone or changed without an event, as a clause, or "" if nothing
     indicates it. `copied` are the oids of leaves whose new files have rows from before the horizon
     of `before`."""
@@ -172,7 +172,7 @@ def _may_have_sent_root(changed: Iterable[Membership]) -> bool:
     return any(m.via_root or versions.setdefault(m.publication_oid, m.version) != m.version for m in changed)
 
 
-def _changed_leaves(before: RelationFiles, now: RelationFiles) -> str:
+def _changed_leaves(before: PublishedContent, now: PublishedContent) -> str:
     then = {leaf.oid: leaf for leaf in before.leaves}
     if not now.is_partitioned:
         return ""
@@ -194,7 +194,7 @@ def _changed_leaves(before: RelationFiles, now: RelationFiles) -> str:
     return ""
 
 
-def _rewritten_by_columns(before: RelationFiles, now: RelationFiles) -> str:
+def _rewritten_by_columns(before: PublishedContent, now: PublishedContent) -> str:
     """Compare with a record without an account: an ALTER TABLE that rewrites a table also changes
     its columns."""
     columns = {leaf.oid: leaf.columns for leaf in before.leaves}
@@ -204,7 +204,7 @@ def _rewritten_by_columns(before: RelationFiles, now: RelationFiles) -> str:
     return "ALTER TABLE has rewritten it" if any(columns[leaf.oid] != leaf.columns for leaf in files) else ""
 
 
-def _rewritten(before: RelationFiles, now: RelationFiles, actions: frozenset[str], copied: Container[int]) -> str:
+def _rewritten(before: PublishedContent, now: PublishedContent, actions: frozenset[str], copied: Container[int]) -> str:
     then = {leaf.oid: leaf for leaf in before.leaves}
     for leaf in new_files(before, now):
         former = then[leaf.oid]
@@ -220,13 +220,13 @@ def _rewritten(before: RelationFiles, now: RelationFiles, actions: frozenset[str
     return ""
 
 
-def read_contents(rows: Iterable[Mapping[str, Any]], horizon: int) -> dict[int, RelationFiles]:
+def read_contents(rows: Iterable[Mapping[str, Any]], horizon: int) -> dict[int, PublishedContent]:
     """Return the relations in rows of `content_query`, by oid. `horizon` is of the same
     PostgreSQL snapshot."""
     return {row["oid"]: _content(row, horizon) for row in rows}
 
 
-def _content(row: Mapping[str, Any], horizon: int) -> RelationFiles:
+def _content(row: Mapping[str, Any], horizon: int) -> PublishedContent:
     leaves = (LeafContent(*leaf) for leaf in json.loads(row["leaves"] or "[]"))
     made, moved, named, owner, memberships, types, is_partition, generated = json.loads(row["account"])
     account = Account(
@@ -240,4 +240,4 @@ def _content(row: Mapping[str, Any], horizon: int) -> RelationFiles:
         generated or "",
         row["removals"],
     )
-    return RelationFiles(row["nspname"], row["relname"], row["is_partitioned"], tuple(leaves), account, horizon)
+    return PublishedContent(row["nspname"], row["relname"], row["is_partitioned"], tuple(leaves), account, horizon)

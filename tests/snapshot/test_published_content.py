@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.snapshot.rules.relation_files import (
+from gateway.snapshot.rules.published_content import (
     ANNOUNCED,
     Account,
     LeafContent,
     Membership,
-    RelationFiles,
+    PublishedContent,
     TypeVersion,
     unsent,
 )
 
 ONE, TWO = LeafContent(1, 10, "a"), LeafContent(2, 20, "a")
-PLAIN = RelationFiles("public", "t", False, (ONE,))
-PARTED = RelationFiles("public", "t", True, (ONE, TWO))
+PLAIN = PublishedContent("public", "t", False, (ONE,))
+PARTED = PublishedContent("public", "t", True, (ONE, TWO))
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ PARTED = RelationFiles("public", "t", True, (ONE, TWO))
         (PARTED, replace(PARTED, leaves=(ONE, replace(TWO, filenode=21))), "a partition was rewritten or truncated"),
     ],
 )
-def test_rows_have_changed_without_an_event(before: RelationFiles, now: RelationFiles, reason: str) -> None:
+def test_rows_have_changed_without_an_event(before: PublishedContent, now: PublishedContent, reason: str) -> None:
     """As far as records of gateways tell that kept no account."""
     assert unsent(before, now) == reason
 
@@ -47,8 +47,8 @@ LISTED = Membership(7, "100", "p", "iudt", "16384 100 ", True)
 OTHER = Membership(8, "100", "q", "iudt", "all", True)
 ACCOUNT = Account("90", "91", "92", 10, (LISTED,), (TypeVersion(500, "93"), TypeVersion(501, "93")))
 LEAF = LeafContent(1, 10, "a", toast=5)
-KEPT = RelationFiles("public", "t", False, (LEAF,), ACCOUNT)
-ROOT = RelationFiles("public", "t", True, (replace(LEAF, is_attached=True, attachment="80/"),), ACCOUNT)
+KEPT = PublishedContent("public", "t", False, (LEAF,), ACCOUNT)
+ROOT = PublishedContent("public", "t", True, (replace(LEAF, is_attached=True, attachment="80/"),), ACCOUNT)
 NEW_FILE = replace(KEPT, leaves=(replace(LEAF, filenode=11, toast=6),))
 EMPTIED = replace(KEPT, leaves=(replace(LEAF, filenode=11),))
 
@@ -59,12 +59,12 @@ LATELY = LeafContent(3, ANNOUNCED, "")
 """It was announced by the stream, and not looked at."""
 
 
-def with_account(content: RelationFiles, **changes: object) -> RelationFiles:
+def with_account(content: PublishedContent, **changes: object) -> PublishedContent:
     assert content.account is not None
     return replace(content, account=replace(content.account, **changes))  # type: ignore[arg-type]
 
 
-def publishing(content: RelationFiles, *memberships: Membership) -> RelationFiles:
+def publishing(content: PublishedContent, *memberships: Membership) -> PublishedContent:
     return with_account(content, memberships=memberships)
 
 
@@ -168,11 +168,11 @@ DELETING = replace(LISTED, actions="iud")
         (with_account(KEPT, made="1"), replace(KEPT, name="u"), "it was renamed from public.t"),
     ],
 )
-def test_the_account_tells_more(before: RelationFiles, now: RelationFiles, reason: str) -> None:
+def test_the_account_tells_more(before: PublishedContent, now: PublishedContent, reason: str) -> None:
     assert unsent(before, now) == reason
 
 
 @pytest.mark.parametrize("now", [NEW_FILE, replace(ROOT, leaves=(replace(ROOT.leaves[0], filenode=11),))])
-def test_a_file_that_has_rows_from_before_is_a_copy(now: RelationFiles) -> None:
+def test_a_file_that_has_rows_from_before_is_a_copy(now: PublishedContent) -> None:
     before = ROOT if now.is_partitioned else KEPT
     assert unsent(before, now) != "" == unsent(before, now, {1})
