@@ -12,10 +12,10 @@ from typing import Final
 
 import asyncpg
 
+from gateway.classify_registry_errors import classified_schema_errors
 from gateway.errors import InternalError, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.postgres.errors import CannotDecode, classify, classify_exception, classify_in_stream
+from gateway.postgres.classify_errors import CannotDecode, classify, classify_exception, classify_in_stream
 from gateway.postgres.server_message import ServerMessage
-from gateway.schema_registry import classified_schema_errors
 from gateway.startup.sqlstates import TABLE
 from schemas.refusals import error_of
 

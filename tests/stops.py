@@ -95,7 +95,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/slot_checks.py _kind", "belongs to database"): _STATE,
     ("gateway/startup/slot_checks.py _lost", "{invalidation_reason}"): _GAP,
     ("gateway/startup/slot_checks.py _lost", "{reason}"): _LOST,
-    ("gateway/kafka/errors.py classify", "raise the topic's max.message.bytes"): _KAFKA
+    ("gateway/kafka/classify_errors.py classify", "raise the topic's max.message.bytes"): _KAFKA
     + "test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped",
     ("gateway/kafka/batches.py too_large", ""): _KAFKA
     + "test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped",
@@ -108,7 +108,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/postgres/start_replication.py pgoutput_options", ""): _OLDER,
     ("gateway/postgres/authentication.py not_postgresql", ""): _SERVICE,
     ("gateway/runtime/column_rules.py _check_key", ""): _STATE,
-    ("gateway/schema_registry.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
+    ("gateway/classify_registry_errors.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
     ("gateway/runtime/session.py _stop_if_again", ""): _KAFKA
     + "test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out",
     ("gateway/runtime/stored_positions.py own_position", ""): "exactly_once/test_registry_faults.py::"
@@ -132,7 +132,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     "test_an_offset_that_is_no_use_leaves_everything_as_it_was",
     ("gateway/startup/role_checks.py check_role", ""): _POOLER,
     ("gateway/startup/timeline_checks.py check_promotion", "the new primary forked off timeline"): _PROMOTED,
-    ("gateway/kafka/errors.py classify", "lower kafka.transaction_timeout_s"): _MENDED,
+    ("gateway/kafka/classify_errors.py classify", "lower kafka.transaction_timeout_s"): _MENDED,
     ("gateway/kafka/topics.py compacted_without_key", ""): _DIALECT,
     ("gateway/kafka/topics.py refused_topic", "{hint}"): _STATE,
     ("gateway/kafka/topics.py topic_of_two", ""): _DIALECT,
@@ -151,8 +151,8 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/sqlstates.py 22008", ""): _UNPRINTABLE,
     ("gateway/startup/sqlstates.py 22P05", ""): _UNTRANSLATABLE,
     ("gateway/startup/sqlstates.py 22021", ""): _UNTRANSLATABLE,
-    ("gateway/postgres/errors.py classify", "is now unusable"): _REFUSED,
-    ("gateway/postgres/errors.py classify", "is too large for the server to send"): _REFUSED,
+    ("gateway/postgres/classify_errors.py classify", "is now unusable"): _REFUSED,
+    ("gateway/postgres/classify_errors.py classify", "is too large for the server to send"): _REFUSED,
     ("gateway/postgres/login.py check_dsn", ""): _MENDED,
     ("gateway/postgres/credentials.py check_form", ""): _MENDED,
     ("gateway/postgres/login.py _classified", ""): _MENDED,
@@ -203,11 +203,11 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/startup/position_checks.py check_progress", "no longer exists"), _OTHER),
     (("gateway/startup/position_checks.py check_progress", "another process advanced the slot by"), _OTHER),
     (("gateway/startup/publication_checks.py _keys_sent_in_part", ""), _OTHER),
-    (("gateway/kafka/errors.py classify", "raise the topic's max.message.bytes"), _ALLOWED),
-    (("gateway/kafka/errors.py classify", "lower kafka.transaction_timeout_s"), _ALLOWED),
+    (("gateway/kafka/classify_errors.py classify", "raise the topic's max.message.bytes"), _ALLOWED),
+    (("gateway/kafka/classify_errors.py classify", "lower kafka.transaction_timeout_s"), _ALLOWED),
     (("gateway/kafka/topics.py deleted_topics", ""), _OTHER),
     (("gateway/kafka/topics.py refused_topic", ""), _OTHER),
-    (("gateway/postgres/errors.py classify", "is too large for the server to send"), _WITHOUT),
+    (("gateway/postgres/classify_errors.py classify", "is too large for the server to send"), _WITHOUT),
     (("gateway/runtime/column_rules.py _check_key", ""), _OTHER),
     (("gateway/runtime/stored_positions.py refuse_other_dialect", ""), _DIALECT),
     (

@@ -18,6 +18,7 @@ from typing import Final
 
 import asyncpg
 
+from gateway.classify_registry_errors import open_registry
 from gateway.cli.check_report import Area, CheckResult, outcome_of
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
@@ -38,7 +39,6 @@ from gateway.runtime.pattern_checks import check_patterns
 from gateway.runtime.relation_registrar import topics_with_schema
 from gateway.runtime.source_catalog import expected_of
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
-from gateway.schema_registry import open_registry
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.kafka_checks import KafkaExpected, KafkaFacts, check_brokers, check_refusals, check_topics

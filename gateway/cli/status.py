@@ -15,12 +15,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from gateway.classify_registry_errors import open_registry
 from gateway.cli.check import run_check
 from gateway.cli.status_text import UNKNOWN, render
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
-from gateway.kafka.errors import classify
+from gateway.kafka.classify_errors import classify
 from gateway.kafka.last_commit import last_commit
 from gateway.kafka.position_topic import ReadIncomplete, read_positions
 from gateway.kafka.producer import STOP_TIMEOUT_S
@@ -28,8 +29,8 @@ from gateway.kafka.shutdown import close_with_timeout
 from gateway.kafka.topic_admin import TopicAdmin
 from gateway.observe.http_client import ask_status
 from gateway.observe.lag import Progress
-from gateway.observe.status import Counts
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import Counts
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import published_tables
@@ -38,7 +39,6 @@ from gateway.runtime.monitor import ask_mirror, wal_held
 from gateway.runtime.snapshot_status import snapshot_states, status_of
 from gateway.runtime.stored_positions import stored_position
 from gateway.runtime.stream_status import show_position
-from gateway.schema_registry import open_registry
 from gateway.transactions.position import Position
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, topic_name, transaction_topic, value_subject

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from gateway.observe.status import TITLES
+from gateway.observe.status_types import TITLES
 from gateway.startup.synchronous_standby import WAITED_FOR
 from schemas.lsn import Lsn
 

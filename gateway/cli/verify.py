@@ -30,7 +30,7 @@ from gateway.startup.facts import PublicationFacts
 from gateway.transactions.position import position_key
 from schemas.lsn import Lsn
 from schemas.topic_names import counted, format_relation
-from schemas.verification import TableVerification
+from schemas.verdict import TableVerdict
 
 POLL_S: Final = 1.0
 PROGRESS_S: Final = 5.0
@@ -46,13 +46,13 @@ class VerificationResult:
     tables that were replaced after it. `absent` are tables that the mirror does not have,
     `quarantined` tables that were not compared."""
 
-    first: tuple[TableVerification, ...]
-    repaired: tuple[TableVerification, ...] = ()
+    first: tuple[TableVerdict, ...]
+    repaired: tuple[TableVerdict, ...] = ()
     absent: tuple[str, ...] = ()
     quarantined: tuple[str, ...] = ()
 
     @property
-    def last(self) -> dict[str, TableVerification]:
+    def last(self) -> dict[str, TableVerdict]:
         return {verdict.table: verdict for verdict in (*self.first, *self.repaired)}
 
     @property
@@ -91,7 +91,7 @@ async def verify(
     first = await verification.run("VERIFY", sorted(tables.values())) if tables else []
     absent = sorted(set(tables.values()) - {verdict.table for verdict in first})
     different = [verdict.table for verdict in first if verdict.difference_count]
-    repaired: list[TableVerification] = []
+    repaired: list[TableVerdict] = []
     if repair and different:
         tell(f"tables with differences, which will be replaced: {', '.join(different)}")
         await verification.run("REPLACE", different)
@@ -142,7 +142,7 @@ class _Verification:
     patience_s: float
     tell: Callable[[str], None]
 
-    async def run(self, purpose: str, tables: Sequence[str]) -> list[TableVerification]:
+    async def run(self, purpose: str, tables: Sequence[str]) -> list[TableVerdict]:
         """Return the verdicts of those tables that the mirror has. Raises Retry if there is no
         progress."""
         text = encode_command("start", tables, purpose, self.settings.source.slot)
@@ -216,13 +216,13 @@ class _Waiting:
     purpose: str
     lsn: Lsn
     tables: set[str]
-    verdicts: list[TableVerification]
+    verdicts: list[TableVerdict]
     moved_at: float
     looked_at: float = 0.0
     seen: tuple[int, tuple[tuple[str, int], ...]] = (-1, ())
 
 
-def line_of(verdict: TableVerification) -> str:
+def line_of(verdict: TableVerdict) -> str:
     if not verdict.difference_count:
         return f"{verdict.table}: equal, {counted(verdict.row_count, 'row')} compared"
     kinds = f"{verdict.changed:,} changed, {verdict.missing:,} missing, {verdict.surplus:,} surplus"

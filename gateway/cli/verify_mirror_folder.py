@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway.errors import Retry, StopForOperator
-from schemas.verification import TableVerification, decode_lsn, decode_verdict, ended_path, reached_path, verdict_path
+from schemas.verdict import TableVerdict, decode_lsn, decode_verdict, ended_path, reached_path, verdict_path
 
 
 class MirrorFolder:
@@ -25,7 +25,7 @@ class MirrorFolder:
                 hint="specify the path that was given to walgate mirror with --path, as seen from this host",
             )
 
-    def verdict(self, table: str) -> TableVerification | None:
+    def verdict(self, table: str) -> TableVerdict | None:
         """Return the verdict of the table's last snapshot that ended. Raises Retry."""
         content = self._read(verdict_path(self._root, table))
         return None if content is None else _decoded(decode_verdict, content)

@@ -15,21 +15,21 @@ import structlog
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
+from gateway.classify_registry_errors import classified_schema_errors
 from gateway.config.settings import Settings
 from gateway.config.source import SourceSettings
 from gateway.debezium.written_checks import TOMBSTONE, Committed, Place, Written, advanced, committed, is_before
 from gateway.errors import Retry, StopForOperator
 from gateway.kafka.aiokafka_internals import Consumer
-from gateway.kafka.errors import READING, classify
+from gateway.kafka.classify_errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from gateway.pgoutput import letters
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import connect_sql, end_session
 from gateway.postgres.credentials import login_of
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.slot import DECODING_TIMEOUT_S
 from gateway.postgres.start_replication import quoted_identifier
-from gateway.schema_registry import classified_schema_errors
 from gateway.startup.connect_offset import DebeziumOffset
 from schemas.errors import SchemaError
 from schemas.lsn import Lsn

@@ -8,6 +8,7 @@ from typing import Any
 import asyncpg
 import structlog
 
+from gateway.classify_registry_errors import register_both
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.column_defaults import with_defaults
 from gateway.debezium.envelope_schema import (
@@ -26,10 +27,9 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import TopicSink
 from gateway.kafka.topics import Name, Topics, topic_of_two
 from gateway.observe import metrics
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.relations.attributes import Attribute
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, read_key
-from gateway.schema_registry import register_both
 from schemas.registry_client import RegistryClient
 from schemas.relation import Protect, RelationDescription, ReplicaIdentity
 

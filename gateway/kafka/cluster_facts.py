@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaError, for_code
 
 from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals import Admin
-from gateway.kafka.errors import classify
+from gateway.kafka.classify_errors import classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from gateway.startup.kafka_checks import CLUSTER, KafkaExpected, KafkaFacts, Refused, TopicFacts

@@ -10,7 +10,7 @@ from aiokafka.errors import KafkaError, LeaderNotAvailableError, for_code
 
 from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals import Admin
-from gateway.kafka.errors import classify
+from gateway.kafka.classify_errors import classify
 from gateway.kafka.shutdown import close_with_timeout
 from schemas.topic_names import POSITION_TOPIC
 

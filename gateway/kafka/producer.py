@@ -1,12 +1,12 @@
-"""The transactional producer, and how it is given up. gateway/kafka/delivery.py decides when it
-begins a Kafka transaction, and when it commits.
+"""The transactional producer, and how it is given up. gateway/kafka/transaction_delivery.py decides
+when it begins a Kafka transaction, and when it commits.
 
 aiokafka's producer is used as gateway/kafka/aiokafka_internals.py changes it, and with three rules
 (found by measurements and in its source, version 0.14):
 
 * `commit_transaction` returns normally although a batch of the transaction failed, so every batch's
-  future is awaited first (gateway/kafka/delivery.py). A producer with one failed or unknown result
-  is dead: it is never retried but abandoned here.
+  future is awaited first (gateway/kafka/transaction_delivery.py). A producer with one failed or
+  unknown result is dead: it is never retried but abandoned here.
 * With the broker down its calls never return, so everything is awaited under a time limit.
 * Sequence numbers wrap wrongly after 2^31 records on a partition, so `is_worn` asks for a new
   producer long before.
@@ -27,7 +27,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
 from gateway.kafka.aiokafka_internals import DirectProducer
 from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, Batch
-from gateway.kafka.errors import classify
+from gateway.kafka.classify_errors import classify
 from gateway.kafka.shutdown import close_with_timeout
 
 MAX_PARTITION_RECORDS = 1 << 30

@@ -2,7 +2,7 @@
 web page.
 
     status_board                      collects what the other packages report
-    status, table_status, lag, mirror_status
+    status_types, table_status, lag, mirror_status
                                       the values in it, and the lag computed from them
     metrics, logs                     Prometheus metrics; log lines
     http_server, http_socket, http_routes, web_ui

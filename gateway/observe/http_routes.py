@@ -4,7 +4,7 @@
 /livez     200 while the process runs
 /readyz    200 while the replication stream is read and delivered, otherwise 503 with what it
            waits for
-/status    the whole status, as JSON (gateway/observe/status.py)
+/status    the whole status, as JSON (gateway/observe/status_types.py)
 /metrics   Prometheus
 """
 

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from gateway.observe.status import STATES, GatewayStatus, WalRetentionCause
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import STATES, GatewayStatus, WalRetentionCause
 
 REGISTRY = CollectorRegistry()
 

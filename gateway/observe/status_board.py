@@ -15,7 +15,7 @@ from typing import Final
 from gateway.errors import WalgateError
 from gateway.observe.lag import Progress, ReadProgress, WalClock, lag
 from gateway.observe.mirror_status import CommitTimes, MirrorStatus
-from gateway.observe.status import (
+from gateway.observe.status_types import (
     PARTS,
     TITLES,
     Counts,

@@ -7,7 +7,8 @@
     standby_status.py                                    when and what the server is told
     server.py slot.py publication.py role.py             facts for the checks of gateway/startup
     wal_retention.py slot_creation_blockers.py           what keeps WAL or delays a slot's creation
-    errors.py cached_query.py asyncpg_internals.py       errors, repeated queries, private asyncpg
+    classify_errors.py cached_query.py asyncpg_internals.py
+                                                         errors, repeated queries, private asyncpg
 
 In: settings, and the LSNs to acknowledge. Out: facts about the server, CopyData frames, classified
 errors, and standby status to the server. This package must not know a frame's payload except its

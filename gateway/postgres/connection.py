@@ -18,8 +18,8 @@ import asyncpg
 from gateway.errors import Retry, WalgateError
 from gateway.names import APPLICATION_NAME
 from gateway.postgres.asyncpg_internals import Address, TransportHandover, address_of, transport_of
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.login import log_in, shown
 from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW
 from gateway.postgres.replication_stream import PINNED_REPORTS, ReplicationStream, check_report
@@ -54,8 +54,8 @@ PINNED_SETTINGS: Final = {
     "enable_tidscan": "on",
     "enable_indexscan": "on",
     "enable_bitmapscan": "on",
-    # With terabytes to spend, a query of the catalog takes all memory of the server: a hash table is
-    # as large as the planner's estimate. With the least, it would sort on disk.
+    # With terabytes to spend, a query of the catalog takes all memory of the server: a hash table
+    # is as large as the planner's estimate. With the least, it would sort on disk.
     "work_mem": "16MB",
     "hash_mem_multiplier": "2",
     # Costs that are infinite or zero make all plans equal, and the first one is taken.

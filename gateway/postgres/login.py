@@ -32,8 +32,8 @@ from gateway.postgres.authentication import (
     not_postgresql,
     service_at,
 )
+from gateway.postgres.classify_errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
 from gateway.postgres.credentials import Credentials, check_form, unnamed_database
-from gateway.postgres.errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
 
 log = structlog.get_logger()
 

@@ -13,8 +13,8 @@ import asyncpg
 
 from gateway.names import is_table, quote_identifier
 from gateway.postgres.cached_query import CachedQuery
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRelation
 from gateway.startup.filters import check_filters, filter_calls
 from gateway.startup.findings import OperatorWarning

@@ -22,8 +22,8 @@ from collections.abc import Callable, Mapping
 from typing import Final, cast
 
 from gateway.errors import Retry, StopForOperator, WalgateError
+from gateway.postgres.classify_errors import LossReported, StreamCut, classify, classify_in_stream, classify_notice
 from gateway.postgres.copy_frames import FrameError, standby_status
-from gateway.postgres.errors import LossReported, StreamCut, classify, classify_in_stream, classify_notice
 from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW, ReceiveBuffer
 from gateway.postgres.server_message import ServerMessage, parse_server_message
 from gateway.postgres.start_replication import start_command, temporary_slot_command

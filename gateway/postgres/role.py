@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 
 from gateway.names import is_table
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.role_checks import RoleFacts
 
 # Amazon's servers have a role rds_replication: membership replaces the attribute REPLICATION, which

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader, publication_facts
 from gateway.postgres.slot import slot_facts
 from gateway.startup.facts import Facts, ServerFacts

@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.start_replication import checked_slot
 from gateway.startup.facts import SlotFacts
 from gateway.startup.slot_checks import PLUGIN

@@ -13,9 +13,9 @@ import asyncpg
 import structlog
 
 from gateway.errors import WalgateError
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 
 log = structlog.get_logger()
 

@@ -7,8 +7,8 @@ from typing import Final
 
 import asyncpg
 
-from gateway.observe.status import SlotStatus, WalRetentionCause
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.observe.status_types import SlotStatus, WalRetentionCause
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.slot import slot_facts
 from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, remedy
 from gateway.startup.facts import SlotFacts

@@ -18,8 +18,8 @@
                                   for commands: the state of snapshots, changes of a position
 
 Errors say what follows: Retry and RetrySlowly begin another session, StopForOperator ends the
-process. gateway/kafka/errors.py and gateway/postgres/errors.py decide which one an error is, and
-supervisor carries it out.
+process. gateway/kafka/classify_errors.py and gateway/postgres/classify_errors.py decide which one
+an error is, and supervisor carries it out.
 
 In: settings, and the answers of PostgreSQL, Kafka and the registry. Out: records in Kafka, the
 position, and the status on the status board. This package connects all others. It must not know

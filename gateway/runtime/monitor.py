@@ -24,6 +24,7 @@ from typing import Final
 import asyncpg
 import structlog
 
+from gateway.classify_registry_errors import classified_schema_errors
 from gateway.config.settings import Settings
 from gateway.errors import Retry, WalgateError
 from gateway.kafka.probe import KafkaProbe
@@ -31,13 +32,12 @@ from gateway.names import HEARTBEAT_PREFIX
 from gateway.observe.http_client import ask_json
 from gateway.observe.logs import library_lines
 from gateway.observe.mirror_status import MirrorStatus, read_mirror
-from gateway.observe.status import TITLES, PartName, RetainedWal, SlotStatus
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import TITLES, PartName, RetainedWal, SlotStatus
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status
-from gateway.schema_registry import classified_schema_errors
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, value_subject
 

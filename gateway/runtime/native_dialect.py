@@ -8,6 +8,7 @@ from dataclasses import replace
 import asyncpg
 import structlog
 
+from gateway.classify_registry_errors import register_both
 from gateway.config.settings import Settings
 from gateway.errors import InternalError
 from gateway.events.logical_message import LogicalMessageEncoder
@@ -18,7 +19,6 @@ from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
 from gateway.kafka.topics import Name, Topics, topic_of_another
 from gateway.relations.attributes import Attribute, attribute_numbers, needs_earlier
-from gateway.schema_registry import register_both
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.position import Position

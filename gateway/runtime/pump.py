@@ -20,7 +20,7 @@ import structlog
 from gateway.errors import DataGap, Retry, StopForOperator
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
-from gateway.kafka.delivery import Delivery
+from gateway.kafka.transaction_delivery import Delivery
 from gateway.observe import metrics
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import (
@@ -42,8 +42,8 @@ from gateway.pgoutput import (
 )
 from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
 from gateway.pgoutput.transaction import begin_at, commit_at
+from gateway.postgres.classify_errors import CannotDecode
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, FrameError, drained_size, split
-from gateway.postgres.errors import CannotDecode
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.runtime.quarantine import QuarantinePolicy

@@ -19,14 +19,14 @@ from gateway.config.settings import Settings
 from gateway.errors import NeedsText, Retry, RetrySlowly, StopForOperator
 from gateway.events.errors import NeedsOptional
 from gateway.failpoints import failpoint
-from gateway.kafka.delivery import TransactionTimedOut
 from gateway.kafka.producer import Producer
+from gateway.kafka.transaction_delivery import TransactionTimedOut
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Relation
 from gateway.postgres.asyncpg_internals import address_of
+from gateway.postgres.classify_errors import CannotDecode, LossReported, StreamCut, beside_stream
 from gateway.postgres.connection import connect_sql, leave_with
 from gateway.postgres.credentials import login_of
-from gateway.postgres.errors import CannotDecode, LossReported, StreamCut, beside_stream
 from gateway.postgres.publication import filters_that_can_fail
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import Recovery, recovery_of

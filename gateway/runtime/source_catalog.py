@@ -11,7 +11,7 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.failpoints import failpoint
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader, tables_that_held_rows
 from gateway.postgres.server import load_facts
 from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts

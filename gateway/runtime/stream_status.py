@@ -13,11 +13,11 @@ import time
 from collections import deque
 from dataclasses import dataclass
 
-from gateway.kafka.delivery import Delivery
+from gateway.kafka.transaction_delivery import Delivery
 from gateway.observe import metrics
 from gateway.observe.lag import Progress
-from gateway.observe.status import Counts, GapSeen, OpenStream
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import Counts, GapSeen, OpenStream
 from gateway.observe.table_status import QuarantinedTable
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.transactions.machine import TransactionMachine

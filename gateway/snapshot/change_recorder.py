@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 import asyncpg
 
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.change_tracking import MessageObserver, RecordingObserver
 from gateway.snapshot.rules.staleness import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress

@@ -14,9 +14,9 @@ import asyncpg
 
 from gateway.errors import RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
+from gateway.postgres.classify_errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.connection import connect_sql, end_session, transaction
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, fingerprint
 from gateway.snapshot.rules.ctid_ranges import Leaf, TidRange, cut, halves

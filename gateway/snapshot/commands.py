@@ -20,9 +20,9 @@ import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.transactions.transaction import COMMAND_PREFIX
 from schemas.lsn import Lsn
 from schemas.topic_names import format_relation, parse_relation

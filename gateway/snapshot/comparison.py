@@ -11,8 +11,8 @@ from typing import Final
 import asyncpg
 
 from gateway.postgres.cached_query import CachedQuery
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.snapshot.content_query import PLAN, content_query
 from gateway.snapshot.progress_log import log_unsent_at_all
 from gateway.snapshot.rules.published_content import LeafContent, PublishedContent, new_files, read_contents, unsent

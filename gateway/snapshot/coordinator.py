@@ -26,11 +26,11 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.failpoints import failpoint
-from gateway.kafka.delivery import Delivery
+from gateway.kafka.transaction_delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.pgoutput import Relation
+from gateway.postgres.classify_errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.connection import transaction
-from gateway.postgres.errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, new_id

@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 
 from gateway.config.settings import SnapshotSettings
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.comparison import Comparison
 from gateway.snapshot.progress_log import log_late, log_quarantined, log_unsent

@@ -11,7 +11,7 @@ import structlog
 from gateway.config.settings import SnapshotSettings
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker, readable_time
-from gateway.kafka.delivery import Delivery
+from gateway.kafka.transaction_delivery import Delivery
 from gateway.observe import metrics
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk

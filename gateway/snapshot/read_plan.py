@@ -17,8 +17,8 @@ from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
 from gateway.names import quote_identifier
 from gateway.pgoutput.relation import Column, Relation
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
 from gateway.snapshot.content_query import content_query
 from gateway.snapshot.rules.ctid_ranges import Leaf

@@ -14,8 +14,8 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import NeedsText, Retry, RetrySlowly
+from gateway.postgres.classify_errors import DRIVER_ERRORS
 from gateway.postgres.credentials import login_of
-from gateway.postgres.errors import DRIVER_ERRORS
 from gateway.snapshot.chunk_reader import (
     ChunkTooLarge,
     ReadChunk,

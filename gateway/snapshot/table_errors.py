@@ -14,7 +14,7 @@ from typing import Final
 
 from gateway.errors import InternalError, StopForOperator, UnwritableRelation, WalgateError
 from gateway.names import quote_identifier
-from gateway.postgres.errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.startup.facts import PublishedRelation
 from gateway.transactions.error_context import defect_of
 

@@ -11,9 +11,9 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
+from gateway.postgres.classify_errors import DRIVER_ERRORS
 from gateway.postgres.connection import transaction
 from gateway.postgres.credentials import login_of
-from gateway.postgres.errors import DRIVER_ERRORS
 from gateway.snapshot.chunk_reader import chunk_query, connect_reader
 from gateway.snapshot.pending_chunks import PendingChunks
 from gateway.snapshot.progress_log import log_unreadable

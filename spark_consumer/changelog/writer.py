@@ -30,7 +30,7 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, path_class
 from spark_consumer.mirror.batch_contents import TablePart, batch_size, summarize, without_marks
-from spark_consumer.mirror.fold.keyless_log import not_yet
+from spark_consumer.mirror.fold.keyless_log import not_applied
 from spark_consumer.mirror.fold.replica_identity import check_names
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
@@ -96,7 +96,7 @@ class Changelog:
         changes = changes.drop(
             *(row.name for row in rows if not row.type.num_fields)
         )  # no format can write such a struct
-        changes = not_yet(changes, applied, "commit_lsn")
+        changes = not_applied(changes, applied, "commit_lsn")
         if self.format == "parquet":
             changes.write.mode("overwrite").parquet(f"{location}/batch={commit_lsn}")
         else:

@@ -29,7 +29,7 @@ from spark_consumer.reader.positions import Position, check_continues, resolve
 from spark_consumer.source.options import MAX_CHANGES
 
 if TYPE_CHECKING:
-    from spark_consumer.mirror.taken import Taken
+    from spark_consumer.mirror.mirror_state import MirrorState
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_enable=False)
 
@@ -54,7 +54,7 @@ class Job:
     http: str
     spark: SparkChoice
     start: Callable[[Run], Callable[[Any, int], None]]
-    reached: Callable[[Any], Taken | None] | None = None
+    reached: Callable[[Any], MirrorState | None] | None = None
     finish: Callable[..., None] | None = None
 
 
@@ -106,9 +106,9 @@ def mirror(
 ) -> None:
     """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
     from spark_consumer.mirror.append_batch import AppendingMirror
+    from spark_consumer.mirror.mirror_state import state_of
     from spark_consumer.mirror.tables.catalog import Catalog
     from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS, STOP
-    from spark_consumer.mirror.taken import taken_in
     from spark_consumer.reader.registry import SchemaCache
 
     if on_recreated not in (EMPTY, STOP, KEEP_AS):
@@ -168,7 +168,7 @@ def mirror(
             http,
             SparkChoice(master, conf, jars, memory_mb, cores, verbose, settings_of(context)),
             start,
-            lambda spark: taken_in(spark, path),
+            lambda spark: state_of(spark, path),
             finish,
         )
     )
@@ -352,7 +352,7 @@ def _run(job: Job) -> None:
         run.stop_on_signals()
         run.wait_for_topic()
         if not run.stopping.is_set():
-            _keep_up(job, run)
+            _run_query(job, run)
     except (ConsumerError, ValueError) as problem:
         fail(problem)
     except PySparkException as problem:
@@ -362,7 +362,7 @@ def _run(job: Job) -> None:
         fail(told)
 
 
-def _keep_up(job: Job, run: Run) -> None:
+def _run_query(job: Job, run: Run) -> None:
     from spark_consumer.jobs.session import is_new, last_offset
     from spark_consumer.source.datasource import ENDS_AVAILABLE_NOW
     from spark_consumer.source.options import parse_options
@@ -402,7 +402,7 @@ def _keep_up(job: Job, run: Run) -> None:
         return (writer.trigger(availableNow=True) if job.once else writer.trigger(processingTime="0 seconds")).start()
 
     repeats = job.once and not ENDS_AVAILABLE_NOW
-    run.keep_up(query, outages=not job.once, until_position=run.log.bounds()[1] if repeats else None)
+    run.run_query(query, outages=not job.once, until_position=run.log.bounds()[1] if repeats else None)
     if job.finish is not None:
         job.finish(spark, is_done=(job.once or bool(job.until_lsn)) and not run.stopping.is_set())
     spark.stop()

@@ -156,7 +156,7 @@ class Run:
                 self.status.waits_for = f"{self.options.marker_topic}: {problem}"
                 self.stopping.wait(0.5)
 
-    def keep_up(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
+    def run_query(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
         """Run the query that `start` starts. Start it again from its checkpoint if Spark could not
         start a Python process in time, or if Kafka or the registry was unavailable for too long
         (only if `outages`). Raises other errors of a query.

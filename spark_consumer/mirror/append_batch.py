@@ -1,7 +1,7 @@
 """Mirror that appends each batch at once and merges it into the tables later, in another thread.
 
 A batch is one commit to `changes`, however many tables it has; nothing is decoded or folded for it.
-Every `merge_every_s` seconds the merges beside the batches (merges_beside.py) apply what was
+Every `merge_every_s` seconds the merges beside the batches (background_merges.py) apply what was
 appended to the tables, reading it from `changes` instead of Kafka. `versions.read` combines both.
 They also merge what an earlier run has left, so that the first batch does not wait for it.
 """
@@ -18,11 +18,11 @@ from pyspark.sql import functions as f
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, manifest, table_selection, writer_epoch
 from spark_consumer.mirror.appended_batch import AppendedBatch, summary_of
-from spark_consumer.mirror.merge_batch import Mirror
+from spark_consumer.mirror.background_merges import BackgroundMerges
 from spark_consumer.mirror.merge_thread import RETENTION_S
-from spark_consumer.mirror.merges_beside import MergesBeside
-from spark_consumer.mirror.paths import APPENDED_FORM, changes_path
-from spark_consumer.mirror.progress import Told, task_share, told_every, told_nothing
+from spark_consumer.mirror.merger import Merger
+from spark_consumer.mirror.paths import APPENDED_FORMAT, changes_path
+from spark_consumer.mirror.progress import ProgressListener, ignore_progress, report_progress, task_share
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.spark_settings import tune, use_pool
 from spark_consumer.mirror.storage import TABLES
@@ -39,7 +39,7 @@ _POOL = "batches"
 @dataclass
 class AppendingMirror:
     """Mirror that is written batch by batch: `apply` is the function for foreachBatch, and `finish`
-    is called after the last batch. Most fields are those of merge_batch.Mirror.
+    is called after the last batch. Most fields are those of merger.Merger.
 
     `merge_every_s`: seconds from one merge to the next; None: see MergeThread; 0: each batch waits
     until it is merged; infinity: only `finish` or another process merges. `retention_s`: seconds
@@ -59,18 +59,18 @@ class AppendingMirror:
     merge_every_s: float | None = None
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # before a merge is retried
     handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
-    working: Told = told_nothing  # called during a long batch or merge
-    _merges: MergesBeside = field(init=False)
+    working: ProgressListener = ignore_progress  # called during a long batch or merge
+    _merges: BackgroundMerges = field(init=False)
     _known: set[str] = field(default_factory=set, init=False)  # names of the tables in the mirror
     _appended: int = field(default=-1, init=False)
     _epoch: int = field(default=0, init=False)
     _is_unsure: bool = field(default=False, init=False)  # whether the last batch failed, and may have been appended
 
     def __post_init__(self) -> None:
-        self._merges = MergesBeside(self._new_merger, self.merge_every_s, self.retrying, self.handed_over)
+        self._merges = BackgroundMerges(self._new_merger, self.merge_every_s, self.retrying, self.handed_over)
 
-    def _new_merger(self, schemas: dict[int, Schema]) -> Mirror:
-        return Mirror(
+    def _new_merger(self, schemas: dict[int, Schema]) -> Merger:
+        return Merger(
             self.path,
             schemas,
             self.report,
@@ -104,7 +104,7 @@ class AppendingMirror:
         use_pool(spark, _POOL)
         rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
         try:
-            with told_every(self.working, f"micro-batch {batch}", task_share(spark), lambda: None):
+            with report_progress(self.working, f"micro-batch {batch}", task_share(spark), lambda: None):
                 found = summary_of(rows)
                 if found is not None:
                     self._append(rows, found, batch, began)
@@ -130,13 +130,13 @@ class AppendingMirror:
         """Take over the mirror. Return the session for the merges."""
         session = cloned(spark)  # of its own, since `once` changes settings for all writes of a session
         tune(session, TABLES.session_defaults(compacts=True))
-        writer_epoch.check_form(session, self.path)
+        writer_epoch.check_format_version(session, self.path)
         last = manifest.recorded_version(session, self.path)
         merger = self._merges.merger
         merger.check_scope(session, last)
         changes.create(session, self.path)
         self._epoch = writer_epoch.claim_appends(session, self.path, changes.nothing(session))
-        writer_epoch.note_form(session, self.path, APPENDED_FORM, manifest.nothing(session))
+        writer_epoch.note_format_version(session, self.path, APPENDED_FORMAT, manifest.nothing(session))
         merger.note_options(session)
         self._merges.open(session)
         last = last if merger.last is None else merger.last
@@ -154,14 +154,14 @@ class AppendingMirror:
         writer_epoch.check_appends(spark, self.path, self._epoch)
         before_lsn, self._appended = self._appended, changes.appended_lsn(spark, self.path)
         self._known |= self._waiting_tables(spark, before_lsn)
-        if self._appended > before_lsn and self._merges.are_here:
+        if self._appended > before_lsn and self._merges.merges_here:
             self._merges.thread.want(at_once=True)
 
     def _waiting_tables(self, spark: SparkSession, after_lsn: int) -> set[str]:
         """Return the names of the tables that have changes after `after_lsn`."""
         if self._appended <= after_lsn:
             return set()
-        rows, _ = changes.waiting(spark, self.path, after_lsn, self._appended)
+        rows, _ = changes.unmerged(spark, self.path, after_lsn, self._appended)
         return set() if rows is None else changes.table_names(rows)
 
     @property
@@ -181,11 +181,11 @@ class AppendingMirror:
     def _append(self, rows: DataFrame, found: AppendedBatch, batch: int, began: float) -> None:
         late = [name for name, lsn in found.first_lsns.items() if name not in self._known and lsn <= self.taken_lsn]
         if late:
-            raise table_selection.too_late(late[0], self.path, self.taken_lsn)
+            raise table_selection.too_late_error(late[0], self.path, self.taken_lsn)
         spark = rows.sparkSession
         self._keep_schemas(spark, found.schema_ids)
         writer_epoch.check_appends(spark, self.path, self._epoch, self._appended)
-        changes.append(rows, self.path, found.size, writer_epoch.held(self._epoch))
+        changes.append(rows, self.path, found.size, writer_epoch.expected_epoch(self._epoch))
         self._appended = found.last_lsn
         self._known.update(found.tables)
         self._report_batch(found, batch, time.monotonic() - began)

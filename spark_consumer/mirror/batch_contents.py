@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.fold.fold_spark import position
-from spark_consumer.mirror.table_states import Mark, marks_of, verified_chunks
+from spark_consumer.mirror.table_states import StoredMark, parse_marks, verified_chunks
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
@@ -35,16 +35,16 @@ _SMALL_CELLS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """Part of a batch that belongs to one table. `newest`: schema id of its last record; `cut`:
-    (commit_lsn, ordinal) of its last TRUNCATE, before which nothing counts in a table with a key;
-    `first_lsn`: commit LSN of its first change."""
+    """Part of a batch that belongs to one table. `newest`: schema id of its last record;
+    `last_truncate`: (commit_lsn, ordinal) of its last TRUNCATE, before which nothing counts in a
+    table with a key; `first_lsn`: commit LSN of its first change."""
 
     table: TableName
     changes: int
     value_bytes: int
     schema_ids: list[int]
     newest: int
-    cut: tuple[int, int] | None
+    last_truncate: tuple[int, int] | None
     first_lsn: int
 
     def is_small(self, columns: int) -> bool:
@@ -108,17 +108,17 @@ def batch_size(raw: DataFrame) -> BatchSize:
     return BatchSize(found["changes"], found["signs"], found["value_bytes"] or 0, *lsns)
 
 
-def marks_in(raw: DataFrame) -> list[Mark]:
+def marks_in(raw: DataFrame) -> list[StoredMark]:
     """Return the table marks of a batch, in the order of their markers."""
     columns = ("op", "table", "commit_lsn", "ordinal", "value", "commit_time")
-    return marks_of(raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow().to_pylist())
+    return parse_marks(raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow().to_pylist())
 
 
 def without_marks(raw: DataFrame) -> DataFrame:
     return raw.where(~f.col("op").isin(list(KINDS)))
 
 
-def divided(changes: DataFrame, chunks: Sequence[Mark]) -> tuple[DataFrame, DataFrame]:
+def split_by_chunks(changes: DataFrame, chunks: Sequence[StoredMark]) -> tuple[DataFrame, DataFrame]:
     """Split `changes` into those in the transactions of these chunks, and the rest. A join does
     this: a plan with hundreds of conditions is too large."""
     lsns = changes.sparkSession.createDataFrame([(mark.commit_lsn,) for mark in chunks], "commit_lsn long")
@@ -235,7 +235,9 @@ def own_records(raw: DataFrame, records: dict[TableName, pa.Table] | None, table
     return raw.where(f.col("table") == str(table)) if records is None else records[table]
 
 
-def within_reach(spark: SparkSession, own: pa.Table | DataFrame, part: TablePart, columns: int) -> pa.Table | DataFrame:
+def as_arrow_if_small(
+    spark: SparkSession, own: pa.Table | DataFrame, part: TablePart, columns: int
+) -> pa.Table | DataFrame:
     """Return the records of a table with this many columns: as an Arrow table if they fit into this
     process when decoded, else as a DataFrame."""
     if isinstance(own, DataFrame):
@@ -243,7 +245,7 @@ def within_reach(spark: SparkSession, own: pa.Table | DataFrame, part: TablePart
     return own if part.is_small(columns) else to_frame(spark, own, from_arrow_schema(own.schema))
 
 
-def from_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:
+def split_at_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:
     """Split the records of a table into those before `commit_lsn` and those from it on."""
     if isinstance(own, DataFrame):
         return own.where(f.col("commit_lsn") < commit_lsn), own.where(f.col("commit_lsn") >= commit_lsn)
@@ -282,7 +284,7 @@ class BatchSlice:
     changes: DataFrame
     records: dict[TableName, pa.Table] | None
     content: BatchContent
-    marks: list[Mark]
+    marks: list[StoredMark]
     verified: Verified | None = None
 
     @property

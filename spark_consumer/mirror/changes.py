@@ -81,7 +81,9 @@ def pinned(spark: SparkSession, path: str) -> DataFrame | None:
     return TABLES.at_version(spark, location, TABLES.version(spark, location))
 
 
-def waiting(spark: SparkSession, path: str, after_lsn: int, last_lsn: int) -> tuple[DataFrame | None, BatchSize | None]:
+def unmerged(
+    spark: SparkSession, path: str, after_lsn: int, last_lsn: int
+) -> tuple[DataFrame | None, BatchSize | None]:
     """Return what was appended after `after_lsn` and up to `last_lsn`, which is not after
     `appended_lsn`, and its size.
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.local_tables import LocalTable, open_table
-from spark_consumer.mirror.paths import FORM, manifest_path, refuse_newer, table_path
+from spark_consumer.mirror.paths import FORMAT_VERSION, manifest_path, refuse_newer_format, table_path
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, SPECIAL, is_log
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName
@@ -96,7 +96,7 @@ def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
             hint="Specify the path that was given to walgate mirror with --path; the first micro-batch creates the mirror.",
         )
     files = open_table(folder)
-    refuse_newer(str(path), files.transactions.get(FORM))
+    refuse_newer_format(str(path), files.transactions.get(FORMAT_VERSION))
     manifest = [row for table in files.batches() for row in table.to_pylist()]
     if not manifest:
         raise MirrorError(

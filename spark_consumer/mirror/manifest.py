@@ -124,7 +124,7 @@ def recorded_version(spark: SparkSession, path: str, at: str | int | datetime = 
     location = manifest_path(path)
     if not TABLES.exists(spark, location):
         return None
-    found = find(spark, path, at)
+    found = find_version(spark, path, at)
     if found is None and at != "latest":
         first = TABLES.rows(spark, location).agg(f.min("commit_lsn")).head()
         raise MirrorError(
@@ -135,7 +135,7 @@ def recorded_version(spark: SparkSession, path: str, at: str | int | datetime = 
     return found
 
 
-def find(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:
+def find_version(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:
     """Return the newest version that is not after `at` (see `recorded_version`), or None if there
     is none. The mirror must have a manifest."""
     chosen = TABLES.rows(spark, manifest_path(path))

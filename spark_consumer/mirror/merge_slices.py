@@ -24,16 +24,16 @@ from spark_consumer.mirror.batch_contents import (
     BatchSlice,
     Verified,
     batch_size,
-    divided,
     marks_in,
     own_records,
+    split_by_chunks,
     summarize,
     without_marks,
 )
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.manifest import RecordedVersion
 from spark_consumer.mirror.table_schemas import TableSchemas
-from spark_consumer.mirror.table_states import Mark, TableStates, first_cut, verified_chunks
+from spark_consumer.mirror.table_states import StoredMark, TableStates, first_cut, verified_chunks
 from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.tables import TableName
 
@@ -74,37 +74,37 @@ def _slice_or_cut(
     it is empty."""
     states = merged[0]
     marks = marks_in(raw) if size.signs else []
-    told = without_marks(raw) if marks else raw
+    to_apply = without_marks(raw) if marks else raw
     chunks = verified_chunks(marks)
-    cut = _cut_by_marks(states, marks, chunks, told, size)
+    cut = _cut_by_marks(states, marks, chunks, to_apply, size)
     if cut is not None:
         return cut
     verified = None
     if chunks:
-        compared, told = divided(told, chunks)
+        compared, to_apply = split_by_chunks(to_apply, chunks)
         read = summarize(compared, batch_size(compared))
         verified = None if read is None else Verified(compared, read[1], read[0])
-        size = replace(batch_size(told), last_lsn=size.last_lsn)
-    summary = summarize(told, size)
+        size = replace(batch_size(to_apply), last_lsn=size.last_lsn)
+    summary = summarize(to_apply, size)
     if summary is None and not marks:
         return None
     content, records = summary or (BatchContent(size.last_lsn, None, 0, 0, []), {})
-    cut = _first_change_of_key(told, records, content, shapes, merged)
+    cut = _first_change_of_key(to_apply, records, content, shapes, merged)
     if cut is not None:
         return cut
     times = [content.commit_time, *(mark.commit_time for mark in marks)]
     content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
-    return BatchSlice(batch, told, records, content, marks, verified)
+    return BatchSlice(batch, to_apply, records, content, marks, verified)
 
 
 def _cut_by_marks(
-    states: TableStates, marks: list[Mark], chunks: list[Mark], told: DataFrame, size: BatchSize
+    states: TableStates, marks: list[StoredMark], chunks: list[StoredMark], to_apply: DataFrame, size: BatchSize
 ) -> int | None:
-    """Return the commit LSN at which table marks require a cut. `told`: the rows without them;
+    """Return the commit LSN at which table marks require a cut. `to_apply`: the rows without them;
     `chunks`: those that a VERIFY has read."""
     cuts = [first_cut(states, marks, size.first_lsn, size.last_lsn)]
     if chunks:
-        cuts.append(first_later_change(told, chunks))
+        cuts.append(first_later_change(to_apply, chunks))
     return min((cut for cut in cuts if cut is not None), default=None)
 
 
@@ -127,6 +127,6 @@ def _first_change_of_key(
             continue
         first = replica_identity.first_positions(own_records(raw, records, part.table))
         if last is not None and min(first.values())[0] <= last.commit_lsn:
-            raise table_selection.too_late(str(part.table), path, last.commit_lsn)
+            raise table_selection.too_late_error(str(part.table), path, last.commit_lsn)
         cuts.append(replica_identity.change_of_key(part.table, first, key_of))
     return min((cut for cut in cuts if cut is not None), default=None)

@@ -8,7 +8,7 @@
 <path>/seen/<schema>/<table>/...  keys found while a snapshot replaces or verifies a table: see
                                   snapshot_keys.py
 <path>/differences                differences that a VERIFY has found: see verify/comparison.py
-<path>/verdicts                   result of each snapshot of a table: see schemas/verification.py
+<path>/verdicts                   result of each snapshot of a table: see schemas/verdict.py
 <path>/checkpoint                 Spark's checkpoint
 """
 
@@ -53,17 +53,17 @@ def manifest_path(path: str) -> str:
     return f"{path}/manifest"
 
 
-FORM = "walgate-form"
-APPENDED_FORM = 2
-NEWEST_FORM = APPENDED_FORM
+FORMAT_VERSION = "walgate-form"
+APPENDED_FORMAT = 2
+NEWEST_FORMAT = APPENDED_FORMAT
 
 
-def refuse_newer(path: str, form: int | None) -> None:
+def refuse_newer_format(path: str, form: int | None) -> None:
     """Raise MirrorError if this release does not know the format version. None: no number is
     stored."""
-    if form is not None and form > NEWEST_FORM:
+    if form is not None and form > NEWEST_FORMAT:
         raise MirrorError(
             f"the mirror at {path} was written by a newer release of Walgate, in format version {form}; this release supports "
-            f"versions up to {NEWEST_FORM}, and would miss changes that the mirror contains",
+            f"versions up to {NEWEST_FORMAT}, and would miss changes that the mirror contains",
             hint="Use the newer release. To return to this one, create a mirror at another path.",
         )

@@ -39,16 +39,16 @@ class ChangeCount:
         return self.done / self.total if self.total else None
 
 
-Told = Callable[[Progress], None]
+ProgressListener = Callable[[Progress], None]
 
 
-def told_nothing(_: Progress) -> None:
+def ignore_progress(_: Progress) -> None:
     """Ignore the progress."""
 
 
 @contextmanager
-def told_every(
-    tell: Told, name: str, share: Callable[[], float | None], changes: Callable[[], int | None]
+def report_progress(
+    tell: ProgressListener, name: str, share: Callable[[], float | None], changes: Callable[[], int | None]
 ) -> Iterator[None]:
     """Call `tell` every EVERY_S seconds within the context. `share` and `changes` are called in
     another thread."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from schemas.lsn import format_lsn
-from spark_consumer.mirror.table_states import FILL, REPLACE, VERIFY, Mark, Window
+from spark_consumer.mirror.table_states import FILL, REPLACE, VERIFY, SnapshotWindow, StoredMark
 from spark_consumer.reader.table_marks import EXCLUDED, GAP, SKIP, SNAPSHOT_END
 
 _CONSEQUENCES = {
@@ -35,7 +35,9 @@ class BatchReport:
     is_merge: bool = False  # of changes that were already reported when they were appended
 
 
-def notes_of(marks: Sequence[Mark], ended: Mapping[str, Window], unfinished: Mapping[str, Window]) -> list[str]:
+def notes_of(
+    marks: Sequence[StoredMark], ended: Mapping[str, SnapshotWindow], unfinished: Mapping[str, SnapshotWindow]
+) -> list[str]:
     """Return messages for the operator about table marks. `unfinished`: see
     table_states.unfinished."""
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]

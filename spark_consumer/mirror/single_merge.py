@@ -8,10 +8,10 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import manifest
-from spark_consumer.mirror.merge_batch import Mirror
 from spark_consumer.mirror.merge_thread import RETENTION_S
+from spark_consumer.mirror.merger import Merger
 from spark_consumer.mirror.paths import changes_path
-from spark_consumer.mirror.progress import Told, told_nothing
+from spark_consumer.mirror.progress import ProgressListener, ignore_progress
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_states import TableStates
@@ -26,7 +26,7 @@ def merge_once(
     report: Callable[[BatchReport], None],
     retention_s: float | None = None,
     catalog: Catalog | None = None,
-    working: Told = told_nothing,
+    working: ProgressListener = ignore_progress,
 ) -> int | None:
     """Merge everything appended, with the options of the mirror, and remove what is older than the
     retention (None: that of the mirror).
@@ -40,7 +40,7 @@ def merge_once(
     noted = manifest.noted_options(spark, path)
     tables = noted.get("tables", last.scope if last is not None else [])
     excludes = noted.get("exclude", TableStates.of(last.standing).excludes if last is not None else [])
-    merger = Mirror(
+    merger = Merger(
         path,
         {},
         report,
@@ -56,9 +56,9 @@ def merge_once(
     try:
         merger.open(spark)
         merger.merge_waiting(spark, last_lsn=merger.opened_lsn)
-        merger.upkeep.compact(spark)
-        merger.upkeep.compact_tables(spark)
-        merger.upkeep.remove(spark)
+        merger.maintenance.compact(spark)
+        merger.maintenance.compact_tables(spark)
+        merger.maintenance.remove(spark)
     finally:
         merger.give_back(spark)
     return None if merger.last is None else merger.last.commit_lsn

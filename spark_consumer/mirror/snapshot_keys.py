@@ -20,7 +20,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.jvm import folder_names, remove_folder
-from spark_consumer.mirror.fold.keyed_events import decode_events
+from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.merge_source import same_key
 from spark_consumer.mirror.paths import seen_path, seen_root
 from spark_consumer.mirror.storage import TABLES
@@ -31,7 +31,7 @@ from spark_consumer.tables import TableName
 _COLUMNS = ("op", "commit_lsn", "ordinal", "schema_id", "value")
 
 
-def note_keys(
+def store_keys(
     spark: SparkSession,
     location: str,
     records: pa.Table | DataFrame,
@@ -78,7 +78,7 @@ def _keys(
         yield pa.RecordBatch.from_arrays(events.column("key").flatten(), schema=_schema(shape))
 
 
-def condition(shape: TableSchema) -> Column:
+def matches_key(shape: TableSchema) -> Column:
     """Match rows `t` of the table with their key `s`."""
     places = {field.name: place for place, field in enumerate(shape.key_struct)}
     return same_key(shape, lambda name: f.col(f"s.k{places[name]}"))
@@ -90,7 +90,7 @@ def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -
     if not TABLES.exists(spark, seen):
         return rows
     keys = TABLES.rows(spark, seen)
-    return rows.alias("t").join(keys.alias("s"), condition(shape), "left_anti")
+    return rows.alias("t").join(keys.alias("s"), matches_key(shape), "left_anti")
 
 
 def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema | None) -> None:
@@ -102,10 +102,10 @@ def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSc
         return
     # A key that had several changes was noted several times, but a merge refuses two source rows
     # for one row of the target.
-    TABLES.delete_unmatched(spark, location, TABLES.rows(spark, seen).distinct(), condition(shape))
+    TABLES.delete_unmatched(spark, location, TABLES.rows(spark, seen).distinct(), matches_key(shape))
 
 
-def end_log(spark: SparkSession, location: str, begin_lsn: int) -> None:
+def truncate_log(spark: SparkSession, location: str, begin_lsn: int) -> None:
     """Truncate the log of a table without a key that a snapshot found empty."""
     schema = TABLES.rows(spark, location).schema
     facts: dict[str, Any] = dict(zip(LOG_COLUMNS, ("TRUNCATE", begin_lsn, None, -1), strict=True))

@@ -32,8 +32,8 @@ class MissingValue:
         return {"type": self.avro_type, "avro": self.encoded.hex(), "special": self.special}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> MissingValue:
-        return cls(told["type"], missing_bytes(told), told.get("special"))
+    def from_json(cls, facts: Mapping[str, Any]) -> MissingValue:
+        return cls(facts["type"], missing_bytes(facts), facts.get("special"))
 
 
 @dataclass(frozen=True)
@@ -72,13 +72,13 @@ class TableSchema:
         numbers: dict[str, int] = {}
         missing: dict[int, MissingValue | None] = {}
         for name, item in fields.items():
-            told = item.get("pg.type", {})
-            if "attnum" in told:
-                numbers[name] = told["attnum"]
-                if "attmissingval" in told:
-                    missing[told["attnum"]] = MissingValue.from_json({**told["attmissingval"], "type": item["type"]})
-                elif "attmissingval_size" in told:
-                    missing[told["attnum"]] = None
+            facts = item.get("pg.type", {})
+            if "attnum" in facts:
+                numbers[name] = facts["attnum"]
+                if "attmissingval" in facts:
+                    missing[facts["attnum"]] = MissingValue.from_json({**facts["attmissingval"], "type": item["type"]})
+                elif "attmissingval_size" in facts:
+                    missing[facts["attnum"]] = None
         return cls(frame, change["pg.relation"]["oid"], tuple(keys), frozenset(uncertain), numbers, missing)
 
     @property
@@ -111,7 +111,7 @@ class TableSchema:
 
     @property
     def events(self) -> pa.Schema:
-        """Columns of keyed events: see fold/keyed_events.py."""
+        """Columns of keyed events: see fold/event_decoder.py."""
         return pa.schema(
             [
                 ("key", self.key_struct),

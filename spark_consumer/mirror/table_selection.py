@@ -49,23 +49,23 @@ def check(
         )
 
 
-def has(table: str, tables: Sequence[TableName], exclude: Sequence[str]) -> bool:
+def is_selected(table: str, tables: Sequence[TableName], exclude: Sequence[str]) -> bool:
     """Return whether a mirror with this selection has the table."""
     name = TableName.parse(table)
     return (not tables or name in tables) and not is_one_of(name, exclude)
 
 
-def wanted(found: Mapping[str, T], tables: Sequence[TableName], exclude: Sequence[str]) -> dict[str, T]:
+def selected(found: Mapping[str, T], tables: Sequence[TableName], exclude: Sequence[str]) -> dict[str, T]:
     """Return the entries of the tables that a mirror with this selection has."""
-    return {name: each for name, each in found.items() if has(name, tables, exclude)}
+    return {name: each for name, each in found.items() if is_selected(name, tables, exclude)}
 
 
 def without_left_out(last: RecordedVersion, tables: Sequence[TableName], exclude: Sequence[str]) -> RecordedVersion:
     """Return the version without tables that are no longer selected."""
-    return replace(last, tables=wanted(last.tables, tables, exclude))
+    return replace(last, tables=selected(last.tables, tables, exclude))
 
 
-def too_late(table: str, path: str, commit_lsn: int) -> MirrorError:
+def too_late_error(table: str, path: str, commit_lsn: int) -> MirrorError:
     """Return the error for a table that is new to the mirror although the mirror has already passed
     its changes up to `commit_lsn`."""
     return MirrorError(

@@ -14,26 +14,26 @@ from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_schema import is_log
 from spark_consumer.mirror.table_schemas import TableSchemas
-from spark_consumer.mirror.table_states import FILL, VERIFY, Window
-from spark_consumer.mirror.verify import comparison, verification_results
+from spark_consumer.mirror.table_states import FILL, VERIFY, SnapshotWindow
+from spark_consumer.mirror.verify import comparison, verdicts
 from spark_consumer.reader.table_marks import SNAPSHOT_END
 from spark_consumer.tables import TableName
 
 
-def note_key(shapes: TableSchemas, piece: BatchSlice, windows: dict[str, Window]) -> None:
+def note_key_change(shapes: TableSchemas, batch_slice: BatchSlice, windows: dict[str, SnapshotWindow]) -> None:
     """Note in each window whether the key of its table changes."""
-    for part in piece.parts:
+    for part in batch_slice.parts:
         name, shape = str(part.table), shapes.of(part.newest)
         if name in windows:
-            windows[name] = windows[name].met(list(shape.key_numbers or shape.key))
+            windows[name] = windows[name].with_key(list(shape.key_numbers or shape.key))
 
 
-def note_keys(
-    spark: SparkSession, path: str, shapes: TableSchemas, piece: BatchSlice, windows: Mapping[str, Window]
+def store_seen_keys(
+    spark: SparkSession, path: str, shapes: TableSchemas, batch_slice: BatchSlice, windows: Mapping[str, SnapshotWindow]
 ) -> None:
     """Store the keys of a slice's rows for snapshots that replace or compare rows."""
-    written = (piece.changes, piece.records, piece.content)
-    verified = piece.verified
+    written = (batch_slice.changes, batch_slice.records, batch_slice.content)
+    verified = batch_slice.verified
     compared = None if verified is None else (verified.changes, verified.records, verified.content)
     for label, found in (("", written), (" verify", compared)):
         for part in () if found is None else found[2].parts:
@@ -42,31 +42,31 @@ def note_keys(
                 continue
             own = own_records(found[0], found[1], part.table)
             location = seen_path(path, part.table, window.begin_lsn)
-            lsns = (window.begin_lsn, piece.content.commit_lsn)
-            snapshot_keys.note_keys(spark, location, own, shape, shapes.texts(part), *lsns, APPLICATION + label)
+            lsns = (window.begin_lsn, batch_slice.content.commit_lsn)
+            snapshot_keys.store_keys(spark, location, own, shape, shapes.texts(part), *lsns, APPLICATION + label)
 
 
 def compare(
     spark: SparkSession,
     path: str,
     shapes: TableSchemas,
-    piece: BatchSlice,
-    ended: Mapping[str, Window],
+    batch_slice: BatchSlice,
+    ended: Mapping[str, SnapshotWindow],
     last: manifest.RecordedVersion | None,
 ) -> int:
     """Write the differences that the slice shows, once, and return how many there are."""
     found = []
-    verified = piece.verified
+    verified = batch_slice.verified
     for part in () if verified is None else verified.content.parts:
         assert verified is not None
         own = own_records(verified.changes, verified.records, part.table)
         location, shape = table_path(path, part.table), shapes.of(part.newest)
-        compare = comparison.compared if shape.key else comparison.compared_log
+        compare = comparison.row_differences if shape.key else comparison.log_differences
         found.append(
-            (str(part.table), compare(spark, location, own, shape, shapes.texts(part)), piece.snapshot_id(part))
+            (str(part.table), compare(spark, location, own, shape, shapes.texts(part)), batch_slice.snapshot_id(part))
         )
     for name, window in ended.items():
-        location, schema_id = table_path(path, TableName.parse(name)), _newest(piece, name, last)
+        location, schema_id = table_path(path, TableName.parse(name)), _newest(batch_slice, name, last)
         if window.purpose != VERIFY or window.has_two_keys:  # with two keys, surplus rows cannot be determined
             continue
         if schema_id is None or not TABLES.exists(spark, location):
@@ -77,22 +77,24 @@ def compare(
             found.append(
                 (
                     name,
-                    comparison.too_many(snapshot_keys.surplus(spark, location, keys, shape), shape),
+                    comparison.surplus_rows(snapshot_keys.surplus(spark, location, keys, shape), shape),
                     window.snapshot_id,
                 )
             )
-        elif not shape.key and not piece.row_count(name):
-            found.append((name, comparison.left_over(spark, location, shape, window.begin_lsn), window.snapshot_id))
-    return comparison.record(spark, path, found, piece.content.commit_lsn) if found else 0
+        elif not shape.key and not batch_slice.row_count(name):
+            found.append(
+                (name, comparison.surplus_log_rows(spark, location, shape, window.begin_lsn), window.snapshot_id)
+            )
+    return comparison.record(spark, path, found, batch_slice.content.commit_lsn) if found else 0
 
 
 def end_replace(
     spark: SparkSession,
     path: str,
     shapes: TableSchemas,
-    piece: BatchSlice,
+    batch_slice: BatchSlice,
     name: str,
-    window: Window,
+    window: SnapshotWindow,
     last: manifest.RecordedVersion | None,
 ) -> str | None:
     """Delete the rows whose keys had no change during the snapshot: they are no longer in the
@@ -103,14 +105,14 @@ def end_replace(
     if not TABLES.exists(spark, location):
         return None
     if is_log(TABLES.rows(spark, location).columns):
-        if not piece.row_count(name):
-            TABLES.despite_conflicts(partial(snapshot_keys.end_log, spark, location, window.begin_lsn))
+        if not batch_slice.row_count(name):
+            TABLES.despite_conflicts(partial(snapshot_keys.truncate_log, spark, location, window.begin_lsn))
         return None
     if window.has_two_keys:
         return _all_stay(name, "its key changed while its snapshot was read")
-    if piece.row_count(name) and not TABLES.exists(spark, keys):
+    if batch_slice.row_count(name) and not TABLES.exists(spark, keys):
         return _all_stay(name, f"{keys}, with the keys that its snapshot read, does not exist")
-    schema_id = _newest(piece, name, last)
+    schema_id = _newest(batch_slice, name, last)
     shape = shapes.of(schema_id) if schema_id is not None else None
     TABLES.despite_conflicts(partial(snapshot_keys.delete_surplus, spark, location, keys, shape))
     return None
@@ -120,19 +122,21 @@ def _all_stay(name: str, reason: str) -> str:
     return f"{name}: {reason}, so rows that are no longer in the source may remain. Run walgate snapshot start for this table"
 
 
-def _newest(piece: BatchSlice, name: str, last: manifest.RecordedVersion | None) -> int | None:
+def _newest(batch_slice: BatchSlice, name: str, last: manifest.RecordedVersion | None) -> int | None:
     """Return the schema id of the newest record of a table, or None if it has none."""
-    parts = [*(piece.verified.content.parts if piece.verified else ()), *piece.content.parts]
+    parts = [*(batch_slice.verified.content.parts if batch_slice.verified else ()), *batch_slice.content.parts]
     here = {str(part.table): part.newest for part in parts}
     return here.get(name, None if last is None else last.schema_ids.get(name))
 
 
-def conclude(spark: SparkSession, path: str, piece: BatchSlice, ended: Mapping[str, Window]) -> None:
+def write_verdicts(
+    spark: SparkSession, path: str, batch_slice: BatchSlice, ended: Mapping[str, SnapshotWindow]
+) -> None:
     """Write the results that `walgate verify` waits for."""
     if ended:
-        rows = {name: piece.row_count(name) for name in ended}
-        verification_results.conclude(spark, path, ended, rows, piece.content.commit_lsn)
-    if any(mark.kind == SNAPSHOT_END and mark.table is None for mark in piece.marks):
-        verification_results.note_end(spark, path, piece.content.commit_lsn)
-    if piece.verified is not None:
-        verification_results.note_reached(spark, path, piece.content.commit_lsn)
+        rows = {name: batch_slice.row_count(name) for name in ended}
+        verdicts.write_verdicts(spark, path, ended, rows, batch_slice.content.commit_lsn)
+    if any(mark.kind == SNAPSHOT_END and mark.table is None for mark in batch_slice.marks):
+        verdicts.write_ended(spark, path, batch_slice.content.commit_lsn)
+    if batch_slice.verified is not None:
+        verdicts.write_reached(spark, path, batch_slice.content.commit_lsn)

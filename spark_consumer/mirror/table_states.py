@@ -1,7 +1,7 @@
 """State of each table of a mirror: which snapshot of it is in progress, and whether it is complete
 and up to date.
 
-A snapshot in progress (`Window`) has one of three purposes:
+A snapshot in progress (`SnapshotWindow`) has one of three purposes:
 
 FILL       the table is in no version of the mirror before its SNAPSHOT_END
 REPLACE    at SNAPSHOT_END, rows whose keys had no change since SNAPSHOT_BEGIN are deleted
@@ -17,7 +17,7 @@ The state is a pure function of the table marks (reader/table_marks.py) in the o
 markers. It is stored as JSON in the mirror's manifest.
 
 The gateway ends the last table and the snapshot as a whole in one transaction, so commit LSNs do
-not order table marks. `changes` is sorted by table, and files are read in any order: `marks_of`
+not order table marks. `changes` is sorted by table, and files are read in any order: `parse_marks`
 restores the order of the marker topic.
 """
 
@@ -55,7 +55,7 @@ _RANK = {place: rank for rank, place in enumerate(_WRITTEN)}
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StoredMark:
     """A table mark as the mirror reads it. `table` None: all tables."""
 
     kind: str
@@ -79,18 +79,20 @@ class Mark:
         )
 
 
-def marks_of(rows: Iterable[Mapping[str, Any]]) -> list[Mark]:
+def parse_marks(rows: Iterable[Mapping[str, Any]]) -> list[StoredMark]:
     """Return the table marks in stored rows (columns of frames.RAW, in any order), in the order of
     their markers."""
     marks = [
-        Mark(row["op"], row["table"], row["commit_lsn"], row["ordinal"], json.loads(row["value"]), row["commit_time"])
+        StoredMark(
+            row["op"], row["table"], row["commit_lsn"], row["ordinal"], json.loads(row["value"]), row["commit_time"]
+        )
         for row in rows
     ]
     return sorted(marks, key=lambda mark: mark.place)
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SnapshotWindow:
     """A snapshot of one table in progress: the changes after `begin_lsn` show which keys the source
     has.
 
@@ -104,7 +106,7 @@ class Window:
     key: list[Any] | None = None
     has_two_keys: bool = False
 
-    def met(self, key: list[Any]) -> Window:
+    def with_key(self, key: list[Any]) -> SnapshotWindow:
         """Return the window after rows with this key."""
         if self.key is None:
             return replace(self, key=key)
@@ -124,7 +126,7 @@ class TableStates:
     before.
     """
 
-    open: dict[str, Window] = field(default_factory=dict)
+    open: dict[str, SnapshotWindow] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
     filling: set[str] = field(default_factory=set)
@@ -135,7 +137,7 @@ class TableStates:
     excludes: list[str] = field(default_factory=list)
     former: dict[str, list[int]] = field(default_factory=dict)
 
-    def take(self, mark: Mark) -> None:
+    def apply_mark(self, mark: StoredMark) -> None:
         name = mark.table
         match mark.kind:
             case "SNAPSHOT_BEGIN":
@@ -148,14 +150,14 @@ class TableStates:
                 self.gap, self.gap_lsn = mark.facts.get("detail") or "changes were lost", mark.commit_lsn
                 self.repaired.clear()
 
-    def _begin(self, name: str | None, mark: Mark) -> None:
+    def _begin(self, name: str | None, mark: StoredMark) -> None:
         purpose = mark.facts["purpose"]
         if name is None:
             for former in set(self.whole) - {mark.facts["snapshot_id"]}:  # it was cancelled: only one runs at a time
                 self._end(None, {"snapshot_id": former})
             self.whole[mark.facts["snapshot_id"]] = purpose
             return
-        self.open[name] = Window(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
+        self.open[name] = SnapshotWindow(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
         if purpose == FILL:
             self.filling.add(name)
 
@@ -188,7 +190,7 @@ class TableStates:
             if window.snapshot_id != snapshot_id or window.purpose == FILL
         }
 
-    def meet(self, name: str) -> None:
+    def note_first_rows(self, name: str) -> None:
         """Note the first rows of a table: during a FILL of all tables, the table is incomplete."""
         if FILL in self.whole.values() and name not in self.done:
             self.filling.add(name)
@@ -209,7 +211,7 @@ class TableStates:
             return cls()
         facts = json.loads(text)
         sets = {name: set(facts[name]) for name in ("done", "filling", "repaired")}
-        windows = {name: Window(**window) for name, window in facts["open"].items()}
+        windows = {name: SnapshotWindow(**window) for name, window in facts["open"].items()}
         return cls(
             open=windows,
             whole=facts["whole"],
@@ -226,42 +228,42 @@ class TableStates:
 
 
 def advance(
-    states: TableStates, marks: Sequence[Mark], first_lsns: Mapping[str, int] = _NOTHING
-) -> tuple[TableStates, dict[str, Window]]:
+    states: TableStates, marks: Sequence[StoredMark], first_lsns: Mapping[str, int] = _NOTHING
+) -> tuple[TableStates, dict[str, SnapshotWindow]]:
     """Return the states after these marks, and the snapshots of tables that ended among them.
     `first_lsns`: commit LSN of the first rows of each table that is new."""
     made, ended = states.copy(), {}
     new = sorted(first_lsns.items(), key=itemgetter(1), reverse=True)
     for mark in marks:
         while new and new[-1][1] <= mark.commit_lsn:
-            made.meet(new.pop()[0])
+            made.note_first_rows(new.pop()[0])
         if mark.kind == SNAPSHOT_END and mark.table in made.open:
             ended[mark.table] = made.open[mark.table]
-        made.take(mark)
+        made.apply_mark(mark)
     for name, _ in new:
-        made.meet(name)
+        made.note_first_rows(name)
     return made, ended
 
 
-def unfinished(states: TableStates, marks: Sequence[Mark]) -> dict[str, Window]:
+def unfinished(states: TableStates, marks: Sequence[StoredMark]) -> dict[str, SnapshotWindow]:
     """Return the snapshots of tables that are over without an end of their own, since the snapshot
     as a whole ended or was replaced by another one among these marks."""
-    made, over = states.copy(), dict[str, Window]()
+    made, over = states.copy(), dict[str, SnapshotWindow]()
     for mark in marks:
         if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
             snapshot_id = mark.facts["snapshot_id"]
             ends = {snapshot_id} if mark.kind == SNAPSHOT_END else made.whole.keys() - {snapshot_id}
             over |= {name: window for name, window in made.open.items() if window.snapshot_id in ends}
-        made.take(mark)
+        made.apply_mark(mark)
     return over
 
 
-def verified_chunks(marks: Iterable[Mark]) -> list[Mark]:
+def verified_chunks(marks: Iterable[StoredMark]) -> list[StoredMark]:
     """Return the chunks whose rows are only compared, and not written."""
     return [mark for mark in marks if mark.kind == "SNAPSHOT_CHUNK" and mark.facts["purpose"] == VERIFY]
 
 
-def first_unreadable(states: TableStates, marks: Sequence[Mark]) -> int | None:
+def first_unreadable(states: TableStates, marks: Sequence[StoredMark]) -> int | None:
     """Return the commit LSN from which on tables can be built only by a merge; None: there is none.
 
     At that LSN a snapshot ends that replaces rows, whose keys are not kept with the changes; or the
@@ -272,11 +274,11 @@ def first_unreadable(states: TableStates, marks: Sequence[Mark]) -> int | None:
         ends = mark.kind == "SNAPSHOT_END" and mark.table is not None and mark.facts["purpose"] != VERIFY
         if ends and (mark.facts["purpose"] == REPLACE or mark.table in made.frozen):
             return mark.commit_lsn
-        made.take(mark)
+        made.apply_mark(mark)
     return None
 
 
-def first_cut(states: TableStates, marks: Sequence[Mark], first_lsn: int, last_lsn: int) -> int | None:
+def first_cut(states: TableStates, marks: Sequence[StoredMark], first_lsn: int, last_lsn: int) -> int | None:
     """Return the commit LSN at which a batch with these marks, and commit LSNs from `first_lsn` to
     `last_lsn`, has to be cut, so that what is before it is applied first; None if it need not be
     cut.

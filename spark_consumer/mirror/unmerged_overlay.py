@@ -26,21 +26,21 @@ from spark_consumer.mirror.batch_contents import (
     BatchContent,
     BatchSize,
     TablePart,
+    as_arrow_if_small,
     batch_content,
     batch_size,
-    divided,
-    from_lsn,
     marks_in,
     own_records,
     part_of,
+    split_at_lsn,
+    split_by_chunks,
     summarize,
-    within_reach,
     without_marks,
 )
 from spark_consumer.mirror.columns import change_of_columns, missing_values, texts_of
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import (
-    flat_states,
+    arrow_merge_input,
     living_rows,
     small_states,
     spark_states,
@@ -48,13 +48,13 @@ from spark_consumer.mirror.fold.fold_table import (
     unsent_columns,
 )
 from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, small_log
-from spark_consumer.mirror.fold.merge_source import flat, laid_over, rows
+from spark_consumer.mirror.fold.merge_source import merge_input, merged_rows, rows
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_schema import TableSchema
-from spark_consumer.mirror.table_states import Mark, TableStates, advance, first_unreadable, verified_chunks
-from spark_consumer.mirror.tables.rewrite_columns import fitted, kept_texts, special_texts
+from spark_consumer.mirror.table_states import StoredMark, TableStates, advance, first_unreadable, verified_chunks
+from spark_consumer.mirror.tables.rewrite_columns import kept_texts, rewritten, special_texts
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import EXCLUDED
 from spark_consumer.tables import TableName
@@ -69,7 +69,7 @@ one table of many, or be a notebook on a cluster, and would wait for its single 
 more in its own process, since it needs all tables at once."""
 
 
-def lay_over(
+def overlay(
     spark: SparkSession, path: str, base: RecordedVersion, waiting: DataFrame
 ) -> tuple[RecordedVersion, dict[str, Callable[[], DataFrame]]]:
     """Return the version after `waiting` (changes.COLUMNS, all after `base`), and a function for
@@ -79,9 +79,9 @@ def lay_over(
     states = TableStates.of(base.standing)
     end = first_unreadable(states, marks)
     if end is not None:
-        return lay_over(spark, path, base, waiting.where(f.col("commit_lsn") < end))
-    told = _told(waiting, states, marks)
-    found = _content(told, size if told is waiting else batch_size(told))
+        return overlay(spark, path, base, waiting.where(f.col("commit_lsn") < end))
+    to_apply = _changes_to_apply(waiting, states, marks)
+    found = _content(to_apply, size if to_apply is waiting else batch_size(to_apply))
     if found is None and not marks:
         return base, {}
     parts, records = (found[0].parts, found[1]) if found else ([], None)
@@ -97,33 +97,33 @@ def lay_over(
     frames: dict[str, Callable[[], DataFrame]] = {}
     for part in parts:
         known = _known(spark, path, base, part.table, schemas)
-        own = own_records(told, records, part.table)
+        own = own_records(to_apply, records, part.table)
         frames[str(part.table)] = partial(_overlaid, spark, known, own, part, schemas)
     return made, frames
 
 
-def _content(told: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
+def _content(to_apply: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
     """Return what batch_contents.summarize returns, but no records if there are more than READ_HERE
     changes."""
     if size.changes <= READ_HERE:
-        return summarize(told, size)
-    content = batch_content(told)
+        return summarize(to_apply, size)
+    content = batch_content(to_apply)
     return None if content is None else (content, None)
 
 
-def _told(waiting: DataFrame, states: TableStates, marks: list[Mark]) -> DataFrame:
+def _changes_to_apply(waiting: DataFrame, states: TableStates, marks: list[StoredMark]) -> DataFrame:
     """Return the changes to be applied: without table marks, rows that a VERIFY only compares, and
     changes of tables in quarantine."""
-    told = without_marks(waiting) if marks else waiting
+    to_apply = without_marks(waiting) if marks else waiting
     frozen = dict.fromkeys(states.frozen, -1)
     for mark in marks:
         if mark.kind == EXCLUDED and mark.table is not None:
             frozen.setdefault(mark.table, mark.commit_lsn)
     if chunks := verified_chunks(marks):
-        _, told = divided(told, chunks)
+        _, to_apply = split_by_chunks(to_apply, chunks)
     for name, commit_lsn in frozen.items():
-        told = told.where((f.col("table") != name) | (f.col("commit_lsn") < commit_lsn))
-    return told
+        to_apply = to_apply.where((f.col("table") != name) | (f.col("commit_lsn") < commit_lsn))
+    return to_apply
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +167,7 @@ def _overlaid(
     if a merge would."""
     shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
     if isinstance(own, pa.Table) or part.changes <= READ_HERE:
-        own = within_reach(spark, own, part, len(shapes[part.newest].columns))
+        own = as_arrow_if_small(spark, own, part, len(shapes[part.newest].columns))
     key_of = replica_identity.keys_of(shapes)
     rest: pa.Table | DataFrame | None = own
     while rest is not None:
@@ -175,7 +175,7 @@ def _overlaid(
         if len({key_of(schema_id) for schema_id in part.schema_ids}) > 1:
             cut = replica_identity.change_of_key(known.table, replica_identity.first_positions(rest), key_of)
         if cut is not None:
-            piece, rest = from_lsn(rest, cut)
+            piece, rest = split_at_lsn(rest, cut)
             part = part_of(piece, known.table)
         else:
             rest = None
@@ -206,12 +206,12 @@ def _after_piece(
     )
     emptied = None if begin is None else (begin[0], begin[1] - 1)
     if emptied is not None:
-        part = replace(part, cut=max(emptied, part.cut or (-1, -1)))
+        part = replace(part, last_truncate=max(emptied, part.last_truncate or (-1, -1)))
     columns = table_schema(shape) if shape.key else log_table_schema(shape)
     replica_identity.check_log_names(known.table, shape)
     replica_identity.check_names(known.table, columns.names)
     base = None
-    if known.rows is not None and not (shape.key and part.cut is not None):
+    if known.rows is not None and not (shape.key and part.last_truncate is not None):
         as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
         there = [shapes[number] for number in part.schema_ids]
         base = _in_columns(spark, as_now, known.shape, shape, columns, there, casts=emptied is None)
@@ -242,9 +242,9 @@ def _keyed(
         if base is None:
             return to_frame(spark, living_rows(few, shape), table_schema(shape))
         unsent = unsent_columns(few)
-        return laid_over(base, flat_states(spark, few, unsent), shape, unsent)
+        return merged_rows(base, arrow_merge_input(spark, few, unsent), shape, unsent)
     many, unsent, _ = spark_states(spark, base, own, part, shape, texts, persist=False)
-    return rows(many, shape) if base is None else laid_over(base, flat(many, shape, unsent), shape, unsent)
+    return rows(many, shape) if base is None else merged_rows(base, merge_input(many, shape, unsent), shape, unsent)
 
 
 def _in_columns(
@@ -257,12 +257,12 @@ def _in_columns(
     *,
     casts: bool,
 ) -> DataFrame:
-    """Return the rows in the columns that a merge would give them, by `rewrite_columns.fitted` or
-    `TableFormat.align`."""
+    """Return the rows in the columns that a merge would give them, by `rewrite_columns.rewritten`
+    or `TableFormat.align`."""
     if before is not None and before.oid == after.oid:
         change = change_of_columns(before, after, missing_values(shapes))
         if not change.is_plain(before.columns):
-            return fitted(spark, rows, change, before, after, wanted)
+            return rewritten(spark, rows, change, before, after, wanted)
     return _conform(rows, wanted, casts=casts)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.local_tables import DIALECTS, open_table
-from spark_consumer.mirror.paths import FORM, manifest_path, refuse_newer
+from spark_consumer.mirror.paths import FORMAT_VERSION, manifest_path, refuse_newer_format
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName
 
@@ -43,7 +43,7 @@ def listed_versions(path: Path) -> list[ListedVersion]:
             hint="Specify the path that was given to walgate mirror with --path; the first merge creates the manifest.",
         )
     files = open_table(folder)
-    refuse_newer(str(path), files.transactions.get(FORM))
+    refuse_newer_format(str(path), files.transactions.get(FORMAT_VERSION))
     rows = [row for table in files.batches() for row in table.to_pylist()]
     versions = []
     for row in sorted(rows, key=lambda row: int(row["commit_lsn"])):

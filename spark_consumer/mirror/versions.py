@@ -16,12 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, table_selection
-from spark_consumer.mirror.manifest import RecordedVersion, as_lsn, find, noted_options, recorded_version
+from spark_consumer.mirror.manifest import RecordedVersion, as_lsn, find_version, noted_options, recorded_version
 from spark_consumer.mirror.paths import manifest_path, table_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_states import TableStates
-from spark_consumer.mirror.unmerged_overlay import lay_over
-from spark_consumer.mirror.writer_epoch import check_form
+from spark_consumer.mirror.unmerged_overlay import overlay
+from spark_consumer.mirror.writer_epoch import check_format_version
 from spark_consumer.tables import TableName
 
 
@@ -70,25 +70,25 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     mirror of a release without `changes`, it ends with the last merge before `at`. Raise
     MirrorError, also if the mirror begins after `at`.
     """
-    check_form(spark, path)
+    check_format_version(spark, path)
     appended = changes.appended_lsn(spark, path)
     kept = changes.pinned(spark, path)  # before the manifest, a version of which then has all that is pruned later
     found, last_lsn = None, appended
     if kept is not None and TABLES.exists(spark, manifest_path(path)):
-        found = find(spark, path, at)
+        found = find_version(spark, path, at)
         if isinstance(at, datetime):
             last_lsn = changes.last_before(kept, at)
         elif at != "latest":
             last_lsn = min(as_lsn(at), appended)
         if found is not None and last_lsn > found.commit_lsn:
-            found = find(spark, path, last_lsn)
+            found = find_version(spark, path, last_lsn)
         waiting = changes.between(kept, -1 if found is None else found.commit_lsn, last_lsn)
         if found is None:  # checked last: it turns false before older versions are removed
             is_laid_over = not waiting.isEmpty() and changes.begin_with_mirror(spark, path)
         else:
             is_laid_over = last_lsn > found.commit_lsn
         if is_laid_over:
-            made, over = lay_over(spark, path, found or RecordedVersion.before_all(), waiting)
+            made, over = overlay(spark, path, found or RecordedVersion.before_all(), waiting)
             below = {name: partial(_at_version, spark, path, name, made.tables[name]) for name in made.complete}
             above = {name: make for name, make in over.items() if name not in TableStates.of(made.standing).filling}
             return MirrorVersion(made, _of_scope(below | above, noted_options(spark, path)))
@@ -137,7 +137,7 @@ def _of_scope(
     """Drop tables that are left out of the mirror now, since it no longer gets their changes.
     `noted`: manifest.noted_options."""
     tables, exclude = [TableName.parse(name) for name in noted.get("tables", [])], noted.get("exclude", [])
-    return table_selection.wanted(frames, tables, exclude)
+    return table_selection.selected(frames, tables, exclude)
 
 
 def _at_version(spark: SparkSession, path: str, name: str, version: int) -> DataFrame:

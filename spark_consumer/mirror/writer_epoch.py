@@ -3,7 +3,7 @@
 Each writer takes an epoch, which it notes in the manifest: a number above
 that of the former writer, taken from the clock so that no two are equal. A writer that finds
 another epoch than its own stops. The format of the tables refuses the second of two concurrent
-commits of one application, and a commit during which the writer changes (`held`).
+commits of one application, and a commit during which the writer changes (`expected_epoch`).
 
 Appending to `changes` and merging have one epoch each, stored in `changes` and in the manifest. A
 job has both, unless `walgate merge` has taken the second. At its end `walgate merge` notes that its
@@ -18,7 +18,7 @@ from contextlib import suppress
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.paths import FORM, changes_path, manifest_path, refuse_newer
+from spark_consumer.mirror.paths import FORMAT_VERSION, changes_path, manifest_path, refuse_newer_format
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
 
@@ -71,7 +71,7 @@ def is_given_back(spark: SparkSession, path: str) -> bool:
     return writer == ended
 
 
-def held(epoch: int) -> dict[str, int]:
+def expected_epoch(epoch: int) -> dict[str, int]:
     """Return what a commit of this writer expects to be noted (TableFormat.write_once)."""
     return {WRITER: epoch}
 
@@ -90,16 +90,18 @@ def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int 
         raise taken_over(path)
 
 
-def check_form(spark: SparkSession, path: str) -> None:
+def check_format_version(spark: SparkSession, path: str) -> None:
     """Raise MirrorError if this release does not know the format version of the mirror."""
     location = manifest_path(path)
-    refuse_newer(path, TABLES.noted_number(spark, location, FORM) if TABLES.exists(spark, location) else None)
+    refuse_newer_format(
+        path, TABLES.noted_number(spark, location, FORMAT_VERSION) if TABLES.exists(spark, location) else None
+    )
 
 
-def note_form(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> None:
+def note_format_version(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> None:
     """Note the format version, once: releases that do not know it refuse the mirror. `nothing`: as
     for `claim`."""
-    TABLES.write_once(nothing, manifest_path(path), "append", form, application=FORM, merge_schema=True)
+    TABLES.write_once(nothing, manifest_path(path), "append", form, application=FORMAT_VERSION, merge_schema=True)
 
 
 class WriterSuperseded(MirrorError):

@@ -48,18 +48,18 @@ def _marks(transaction: CommittedTransaction) -> list[TableMark]:
     if snapshot is not None:
         table = TableName(snapshot.namespace, snapshot.name) if snapshot.relation_oid else None
         kind = transaction.kind if transaction.is_notice else SNAPSHOT_CHUNK
-        found.append(_sign(transaction, kind, table, ordinal, asdict(snapshot)))
+        found.append(_mark(transaction, kind, table, ordinal, asdict(snapshot)))
     elif transaction.is_notice:
         facts = {"detail": transaction.detail, "end_lsn": transaction.end_lsn}
-        found.append(_sign(transaction, transaction.kind, None, ordinal, facts))
+        found.append(_mark(transaction, transaction.kind, None, ordinal, facts))
     for place, each in enumerate(transaction.excluded):
         if each.relation_oid:  # 0: logical messages
             table = TableName(each.namespace, each.name)
-            found.append(_sign(transaction, EXCLUDED, table, ordinal + place, asdict(each)))
+            found.append(_mark(transaction, EXCLUDED, table, ordinal + place, asdict(each)))
     return found
 
 
-def _sign(
+def _mark(
     transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
 ) -> TableMark:
     # Delivery continues at `end_lsn`, which may be that of the next commit: a gap ends just before

@@ -35,9 +35,9 @@ from schemas.topic_names import transaction_topic
 from schemas.wire_format import FRAME_BYTES, read_schema_id
 from spark_consumer.errors import MalformedRecord, MarkerError, RangeExpired, SourceUnavailable, TransactionIncomplete
 from spark_consumer.reader.column_names import true_name, true_names
-from spark_consumer.reader.counting import TransactionCounter, decode_head
+from spark_consumer.reader.completeness import TransactionCounter, decode_head
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, check_order
-from spark_consumer.reader.planning import Read, reads_of
+from spark_consumer.reader.read_planning import Read, reads_of
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.reader.topics import table_of_schema
 from spark_consumer.tables import TableName

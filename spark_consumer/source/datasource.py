@@ -1,9 +1,9 @@
 """The Python data sources `walgate` (committed changes) and `walgate-transactions` (one row per
 transaction).
 
-The classes are thin: reads are planned in planning.py, read and counted in reading.py, and shaped
-in frames.py. The only state is the offset {position in the transaction topic, last commit LSN}; the
-rows, including those of streamed transactions, stay in Kafka.
+The classes are thin: reads are planned in read_planning.py, read and counted in reading.py, and
+shaped in frames.py. The only state is the offset {position in the transaction topic, last commit
+LSN}; the rows, including those of streamed transactions, stay in Kafka.
 
 One Python process on the driver plans (StreamReader, BatchReader). The workers call `read`, which
 may use only its partition and what was known when the query began.
@@ -26,11 +26,11 @@ from schemas.topic_names import value_subject
 from spark_consumer.errors import OptionError, RangeExpired, UnsupportedSchema, briefly
 from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, check_order
-from spark_consumer.reader.planning import first_complete
 from spark_consumer.reader.positions import Position, resolve
+from spark_consumer.reader.read_planning import first_complete
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.reader.topics import refuse_debezium, topic_of_table
-from spark_consumer.source.admission import Admission
+from spark_consumer.source.batch_admission import Admission
 from spark_consumer.source.earlier_spark import EarlierStreamReader
 from spark_consumer.source.filters import FilterPushdown, Wanted
 from spark_consumer.source.frames import TableFrame

@@ -12,8 +12,8 @@ from confluent_kafka import Consumer, KafkaException
 from schemas.topic_names import transaction_topic
 from spark_consumer.errors import OptionError
 from spark_consumer.reader.broker import Broker
-from spark_consumer.reader.planning import RECORDS_PER_TASK
 from spark_consumer.reader.positions import Position, parse_position
+from spark_consumer.reader.read_planning import RECORDS_PER_TASK
 from spark_consumer.reader.registry import Registry
 from spark_consumer.tables import TableName
 

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from schemas.wire_format import FRAME_BYTES
 from spark_consumer.columnar.arrays import binaries, numbers
-from spark_consumer.columnar.counting import RangeCounter, fold, longs
+from spark_consumer.columnar.completeness import RangeCounter, fold, longs
 from spark_consumer.columnar.cursor import Longs
 from spark_consumer.columnar.head import OPERATIONS, Heads, decode_heads
 from spark_consumer.errors import MalformedRecord
 from spark_consumer.reader.broker import Broker, Stretch
-from spark_consumer.reader.planning import Read
+from spark_consumer.reader.read_planning import Read
 
 
 @dataclass(frozen=True, slots=True)

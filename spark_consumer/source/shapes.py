@@ -13,7 +13,7 @@ from pyspark.sql.datasource import InputPartition
 
 from schemas.topic_names import message_topic
 from spark_consumer.reader.markers import CommittedTransaction
-from spark_consumer.reader.planning import Read, plan
+from spark_consumer.reader.read_planning import Read, plan
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.reader.table_marks import TableMark, marks_of
 from spark_consumer.reader.topics import table_of_topic

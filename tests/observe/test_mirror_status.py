@@ -14,8 +14,8 @@ from gateway.cli.status_text import render
 from gateway.observe.lag import Progress
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.mirror_status import MOST_COMMITS, CommitTimes, MirrorStatus, read_mirror
-from gateway.observe.status import Counts
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import Counts
 from gateway.runtime.monitor import ask_mirror
 from spark_consumer.jobs.status import Status, serve
 

@@ -7,8 +7,8 @@ import math
 from gateway.errors import Retry
 from gateway.observe.lag import Progress
 from gateway.observe.metrics import EXCLUDED, OTHER_TOPICS, REGISTRY, TOPIC_LABELS, quarantined_label, show
-from gateway.observe.status import Counts, WalRetentionCause
 from gateway.observe.status_board import STALLED_S, StatusBoard
+from gateway.observe.status_types import Counts, WalRetentionCause
 from gateway.observe.table_status import QuarantinedTable
 
 

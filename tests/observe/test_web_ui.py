@@ -17,8 +17,8 @@ from gateway.observe.http_routes import start_http
 from gateway.observe.http_server import MOST_CONNECTIONS
 from gateway.observe.lag import Progress
 from gateway.observe.mirror_status import MirrorStatus
-from gateway.observe.status import Counts, OpenStream, RetainedWal, SlotStatus, WalRetentionCause
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import Counts, OpenStream, RetainedWal, SlotStatus, WalRetentionCause
 from gateway.observe.table_status import QuarantinedTable
 from gateway.observe.web_ui import SHOWN_TOPICS
 from tests.browser import browser_path, open_page

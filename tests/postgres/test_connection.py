@@ -14,9 +14,9 @@ import uvloop
 from gateway.errors import DataGap, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.local import Postgres
 from gateway.postgres import credentials
+from gateway.postgres.classify_errors import LossReported
 from gateway.postgres.connection import connect_replication, connect_sql, leave_with
 from gateway.postgres.copy_frames import DRAINED, XLOG_DATA, split
-from gateway.postgres.errors import LossReported
 from gateway.postgres.receive_buffer import HEAD_BYTES
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.slot import create_slot, slot_facts

@@ -7,7 +7,7 @@ import asyncpg
 import pytest
 
 from gateway.errors import StopForOperator
-from gateway.postgres.errors import CannotDecode, _server_message, classify_in_stream
+from gateway.postgres.classify_errors import CannotDecode, _server_message, classify_in_stream
 from tests.conftest import Database
 
 pytestmark = pytest.mark.integration

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.errors import NeedsText, Retry, StopForOperator, WalgateError
+from gateway.postgres.classify_errors import CannotDecode, LossReported, StreamCut
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.copy_frames import FrameError, split
-from gateway.postgres.errors import CannotDecode, LossReported, StreamCut
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
 from schemas.lsn import Lsn

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from gateway.config.settings import Settings
-from gateway.observe.status import SlotStatus
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import SlotStatus
 from gateway.runtime import monitor as module
 from gateway.runtime.monitor import Monitor, alarm_level, growth_rate, wal_held
 

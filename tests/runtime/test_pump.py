@@ -19,7 +19,7 @@ from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.manifest import Manifest
 from gateway.events.marker import Marker
 from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
-from gateway.kafka.delivery import REQUEST_BYTES, Delivery, Frames
+from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Begin, Message, StreamStart

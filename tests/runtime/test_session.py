@@ -8,7 +8,7 @@ import pytest
 
 from gateway.config.settings import Settings
 from gateway.errors import StopForOperator
-from gateway.kafka.delivery import TransactionTimedOut
+from gateway.kafka.transaction_delivery import TransactionTimedOut
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
 from schemas.lsn import Lsn

@@ -6,8 +6,8 @@ import pytest
 
 from gateway.cli.status_text import render
 from gateway.errors import Retry
-from gateway.observe.status import GapSeen, RetainedWal, SlotStatus, WalRetentionCause
 from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import GapSeen, RetainedWal, SlotStatus, WalRetentionCause
 from gateway.observe.table_status import QuarantinedTable, SnapshotStatus, TableSnapshotStatus
 
 TABLE = TableSnapshotStatus("public.orders", "READING", "REPLACE", 1200, 3, 4)

@@ -20,7 +20,7 @@ from gateway.cli.verify_mirror_folder import MirrorFolder
 from gateway.errors import Retry, StopForOperator
 from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
 from gateway.startup.facts import PublicationFacts, PublishedRelation
-from schemas.verification import Difference, TableVerification, encode_lsn, encode_verdict, ended_path, verdict_path
+from schemas.verdict import Difference, TableVerdict, encode_lsn, encode_verdict, ended_path, verdict_path
 
 
 def relation(oid: int, namespace: str, name: str) -> PublishedRelation:
@@ -37,9 +37,9 @@ PUBLICATIONS = {
 }
 
 
-def verdict(table: str = "public.orders", changed: int = 0) -> TableVerification:
+def verdict(table: str = "public.orders", changed: int = 0) -> TableVerdict:
     keys = (Difference("CHANGED", '{"id":7}', ("n",)),) * changed
-    return TableVerification(table, "VERIFY", "one", 10, 20, 1000, changed, keys=keys)
+    return TableVerdict(table, "VERIFY", "one", 10, 20, 1000, changed, keys=keys)
 
 
 def test_tables_are_chosen_as_elsewhere() -> None:
@@ -91,7 +91,7 @@ def test_an_outcome_is_shown_with_its_keys() -> None:
     assert [(table["changed"], len(table["keys"]), table["repaired"]) for table in found["tables"]] == [
         (30, 30, True), (0, 0, False),
     ]  # fmt: skip
-    keyless = TableVerification("a.b", "VERIFY", "one", 1, 2, 3, surplus=1, keys=(Difference("SURPLUS", None),))
+    keyless = TableVerdict("a.b", "VERIFY", "one", 1, 2, 3, surplus=1, keys=(Difference("SURPLUS", None),))
     assert render(VerificationResult((keyless,))).splitlines()[1] == "  SURPLUS a row of a table without a key"
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.classify_registry_errors import classified_schema_errors
 from gateway.config.settings import RegistrySettings
 from gateway.errors import Retry, RetrySlowly, StopForOperator
 from gateway.local import Registry
-from gateway.schema_registry import classified_schema_errors
 from schemas.records import POSITION
 from schemas.registry_client import RegistryClient
 from tests.oidc import CLIENT, SECRET, Provider, oidc_provider

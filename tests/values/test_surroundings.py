@@ -14,7 +14,7 @@ import pytest
 
 from gateway.errors import StopForOperator
 from gateway.local import Kafka, Postgres, Registry
-from gateway.postgres.errors import classify_exception
+from gateway.postgres.classify_errors import classify_exception
 from tests.conftest import Database
 from tests.evolution.theatre import theatre
 from tests.values.oracle import Stream

@@ -21,10 +21,10 @@ from gateway.cli.tail.message_json import MessageRenderer, Shown
 from gateway.cli.tail.output import Output
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
+from gateway.postgres.classify_errors import DRIVER_ERRORS, LossReported, classify_exception
 from gateway.postgres.connection import connect_replication, connect_sql
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, drained_size, split
 from gateway.postgres.credentials import login_of
-from gateway.postgres.errors import DRIVER_ERRORS, LossReported, classify_exception
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import server_facts
 from gateway.postgres.slot_creation_blockers import naming_blockers

@@ -17,7 +17,7 @@ from gateway.cli.tail.record_json import RecordRenderer, UnreadableRecord
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import StopForOperator
 from gateway.kafka.aiokafka_internals import Consumer
-from gateway.kafka.errors import READING, classify
+from gateway.kafka.classify_errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from schemas.topic_names import format_relation, message_topic, relation_of_topic, transaction_topic

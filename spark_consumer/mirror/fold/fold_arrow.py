@@ -34,14 +34,14 @@ class FoldResult:
     """The last state of a key. `last`: position of the event that decided it. Each column that this
     event did not send is in one of
 
-    `told`: position of the event that has the value;
+    `sent_at`: position of the event that has the value;
     `kept`: the value is in the target's row with this key;
     `borrowed`: the value is in the target's row with another key.
     """
 
     last: int
     deleted: bool
-    told: dict[str, int] = field(default_factory=dict)
+    sent_at: dict[str, int] = field(default_factory=dict)
     kept: set[str] = field(default_factory=set)
     borrowed: dict[str, Key] = field(default_factory=dict)
 
@@ -77,12 +77,12 @@ def _find_unsent(
                 made.kept.add(name)
             else:
                 made.borrowed[name] = source_key
-        elif name in source.told:
-            made.told[name] = source.told[name]
+        elif name in source.sent_at:
+            made.sent_at[name] = source.sent_at[name]
         elif name in source.borrowed:
             made.borrowed[name] = source.borrowed[name]
         elif not source.deleted:
-            made.told[name] = source.last
+            made.sent_at[name] = source.last
 
 
 def replay_events(events: pa.Table) -> tuple[pa.Table, dict[Key, FoldResult]]:
@@ -163,7 +163,7 @@ def _values(
 ) -> tuple[pa.Array, pa.Array]:
     """Return rows and special texts in which every told and borrowed column is filled in."""
     row = _one(taken["row"])
-    if not any(outcome.told or outcome.borrowed for outcome in outcomes):
+    if not any(outcome.sent_at or outcome.borrowed for outcome in outcomes):
         return row, _one(taken["special"])
     sources = [_one(ordered["row"])] + ([] if held is None else [_one(held["row"])])
     texts = _one(ordered["special"]).to_pylist() + ([] if held is None else _one(held["special"]).to_pylist())
@@ -172,7 +172,7 @@ def _values(
     for field_ in row.type:
         index: list[int | None] = []
         for number, outcome in enumerate(outcomes):
-            place: int | None = outcome.told.get(field_.name, outcome.last)
+            place: int | None = outcome.sent_at.get(field_.name, outcome.last)
             if field_.name in outcome.borrowed:
                 at = places.get(outcome.borrowed[field_.name])
                 place = None if at is None else len(ordered) + at

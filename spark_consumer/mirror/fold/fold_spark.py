@@ -28,8 +28,8 @@ def last_states(events: DataFrame, unsent: set[str]) -> DataFrame:
     events."""
     names = sorted(unsent)
     state = f.struct(*STATE[1:])
-    told = [_last_told(name, place) for place, name in enumerate(names)]
-    folded = events.groupBy("key").agg(f.max_by(state, position()).alias("last"), *told)
+    sent_values = [_last_sent(name, place) for place, name in enumerate(names)]
+    folded = events.groupBy("key").agg(f.max_by(state, position()).alias("last"), *sent_values)
     if not names:
         return folded.select("key", "last.*")
     row, special, unchanged = f.col("last.row"), f.col("last.special"), f.col("last.unchanged")
@@ -50,11 +50,11 @@ def last_states(events: DataFrame, unsent: set[str]) -> DataFrame:
     )
 
 
-def _last_told(name: str, place: int) -> Column:
+def _last_sent(name: str, place: int) -> Column:
     """Return the value and special text of a column in the last event that sent it."""
-    told = f.struct(f.col("row")[name].alias("value"), f.col("special")[name].alias("special"))
+    sent_values = f.struct(f.col("row")[name].alias("value"), f.col("special")[name].alias("special"))
     sent = ~f.col("deleted") & ~f.array_contains("unchanged", name)
-    return f.max_by(f.when(sent, told), f.when(sent, position())).alias(f"told{place}")
+    return f.max_by(f.when(sent, sent_values), f.when(sent, position())).alias(f"told{place}")
 
 
 def moved_keys(events: DataFrame, shape: TableSchema) -> DataFrame:

@@ -15,10 +15,10 @@ from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror.batch_contents import TablePart
+from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.fold_arrow import borrowed_keys, replay_events, whole_states
 from spark_consumer.mirror.fold.fold_arrow import states as replayed_states
 from spark_consumer.mirror.fold.fold_spark import STATE, last_states, moved_keys
-from spark_consumer.mirror.fold.keyed_events import decode_events
 from spark_consumer.mirror.fold.merge_source import KEY, ROW, same_key
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.table_schema import TableSchema
@@ -47,7 +47,7 @@ def small_states(
 ) -> pa.Table:
     """Return the last states (columns fold_spark.STATE) of few records. `base`: rows of the table
     before the batch; None: it is new or was emptied."""
-    kept = records.filter(_behind(records, part.cut)).combine_chunks()
+    kept = records.filter(_after_truncate(records, part.last_truncate)).combine_chunks()
     batches = list(decode_events(iter(kept.to_batches()), shape, texts))
     return arrow_fold(spark, base, pa.Table.from_batches(batches, shape.events), shape)
 
@@ -82,9 +82,9 @@ def key_bounds(states: pa.Table, shape: TableSchema) -> dict[str, tuple[int | st
     return found
 
 
-def flat_states(spark: SparkSession, states: pa.Table, unsent: set[str]) -> DataFrame:
+def arrow_merge_input(spark: SparkSession, states: pa.Table, unsent: set[str]) -> DataFrame:
     """Convert states (columns fold_spark.STATE) to the source of a merge, with `deleted` and
-    `special` only if some row needs them. For a DataFrame, merge_source.flat does this."""
+    `special` only if some row needs them. For a DataFrame, merge_source.merge_input does this."""
     key, row = (states[name].combine_chunks() for name in ("key", "row"))
     columns: dict[str, Any] = {KEY + field.name: column for field, column in zip(key.type, key.flatten(), strict=True)}
     columns |= {ROW + field.name: column for field, column in zip(row.type, row.flatten(), strict=True)}
@@ -110,7 +110,7 @@ def arrow_fold(spark: SparkSession, base: DataFrame | None, events: pa.Table, sh
     return replayed_states(ordered, outcomes, held, shape)
 
 
-def _behind(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
+def _after_truncate(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
     """Select the changes of rows after the last TRUNCATE."""
     mask = pc.not_equal(records["op"], "TRUNCATE")
     if cut is None:
@@ -145,8 +145,8 @@ def spark_states(
     """Return the last states of many records, the columns that some event did not send, and the
     events, which the caller unpersists."""
     kept = records.where(f.col("op") != "TRUNCATE")
-    if part.cut is not None:
-        cut_lsn, cut_ordinal = part.cut
+    if part.last_truncate is not None:
+        cut_lsn, cut_ordinal = part.last_truncate
         later = (f.col("commit_lsn") == cut_lsn) & (f.col("ordinal") > cut_ordinal)
         kept = kept.where((f.col("commit_lsn") > cut_lsn) | later)
     columns = kept.select("op", "commit_lsn", "ordinal", "schema_id", "value")

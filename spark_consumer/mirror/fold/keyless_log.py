@@ -25,7 +25,7 @@ from pyspark.sql.types import StructType
 from spark_consumer.arrow import to_frame
 from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.mirror.columns import decode_records
-from spark_consumer.mirror.fold.keyed_events import BEFORE, fill_from_before, special_of_row
+from spark_consumer.mirror.fold.event_decoder import BEFORE, fill_from_before, special_of_row
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.source.frames import INSTANT, RAW, TEXTS
 
@@ -72,15 +72,15 @@ def decode_rows(
             yield _rows(part, row, operation, special_of_row(special), np.flatnonzero(new), shape)
 
 
-def log_cuts(records: DataFrame, shape: TableSchema) -> DataFrame:
+def log_truncates(records: DataFrame, shape: TableSchema) -> DataFrame:
     """Return, as rows of the log, a TRUNCATE to precede the READ rows of each transaction in raw
     records."""
     reads = records.where(f.col("op") == "READ").groupBy("commit_lsn").agg(f.max("commit_time").alias("commit_time"))
     values = (f.lit("TRUNCATE"), f.col("commit_lsn"), f.col("commit_time"), f.lit(-1).cast("long"))
-    told = dict(zip(LOG_COLUMNS, values, strict=True))
+    log_values = dict(zip(LOG_COLUMNS, values, strict=True))
     nothing = f.lit(None)
     fields = log_table_schema(shape).fields
-    return reads.select(*(told.get(item.name, nothing).cast(item.dataType).alias(item.name) for item in fields))
+    return reads.select(*(log_values.get(item.name, nothing).cast(item.dataType).alias(item.name) for item in fields))
 
 
 def small_log(
@@ -89,7 +89,9 @@ def small_log(
     """Return few records of one table as rows of its log. `emptied`: position of one more
     TRUNCATE."""
     batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
-    return pa.concat_tables([pa.Table.from_batches(batches, log_schema(shape)), small_cuts(records, shape, emptied)])
+    return pa.concat_tables(
+        [pa.Table.from_batches(batches, log_schema(shape)), small_truncates(records, shape, emptied)]
+    )
 
 
 def large_log(
@@ -100,29 +102,30 @@ def large_log(
     emptied: tuple[int, int] | None,
 ) -> DataFrame:
     """Return many records of one table as rows of its log. `emptied`: as for small_log."""
-    log = log_rows(records, shape, texts).unionByName(log_cuts(records, shape))
+    log = log_rows(records, shape, texts).unionByName(log_truncates(records, shape))
     if emptied is None:
         return log
-    cut = small_cuts(RAW.empty_table(), shape, emptied)
+    cut = small_truncates(RAW.empty_table(), shape, emptied)
     return log.unionByName(to_frame(spark, cut, log_table_schema(shape)))
 
 
-def small_cuts(records: pa.Table, shape: TableSchema, emptied: tuple[int, int] | None = None) -> pa.Table:
-    """Return what log_cuts returns, for few records. `emptied`: position of one more TRUNCATE."""
+def small_truncates(records: pa.Table, shape: TableSchema, emptied: tuple[int, int] | None = None) -> pa.Table:
+    """Return what log_truncates returns, for few records. `emptied`: position of one more
+    TRUNCATE."""
     reads = records.filter(pc.equal(records["op"], "READ")).select(["commit_lsn", "commit_time"])
     found = reads.group_by("commit_lsn").aggregate([("commit_time", "max")]).to_pylist()
     places = [(row["commit_lsn"], row["commit_time_max"], -1) for row in found]
     if emptied is not None:
         places.append((emptied[0], None, emptied[1]))
     lsns, times, ordinals = zip(*places, strict=True) if places else ((), (), ())
-    told = {
+    log_values = {
         "_op": pa.array(["TRUNCATE"] * len(places), pa.string()),
         "_commit_lsn": pa.array(lsns, pa.int64()),
         "_commit_time": pa.array(times, INSTANT),
         "_ordinal": pa.array(ordinals, pa.int64()),
     }
     schema = log_schema(shape)
-    columns = [told.get(item.name, pa.nulls(len(places), item.type)) for item in schema]
+    columns = [log_values.get(item.name, pa.nulls(len(places), item.type)) for item in schema]
     return pa.table(columns, schema=schema)
 
 
@@ -152,7 +155,7 @@ def _special_of_before(special: pa.Array) -> pa.Array:
     )
 
 
-def not_yet(frame: DataFrame, applied_commit_lsn: int, column: str = "_commit_lsn") -> DataFrame:
+def not_applied(frame: DataFrame, applied_commit_lsn: int, column: str = "_commit_lsn") -> DataFrame:
     """Return rows after those that the table has: a new checkpoint may divide batches
     differently."""
     return frame.where(f.col(column) > applied_commit_lsn)

@@ -27,9 +27,9 @@ def merged_columns(
     """Return how states are merged into a table (arguments of TableFormat.merge): the condition,
     the values of a changed and of a new row, and which states delete their row.
 
-    `source`: as made by `flat`. Columns named in a state's `unchanged` keep the table's value;
-    `unsent`: all such names. `bounds`: least and greatest value of some key columns in `source`, so
-    that files with other keys are not read.
+    `source`: as made by `merge_input`. Columns named in a state's `unchanged` keep the table's
+    value; `unsent`: all such names. `bounds`: least and greatest value of some key columns in
+    `source`, so that files with other keys are not read.
     """
     same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
     for name, (least, greatest) in bounds.items():
@@ -39,8 +39,8 @@ def merged_columns(
 
 
 def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[str, Column]:
-    """Return for each quoted column name its value after the state `s` (columns as made by `flat`)
-    is applied to the row `t`."""
+    """Return for each quoted column name its value after the state `s` (columns as made by
+    `merge_input`) is applied to the row `t`."""
     own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
     values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
     for name in unsent:
@@ -49,7 +49,7 @@ def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[
     return {**values, quoted(shape.special_column): _filled_special(shape) if unsent else own}
 
 
-def laid_over(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
+def merged_rows(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
     """Return the rows that `merge` would make of the rows `base`; the other arguments are the
     same."""
     names = [*shape.columns, shape.special_column]
@@ -62,7 +62,7 @@ def laid_over(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: se
     return stay.unionByName(alive.select(*(values[quoted(name)].alias(name) for name in names)))
 
 
-def flat(states: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
+def merge_input(states: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
     """Convert states (columns fold_spark.STATE) to the source of a merge. It has no structs, which
     cost a tenth of a merge's CPU time."""
     key = [f.col(f"key.{quoted(field.name)}").alias(KEY + field.name) for field in shape.key_struct]

@@ -86,7 +86,7 @@ def recreated_at(
     """
     found = min(first[schema_id] for schema_id in first if oid_of(schema_id) == newest)
     if any(first[schema_id] > found for schema_id in first if oid_of(schema_id) != newest):
-        raise recreated(table, location)
+        raise recreated_error(table, location)
     return found
 
 
@@ -109,16 +109,16 @@ def beginning_of_relation(
     oids = {oid_of(schema_id) for schema_id in part.schema_ids}
     if len(oids if known is None else oids | {known}) == 1:
         return None
-    ids_after = part.schema_ids if part.cut is None else schema_ids_after(own, part.cut)
-    if len({oid_of(schema_id) for schema_id in ids_after}) == 1 and (part.cut or is_emptied()):
+    ids_after = part.schema_ids if part.last_truncate is None else schema_ids_after(own, part.last_truncate)
+    if len({oid_of(schema_id) for schema_id in ids_after}) == 1 and (part.last_truncate or is_emptied()):
         return None
     newest = oid_of(part.newest)
     if newest in others:
-        raise recreated(part.table, location)
+        raise recreated_error(part.table, location)
     return recreated_at(part.table, location, first_positions(own), oid_of, newest)
 
 
-def keep(spark: SparkSession, location: str, kept: str, applied: int) -> None:
+def keep_copy(spark: SparkSession, location: str, kept: str, applied: int) -> None:
     """Copy a table as of the last transaction applied to it, once for this transaction: a failed
     attempt may have altered the table since."""
     rows = TABLES.rows(spark, location)
@@ -126,7 +126,7 @@ def keep(spark: SparkSession, location: str, kept: str, applied: int) -> None:
     TABLES.write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties)
 
 
-def recreated(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:
+def recreated_error(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:
     """Return the error for a recreated table. `may_empty`: its former rows may be removed."""
     return MirrorError(
         f"{table} was dropped and recreated, or another table was renamed to this name: PostgreSQL "

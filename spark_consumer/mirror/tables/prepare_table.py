@@ -23,7 +23,7 @@ from spark_consumer.mirror.table_format import Superseded
 from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import TableStates
-from spark_consumer.mirror.tables.write_table import NEW, Refit, TableWork
+from spark_consumer.mirror.tables.write_table import NEW, ColumnRewrite, TableWork
 from spark_consumer.tables import TableName
 
 EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
@@ -33,7 +33,7 @@ _NOT_KNOWN = -1
 @dataclass
 class TablePreparation:
     """Prepares the tables of the mirror at `path`; the other fields are those of
-    merge_batch.Mirror."""
+    merger.Merger."""
 
     path: str
     shapes: TableSchemas
@@ -106,10 +106,10 @@ class TablePreparation:
             )
         if applied < commit_lsn:
             part = self._of_one_relation(spark, location, part, own, applied, last)
-            if part.cut is not None and part.cut[0] <= applied:
-                part = replace(part, cut=None)
-            refit = self._refit(spark, part, own, location, applied, last)
-            work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), refit=refit)
+            if part.last_truncate is not None and part.last_truncate[0] <= applied:
+                part = replace(part, last_truncate=None)
+            refit = self._rewrite(spark, part, own, location, applied, last)
+            work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), rewrite=refit)
             if refit is None:
                 is_emptied = part.table in self._emptied
                 if not (shape.key and is_emptied):  # all existing rows are removed
@@ -121,7 +121,7 @@ class TablePreparation:
                 else:  # the rows are overwritten, and their columns too
                     TABLES.allow_names(spark, location, columns.names)
             keys = {} if last is None else last.keys
-            if shape.key and part.cut is None and tuple(keys.get(str(part.table), ())) != shape.key:
+            if shape.key and part.last_truncate is None and tuple(keys.get(str(part.table), ())) != shape.key:
                 base = work.base(spark)
                 assert base is not None
                 replica_identity.check_key(base, location, part.table, shape)
@@ -141,7 +141,7 @@ class TablePreparation:
         self._applied[table] = (found, version)
         return found
 
-    def _refit(
+    def _rewrite(
         self,
         spark: SparkSession,
         part: TablePart,
@@ -149,12 +149,12 @@ class TablePreparation:
         location: str,
         applied: int,
         last: manifest.RecordedVersion | None,
-    ) -> Refit | None:
+    ) -> ColumnRewrite | None:
         """Return how to rewrite the columns, if some were renamed, replaced, or added with a
         default. Raise MirrorError if `strict` and the effect on existing rows is unknown."""
         shape = self.shapes.of(part.newest)
         version = self._version_before(part, own, applied, last)
-        if version in (None, part.newest) or (part.cut is not None and shape.key):
+        if version in (None, part.newest) or (part.last_truncate is not None and shape.key):
             return None
         try:
             before = self.shapes.of(version)
@@ -168,7 +168,7 @@ class TablePreparation:
             return None
         wanted = table_schema(shape) if shape.key else log_table_schema(shape)
         TABLES.allow_names(spark, location, wanted.names)
-        return Refit(before, change, wanted)
+        return ColumnRewrite(before, change, wanted)
 
     def _version_before(
         self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: manifest.RecordedVersion | None
@@ -241,11 +241,11 @@ class TablePreparation:
         if begin is None:
             return part
         if self.on_recreated == STOP:
-            raise replica_identity.recreated(part.table, location, may_empty=True)
+            raise replica_identity.recreated_error(part.table, location, may_empty=True)
         if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows are gone already
-            replica_identity.keep(spark, location, kept_path(self.path, part.table, known), applied)
+            replica_identity.keep_copy(spark, location, kept_path(self.path, part.table, known), applied)
         self._emptied[part.table] = (begin[0], begin[1] - 1)
-        return replace(part, cut=max(self._emptied[part.table], part.cut or (-1, -1)))
+        return replace(part, last_truncate=max(self._emptied[part.table], part.last_truncate or (-1, -1)))
 
     def _was_emptied(
         self, spark: SparkSession, location: str, table: TableName, last: manifest.RecordedVersion | None

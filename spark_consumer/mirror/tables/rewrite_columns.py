@@ -17,7 +17,7 @@ from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema, is_log
 
 
-def fitted(
+def rewritten(
     spark: SparkSession,
     rows: DataFrame,
     change: ColumnChange,

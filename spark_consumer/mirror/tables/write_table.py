@@ -20,7 +20,7 @@ from spark_consumer.mirror.batch_contents import TablePart
 from spark_consumer.mirror.columns import ColumnChange
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import (
-    flat_states,
+    arrow_merge_input,
     key_bounds,
     living_rows,
     small_states,
@@ -28,12 +28,12 @@ from spark_consumer.mirror.fold.fold_table import (
     table_schema,
     unsent_columns,
 )
-from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_yet, small_log
-from spark_consumer.mirror.fold.merge_source import flat, laid_over, merged_columns, rows
+from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_applied, small_log
+from spark_consumer.mirror.fold.merge_source import merge_input, merged_columns, merged_rows, rows
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_schema import TableSchema
-from spark_consumer.mirror.tables.rewrite_columns import fitted
+from spark_consumer.mirror.tables.rewrite_columns import rewritten
 
 NEW = -1
 # For tables up to this size, no files are skipped by key bounds: finding the files with keys
@@ -42,7 +42,7 @@ _SKIPPED_IN_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Refit:
+class ColumnRewrite:
     """A change to a table's columns. `before`: version of the relation whose columns the table has;
     `wanted`: the columns that it gets."""
 
@@ -63,7 +63,7 @@ class TableWork:
     applied: int
     emptied: tuple[int, int] | None = None  # position of the TRUNCATE with which a recreated relation begins
     deletion_vectors: bool = True  # for a new table
-    refit: Refit | None = None  # if existing rows get other columns: the table is then rewritten as a whole
+    rewrite: ColumnRewrite | None = None  # if existing rows get other columns: the table is then rewritten as a whole
 
     def base(self, spark: SparkSession) -> DataFrame | None:
         """Return the existing rows, or None if they are not needed: if `part` has a TRUNCATE, a
@@ -71,20 +71,20 @@ class TableWork:
         if self.applied == NEW or (self.shape.key and not self.needs_merge):
             return None
         there = TABLES.rows(spark, self.location)
-        if self.refit is None:
+        if self.rewrite is None:
             return there
         as_now = replica_identity.converted(there, self.part.table, self.location, self.shape, self.applied)
-        return fitted(spark, as_now, self.refit.change, self.refit.before, self.shape, self.refit.wanted)
+        return rewritten(spark, as_now, self.rewrite.change, self.rewrite.before, self.shape, self.rewrite.wanted)
 
     @property
     def needs_merge(self) -> bool:
         """Return whether existing rows stay, so that the states have to be merged into them."""
-        return self.applied != NEW and self.part.cut is None
+        return self.applied != NEW and self.part.last_truncate is None
 
     @property
     def mode(self) -> str:
         """Mode of a write that is not a merge."""
-        return "append" if self.part.cut is None else "overwrite"
+        return "append" if self.part.last_truncate is None else "overwrite"
 
     def properties(self, columns: Sequence[str]) -> dict[str, str]:
         """Return the properties for a new table. A log gets no deletion vectors, since nothing is
@@ -116,11 +116,11 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
         _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
         return
     unsent = unsent_columns(states)
-    if work.refit is not None:
-        _write_refitted(spark, flat_states(spark, states, unsent), work, commit_lsn, unsent)
+    if work.rewrite is not None:
+        _write_rewritten(spark, arrow_merge_input(spark, states, unsent), work, commit_lsn, unsent)
     else:
         bounds = key_bounds(states, shape) if _is_large(spark, work.location) else {}
-        source = flat_states(spark, states, unsent)
+        source = arrow_merge_input(spark, states, unsent)
         TABLES.merge(spark, work.location, source, *merged_columns(source, shape, unsent, bounds))
 
 
@@ -136,17 +136,17 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
     shape = work.shape
     if not shape.key:
         log = large_log(spark, records, shape, work.texts, work.emptied)
-        _write_log(spark, work, not_yet(log, work.applied), commit_lsn)
+        _write_log(spark, work, not_applied(log, work.applied), commit_lsn)
         return
-    records = not_yet(records, work.applied, "commit_lsn")
+    records = not_applied(records, work.applied, "commit_lsn")
     states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
     try:
         if not work.needs_merge:
             _write_rows(rows(states, shape), work, work.mode, commit_lsn)
-        elif work.refit is not None:
-            _write_refitted(spark, flat(states, shape, unsent), work, commit_lsn, unsent)
+        elif work.rewrite is not None:
+            _write_rewritten(spark, merge_input(states, shape, unsent), work, commit_lsn, unsent)
         else:
-            source = flat(states, shape, unsent)
+            source = merge_input(states, shape, unsent)
             TABLES.merge(spark, work.location, source, *merged_columns(source, shape, unsent))
     finally:
         events.unpersist()
@@ -166,17 +166,19 @@ def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -
 
 
 def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn: int) -> None:
-    base = work.base(spark) if work.refit is not None else None
+    base = work.base(spark) if work.rewrite is not None else None
     if base is None:
         _write_rows(log, work, "append", commit_lsn)
     else:
         TABLES.write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
 
 
-def _write_refitted(spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]) -> None:
+def _write_rewritten(
+    spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]
+) -> None:
     """Write the existing rows in their new columns together with the states `source` (as made by
-    `flat`), in one commit, so that columns are never changed twice."""
+    `merge_input`), in one commit, so that columns are never changed twice."""
     base = work.base(spark)
     assert base is not None
-    made = laid_over(base, source, work.shape, unsent)
+    made = merged_rows(base, source, work.shape, unsent)
     TABLES.write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)

@@ -17,9 +17,9 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
-from spark_consumer.mirror.batch_contents import divided
+from spark_consumer.mirror.batch_contents import split_by_chunks
+from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.fold_table import table_schema
-from spark_consumer.mirror.fold.keyed_events import decode_events
 from spark_consumer.mirror.fold.keyless_log import decode_rows, log_rows, log_schema, log_table_schema
 from spark_consumer.mirror.fold.merge_source import same_key
 from spark_consumer.mirror.fold.replica_identity import after_truncate, weight
@@ -28,7 +28,7 @@ from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_schema import OUT, TableSchema, is_log, special_key
-from spark_consumer.mirror.table_states import Mark
+from spark_consumer.mirror.table_states import StoredMark
 from spark_consumer.source.frames import STRINGS
 
 CHANGED, MISSING, SURPLUS = "CHANGED", "MISSING", "SURPLUS"
@@ -47,7 +47,7 @@ _DIFFERENCES = pa.schema(
 )
 
 
-def compared(
+def row_differences(
     spark: SparkSession, location: str, records: pa.Table | DataFrame, shape: TableSchema, texts: Mapping[int, str]
 ) -> DataFrame:
     """Return the differences between the READ records of one table and its rows: columns `kind`,
@@ -76,15 +76,16 @@ def compared(
     return joined.where((f.col("kind") == MISSING) | (f.size("columns") > 0))
 
 
-def compared_log(
+def log_differences(
     spark: SparkSession,
     location: str,
     records: pa.Table | DataFrame,
     shape: TableSchema,
     texts: Mapping[int, str],
 ) -> DataFrame:
-    """Return the differences, as `compared` does, for a table without a key: the rows that its log
-    adds up to are compared with the READ records of all its rows, as multisets. `key` is null."""
+    """Return the differences, as `row_differences` does, for a table without a key: the rows that
+    its log adds up to are compared with the READ records of all its rows, as multisets. `key` is
+    null."""
     names = [*shape.columns, shape.special_column]
     if isinstance(records, DataFrame):
         read = log_rows(records, shape, texts)
@@ -94,21 +95,21 @@ def compared_log(
     rows = read.select(*map(quoted, names), f.lit(-1).alias(_HELD))
     if TABLES.exists(spark, location):
         rows = rows.unionByName(_added_up(TABLES.rows(spark, location), shape))
-    return _odd_rows(rows, shape)
+    return _unmatched_rows(rows, shape)
 
 
-def left_over(spark: SparkSession, location: str, shape: TableSchema, begin_lsn: int) -> DataFrame:
+def surplus_log_rows(spark: SparkSession, location: str, shape: TableSchema, begin_lsn: int) -> DataFrame:
     """Return the surplus rows of a table without a key in which a snapshot that began at
     `begin_lsn` found no row: the rows from before that were not removed. The columns are those of
-    `compared_log`."""
+    `log_differences`."""
     rows = TABLES.rows(spark, location)
     if is_log(rows.columns):
         is_later_row = (f.col("_commit_lsn") > begin_lsn) & ~f.col("_op").isin(*OUT)
         rows = rows.where(~is_later_row | (f.col("_op") == "TRUNCATE"))
-    return _odd_rows(_added_up(rows, shape), shape).where(f.col("kind") == SURPLUS)
+    return _unmatched_rows(_added_up(rows, shape), shape).where(f.col("kind") == SURPLUS)
 
 
-def _odd_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
+def _unmatched_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
     """Return the rows that only one side has, or has more often, as differences. `rows`: columns of
     the table, and _HELD: how many more times the target has the row than the source."""
     special = f.col(quoted(shape.special_column))
@@ -132,7 +133,7 @@ def _added_up(rows: DataFrame, shape: TableSchema) -> DataFrame:
     return log.select(*columns, (weight() if is_entry else f.lit(1)).alias(_HELD))
 
 
-def too_many(rows: DataFrame, shape: TableSchema) -> DataFrame:
+def surplus_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
     """Return rows that the source does not have as differences."""
     special = f.col(quoted(shape.special_column))
 
@@ -168,7 +169,7 @@ def _differing(shape: TableSchema, there: list[str]) -> list[Column]:
     return found or [f.lit(None).cast("string")]
 
 
-def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None:
+def first_later_change(changes: DataFrame, chunks: Sequence[StoredMark]) -> int | None:
     """Return the commit LSN at which a batch has to be cut: that of the first change of a table
     after a chunk of it, since a chunk is compared with the table as it was before that change.
     None: nowhere.
@@ -178,7 +179,7 @@ def first_later_change(changes: DataFrame, chunks: Sequence[Mark]) -> int | None
     first: dict[str, int] = {}
     for mark in chunks:
         first.setdefault(str(mark.table), mark.commit_lsn)
-    _, others = divided(changes, chunks)
+    _, others = split_by_chunks(changes, chunks)
     bounds = changes.sparkSession.createDataFrame([*first.items()], "table string, chunk_lsn long")
     later = others.join(f.broadcast(bounds), "table").where("commit_lsn > chunk_lsn")
     found = later.agg(f.min("commit_lsn")).head()

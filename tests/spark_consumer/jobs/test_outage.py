@@ -1,5 +1,5 @@
-"""A query of `walgate mirror` that failed while Kafka or the registry was away, and the one after it
-in the same process."""
+"""A query of `walgate mirror` that failed while Kafka or the registry was away, and the one after
+it in the same process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.errors import SourceUnavailable
 from spark_consumer.jobs import cli
 from spark_consumer.jobs.run import Run
-from spark_consumer.mirror import changes, manifest, merge_batch, versions
+from spark_consumer.mirror import changes, manifest, merger, versions
 from spark_consumer.mirror.tables import write_table
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.here import run_here
@@ -69,7 +69,7 @@ def test_a_new_query_appends_while_a_merge_of_the_one_before_runs(
     second, failed = list[bool](), list[bool]()
     monkeypatch.setattr(cli, "Run", NotedRun)
     monkeypatch.setattr(changes, "append", append_and_fail)
-    monkeypatch.setattr(merge_batch, "write", wait_and_write)
+    monkeypatch.setattr(merger, "write", wait_and_write)
 
     def play() -> None:
         try:

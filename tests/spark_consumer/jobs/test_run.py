@@ -93,7 +93,7 @@ def run(monkeypatch: pytest.MonkeyPatch, queries: list[Query], *, outages: bool 
     made = Run(parse_options(NEEDED, streaming=True), None, "lines")
     clock = Clock()
     monkeypatch.setattr(made.stopping, "wait", clock.wait)
-    made.keep_up(lambda: queries.pop(0), outages=outages)
+    made.run_query(lambda: queries.pop(0), outages=outages)
     return clock.pauses
 
 
@@ -179,7 +179,7 @@ def test_a_query_that_failed_is_not_ready_again_until_a_batch_has_ended(monkeypa
             raise StreamingQueryException(OF_THE_DRIVER)
 
     monkeypatch.setattr(made.stopping, "wait", lambda _: False)
-    made.keep_up(Fails)
+    made.run_query(Fails)
     assert ready == [200, 503, 503, 503, 200]
 
 

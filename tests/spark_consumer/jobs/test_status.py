@@ -21,7 +21,7 @@ from spark_consumer.jobs.run import Run
 from spark_consumer.jobs.session import last_offset
 from spark_consumer.jobs.status import serve
 from spark_consumer.mirror.append_batch import AppendingMirror
-from spark_consumer.mirror.taken import taken_in
+from spark_consumer.mirror.mirror_state import state_of
 from spark_consumer.reader.positions import resolve
 from spark_consumer.source.options import parse_options
 from tests.observe.test_mirror_status import metrics_of
@@ -87,7 +87,7 @@ def test_what_a_job_says_within_its_first_batch_is_true(
     monkeypatch.setattr(AppendingMirror, "finish", lambda mirror, session, merge: end(mirror, session, merge=False))
     until = ("--until-lsn", format_lsn(appended_lsn), "--merge-every", "inf")
     assert run_here(spark, "mirror", feeder, path, *until) == (0, "")
-    taken, offset = taken_in(spark, str(path)), last_offset(spark, f"{path}/checkpoint")
+    taken, offset = state_of(spark, str(path)), last_offset(spark, f"{path}/checkpoint")
     assert taken is not None and offset is not None
     assert (taken.commit_lsn, taken.merged_lsn, offset["commit_lsn"]) == (appended_lsn, merged_lsn, appended_lsn)
     insert(feeder, items, 3)

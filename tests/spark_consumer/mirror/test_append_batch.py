@@ -26,13 +26,13 @@ from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta.delta_table import noted_number
 from spark_consumer.mirror.delta.session_settings import COMPACT, session_defaults
 from spark_consumer.mirror.dump import newest
-from spark_consumer.mirror.merge_batch import Mirror
+from spark_consumer.mirror.merger import Merger
+from spark_consumer.mirror.mirror_state import state_of
 from spark_consumer.mirror.paths import changes_path, manifest_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.single_merge import merge_once
 from spark_consumer.mirror.spark_settings import tune, use_pool
 from spark_consumer.mirror.tables.prepare_table import STOP
-from spark_consumer.mirror.taken import taken_in
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
@@ -129,15 +129,15 @@ def test_who_merges_does_it_as_the_mirror_was_told_and_keeps_that_over_its_resta
         }
         return AppendingMirror(path, schemas, merge_every_s=math.inf, retention_s=604_800.0, **told)
 
-    def merges() -> tuple[Mirror, int | None]:
-        made: list[Mirror] = []
+    def merges() -> tuple[Merger, int | None]:
+        made: list[Merger] = []
 
-        def noted(*facts: Any, **more: Any) -> Mirror:
-            made.append(Mirror(*facts, **more))
+        def noted(*facts: Any, **more: Any) -> Merger:
+            made.append(Merger(*facts, **more))
             return made[0]
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(single_merge, "Mirror", noted)
+            patched.setattr(single_merge, "Merger", noted)
             merge_once(cloned(spark), path, lambda _: None)
         return made[0], noted_number(spark, manifest_path(path), writer_epoch.WRITER)
 
@@ -299,7 +299,7 @@ def test_a_mirror_leaves_the_merges_to_another_program_until_that_has_ended(
     first_lsn = change(feeder, items, visits, 1)
     take(spark, feeder, mirror)
     assert merged_lsn() == first_lsn
-    other = Mirror(path, mirror.schemas)
+    other = Merger(path, mirror.schemas)
     other.open(spark)
     second_lsn = change(feeder, items, visits, 2)
     take(spark, feeder, mirror)
@@ -339,11 +339,11 @@ def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
         lambda: take(spark, feeder, appending(feeder, tmp_path)),
         lambda: merge_once(spark, path, lambda _: None),
         lambda: versions.read(spark, path),
-        lambda: taken_in(spark, path),
+        lambda: state_of(spark, path),
         lambda: newest(tmp_path),
     ]
     with pytest.MonkeyPatch.context() as older:
-        older.setattr(paths, "NEWEST_FORM", 1)
+        older.setattr(paths, "NEWEST_FORMAT", 1)
         for use in uses:
             with pytest.raises(MirrorError, match="written by a newer release of Walgate, in format version 2"):
                 use()

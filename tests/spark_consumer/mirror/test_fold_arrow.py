@@ -67,7 +67,7 @@ def applied(before: dict[Key, Row], events: list[dict[str, Any]], outcomes: dict
         if outcome.deleted:
             continue
         row = dict(events[outcome.last]["row"])
-        row |= {name: events[place]["row"][name] for name, place in outcome.told.items()}
+        row |= {name: events[place]["row"][name] for name, place in outcome.sent_at.items()}
         row |= {name: before[key][name] for name in outcome.kept}
         row |= {name: before[other][name] for name, other in outcome.borrowed.items()}
         after[key] = row
@@ -86,7 +86,7 @@ def test_outcomes_make_of_the_table_what_the_events_did(
 
 def test_a_row_without_unsent_columns_needs_nothing_from_the_target() -> None:
     (outcome,) = replay([(1,)], [None], [False], [[]]).values()
-    assert (outcome.told, outcome.kept, outcome.borrowed) == ({}, set(), {})
+    assert (outcome.sent_at, outcome.kept, outcome.borrowed) == ({}, set(), {})
 
 
 SHAPE = TableSchema.of(change_schema(relation("r", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n")), "cdc"))

@@ -26,7 +26,7 @@ from pyspark.sql import SparkSession
 from schemas.relation import RelationDescription, ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, maintenance, manifest, merge_batch, table_snapshots, versions, writer_epoch
+from spark_consumer.mirror import changes, maintenance, manifest, merger, table_snapshots, versions, writer_epoch
 from spark_consumer.mirror.append_batch import AppendingMirror
 from spark_consumer.mirror.delta import cleanup, delta_format, delta_log, delta_table
 from spark_consumer.mirror.fold import replica_identity
@@ -75,12 +75,12 @@ STEPS = {
     "convert": Step(replica_identity, "convert", table="calls"),
     "align": Step(delta_format, "align", table="items"),
     "cast": Step(delta_table, "_cast"),
-    "first table": Step(merge_batch, "write"),
-    "second table": Step(merge_batch, "write", 2),
+    "first table": Step(merger, "write"),
+    "second table": Step(merger, "write", 2),
     "end of a REPLACE": Step(table_snapshots, "end_replace"),
     "manifest": Step(manifest, "record"),
     "manifest, second piece": Step(manifest, "record", 2),
-    "removal of keys": Step(merge_batch, "remove_folder"),
+    "removal of keys": Step(merger, "remove_folder"),
     "old versions": Step(manifest, "prune"),
     "old changes": Step(changes, "prune"),
 }
@@ -111,7 +111,7 @@ def killed_at(step: Step) -> Iterator[None]:
         return call
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(merge_batch, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))  # a table behind another
+        patched.setattr(merger, "ThreadPoolExecutor", lambda _: ThreadPoolExecutor(1))  # a table behind another
         for module, name in PLACES:
             patched.setattr(module, name, guarded((module, name), getattr(module, name)))
         with pytest.raises(Killed):
@@ -274,7 +274,7 @@ class Scene:
     def readable(self, commit_lsn: int) -> int:
         """From the end of a snapshot that replaces rows to the merge behind it, no version knows
         the tables (table_states.first_unreadable)."""
-        merged = manifest.find(self.spark, self.path, commit_lsn)
+        merged = manifest.find_version(self.spark, self.path, commit_lsn)
         merged_lsn = -1 if merged is None else merged.commit_lsn
         ends = [end for end in self.ends if merged_lsn < end <= commit_lsn]
         return max(lsn for lsn in self.truth if lsn < min(ends)) if ends else commit_lsn
@@ -437,7 +437,7 @@ def test_rows_of_a_dropped_table_are_kept_as_they_were_before_an_attempt_that_wa
     scene.alter("items", replace(fewer, oid=fewer.oid + 1), [])
     scene.commit(*(("items", None, {"id": number, "name": "new"}) for number in (1, 50)))
     scene.take()
-    with killed_at(Step(merge_batch, "write", nth)):
+    with killed_at(Step(merger, "write", nth)):
         scene.merge()
     scene.commit(("items", None, {"id": 51, "name": "new"}))
     scene.take()

@@ -23,7 +23,7 @@ from spark_consumer.mirror.delta.delta_files import open_delta
 from spark_consumer.mirror.delta.delta_log import needless
 from spark_consumer.mirror.delta.delta_write import write_once
 from spark_consumer.mirror.delta.java_delta import delta_log
-from spark_consumer.mirror.merge_batch import Mirror
+from spark_consumer.mirror.merger import Merger
 from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.source.frames import RAW
@@ -113,7 +113,7 @@ def test_the_files_of_the_last_commits_have_what_a_version_of_changes_has(
         pinned = changes.pinned(spark, path)
         assert pinned is not None
         for lsn in behind:
-            rows, size = changes.waiting(spark, path, lsn, last)
+            rows, size = changes.unmerged(spark, path, lsn, last)
             assert rows is not None and size == batch_size(rows)
             wanted = sorted(map(tuple, changes.between(pinned, lsn, last).collect()), key=str)
             assert wanted and sorted(map(tuple, rows.collect()), key=str) == wanted
@@ -173,21 +173,21 @@ def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkey
     monkeypatch.setattr(maintenance, "remove", lambda *_: fail("remove"))
     monkeypatch.setattr(maintenance.Maintenance, "_own_session", lambda *_: None)
     reports: list[BatchReport] = []
-    mirror, spark = Mirror("/mirror", {}, reports.append), cast(SparkSession, None)
-    mirror.keep_up(spark, 1)
+    mirror, spark = Merger("/mirror", {}, reports.append), cast(SparkSession, None)
+    mirror.maintain(spark, 1)
     assert not tried  # nothing is there yet
     mirror.last = replace(manifest.RecordedVersion.before_all(), commit_lsn=7)
     for batch in (1, 2, 3):
-        mirror.keep_up(spark, batch, compacts=True)
+        mirror.maintain(spark, batch, compacts=True)
     assert tried == ["compact", "remove"]
     (report,) = reports
     assert (report.batch, report.commit_lsn, report.changes) == (1, 7, 0)
     assert [note.partition(": ")[2] for note in report.notes] == [
         f"PermissionError no right to {step} at line 1" for step in tried
     ]
-    mirror.upkeep = maintenance.Maintenance("/mirror", 0.0)  # due at once
+    mirror.maintenance = maintenance.Maintenance("/mirror", 0.0)  # due at once
     for batch in (4, 5):
-        mirror.keep_up(spark, batch)
+        mirror.maintain(spark, batch)
     assert tried == ["compact", "remove", "remove", "remove"] and [each.batch for each in reports] == [1, 4, 5]
 
 

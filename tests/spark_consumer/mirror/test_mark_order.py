@@ -16,12 +16,12 @@ from spark_consumer.mirror.table_states import (
     FILL,
     REPLACE,
     VERIFY,
-    Mark,
+    SnapshotWindow,
+    StoredMark,
     TableStates,
-    Window,
     advance,
     first_cut,
-    marks_of,
+    parse_marks,
     unfinished,
 )
 from spark_consumer.reader.table_marks import EXCLUDED, GAP, MARKER_OFFSET, SNAPSHOT_BEGIN, SNAPSHOT_CHUNK, SNAPSHOT_END
@@ -29,7 +29,7 @@ from spark_consumer.reader.table_marks import EXCLUDED, GAP, MARKER_OFFSET, SNAP
 TABLES = ("public.a", "public.b", "public.c")
 CHANGE = "INSERT"
 Row = dict[str, Any]
-End = tuple[str, Window]
+End = tuple[str, SnapshotWindow]
 
 
 def row(kind: str, table: str | None, lsn: int, offset: int, **facts: Any) -> Row:
@@ -123,25 +123,25 @@ def written(steps: Sequence[tuple[Any, ...]]) -> list[Row]:
     return gateway.rows
 
 
-def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, TableStates, list[End], dict[str, Window]]]:
+def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, TableStates, list[End], dict[str, SnapshotWindow]]]:
     """The stream, marker by marker: behind each commit, the state, the snapshots of tables that
     ended, and those that are over without an end."""
     states, known = TableStates(), set[str]()
-    ended, over = list[End](), dict[str, Window]()
+    ended, over = list[End](), dict[str, SnapshotWindow]()
     for place, entry in enumerate(rows):
         name = entry["table"]
         if entry["op"] == CHANGE:
             if name not in known:
-                states.meet(name)
+                states.note_first_rows(name)
             known.add(name)
         else:
-            mark = Mark(entry["op"], name, entry["commit_lsn"], 0, json.loads(entry["value"]))
+            mark = StoredMark(entry["op"], name, entry["commit_lsn"], 0, json.loads(entry["value"]))
             if mark.kind == SNAPSHOT_END and name in states.open:
                 ended.append((name, states.open[name]))
             elif mark.kind == SNAPSHOT_END and name is None:
                 ends = mark.facts["snapshot_id"]
                 over |= {table: window for table, window in states.open.items() if window.snapshot_id == ends}
-            states.take(mark)
+            states.apply_mark(mark)
         if place + 1 == len(rows) or rows[place + 1]["commit_lsn"] > entry["commit_lsn"]:
             yield entry["commit_lsn"], states.copy(), list(ended), over
 
@@ -154,17 +154,17 @@ class Reader:
     reached: int = -1
     known: set[str] = field(default_factory=set)
     ended: list[End] = field(default_factory=list)
-    over: dict[str, Window] = field(default_factory=dict)
+    over: dict[str, SnapshotWindow] = field(default_factory=dict)
 
-    def take(self, stored: Sequence[Row]) -> None:
+    def apply_mark(self, stored: Sequence[Row]) -> None:
         rows = [entry for entry in stored if entry["commit_lsn"] > self.reached]
         states = TableStates.of(self.text)
-        marks = marks_of(entry for entry in rows if entry["op"] != CHANGE)
+        marks = parse_marks(entry for entry in rows if entry["op"] != CHANGE)
         lsns = [entry["commit_lsn"] for entry in rows]
         cut = first_cut(states, marks, min(lsns), max(lsns)) if rows else None
         if cut is not None:
-            self.take([entry for entry in rows if entry["commit_lsn"] < cut])
-            self.take([entry for entry in rows if entry["commit_lsn"] >= cut])
+            self.apply_mark([entry for entry in rows if entry["commit_lsn"] < cut])
+            self.apply_mark([entry for entry in rows if entry["commit_lsn"] >= cut])
             return
         first: dict[str, int] = {}
         for entry in rows:
@@ -194,7 +194,7 @@ def test_whatever_the_batches_are_the_state_is_that_of_the_stream(
             batch = [without_offset(entry) for entry in batch]
         if data.draw(st.booleans(), label="stored, sorted by table"):
             batch = sorted(batch, key=lambda entry: entry["table"] or "")
-        reader.take(batch)
+        reader.apply_mark(batch)
         assert TableStates.of(reader.text) == states
         assert sorted(reader.ended, key=str) == sorted(ended, key=str)
         assert reader.over == over

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.jobs.run import Run
 from spark_consumer.mirror import progress
-from spark_consumer.mirror.progress import Progress, facts_of, line_of, told_every
+from spark_consumer.mirror.progress import Progress, facts_of, line_of, report_progress
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.options import parse_options
 from tests.spark_consumer.feeder import INT8, Feeder, relation
@@ -50,7 +50,7 @@ def test_it_is_told_as_long_as_the_work_lasts(monkeypatch: pytest.MonkeyPatch) -
         if len(told) == 3:
             thrice.set()
 
-    with told_every(tell, "merge", lambda: len(told) / 10, lambda: 7):
+    with report_progress(tell, "merge", lambda: len(told) / 10, lambda: 7):
         assert thrice.wait(60)
     count = len(told)
     assert not [thread for thread in threading.enumerate() if thread.name == "progress of merge"]

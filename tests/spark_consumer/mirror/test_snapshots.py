@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from schemas.relation import ReplicaIdentity
-from schemas.verification import decode_verdict, verdict_path
+from schemas.verdict import decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import batch_contents, versions
 from spark_consumer.mirror.paths import differences_path

@@ -16,9 +16,9 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, manifest, merge_batch, snapshot_keys, versions
+from spark_consumer.mirror import changes, manifest, merger, snapshot_keys, versions
 from spark_consumer.mirror.append_batch import AppendingMirror
-from spark_consumer.mirror.merge_batch import Mirror
+from spark_consumer.mirror.merger import Merger
 from spark_consumer.mirror.paths import seen_path
 from spark_consumer.mirror.single_merge import merge_once
 from spark_consumer.mirror.tables import write_table
@@ -113,7 +113,7 @@ def test_a_merge_that_was_prepared_before_another_wrote_looks_again(scene: Scene
             first_is_done.set()
 
     with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as beside:
-        patched.setattr(merge_batch, "write", waits)
+        patched.setattr(merger, "write", waits)
         early = beside.submit(merge_first)
         assert stands.wait(WAIT_S)
         scene.insert(3 if tables == "there" else 2, 3)
@@ -133,17 +133,17 @@ def test_who_was_followed_within_a_snapshot_deletes_nothing(scene: Scene) -> Non
     scene.merge()
     scene.replace(scene.items, list(scene.items.rows.values()))
     scene.append()
-    write_tables: Callable[..., None] = Mirror._write_tables
+    write_tables: Callable[..., None] = Merger._write_tables
     stood: list[bool] = []
 
-    def stalls(mirror: Mirror, *rest: Any) -> None:
+    def stalls(mirror: Merger, *rest: Any) -> None:
         if not stood:
             stood.append(True)
             scene.merge()
         write_tables(mirror, *rest)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(Mirror, "_write_tables", stalls)
+        patched.setattr(Merger, "_write_tables", stalls)
         with pytest.raises(MirrorError, match="another writer has taken over"):
             scene.merge()
     assert scene.found() == expected(5)

@@ -8,7 +8,7 @@ import pytest
 
 from spark_consumer.mirror.report import notes_of
 from spark_consumer.mirror.table_states import (
-    Mark,
+    StoredMark,
     TableStates,
     advance,
     first_cut,
@@ -18,8 +18,8 @@ from spark_consumer.mirror.table_states import (
 )
 
 
-def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> Mark:
-    return Mark(kind, table, lsn, 0, {"snapshot_id": "one", "purpose": "FILL", "reason": "it is poison", **facts})
+def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> StoredMark:
+    return StoredMark(kind, table, lsn, 0, {"snapshot_id": "one", "purpose": "FILL", "reason": "it is poison", **facts})
 
 
 def test_a_table_is_filling_from_the_beginning_of_its_snapshot_to_the_end() -> None:
@@ -35,7 +35,7 @@ def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> N
     whole, _ = advance(TableStates(), [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 11, "public.b")])
     done, _ = advance(whole, [mark("SNAPSHOT_END", 12, "public.b")])
     for name in ("public.a", "public.b"):
-        done.meet(name)
+        done.note_first_rows(name)
     assert done.filling == {"public.a"}
     ended, _ = advance(done, [mark("SNAPSHOT_END", 20, None)])
     assert not ended.filling and not ended.done
@@ -73,7 +73,7 @@ def test_a_snapshot_that_had_begun_before_a_gap_does_not_repair_its_table() -> N
 @pytest.mark.parametrize(
     "ending", [mark("SNAPSHOT_END", 20, None), mark("SNAPSHOT_BEGIN", 20, None, snapshot_id="two")]
 )
-def test_a_snapshot_that_was_cancelled_is_over(ending: Mark) -> None:
+def test_a_snapshot_that_was_cancelled_is_over(ending: StoredMark) -> None:
     """By its own sign, or because the next one begins, where the gateway is one that did not
     tell."""
     begun = [
@@ -84,7 +84,7 @@ def test_a_snapshot_that_was_cancelled_is_over(ending: Mark) -> None:
     made, ended = advance(TableStates(), [*begun, ending])
     assert list(made.open) == ["public.a"] and made.filling == {"public.a"} and not ended
     made, _ = advance(made, [mark("SNAPSHOT_END", 30, None, snapshot_id="two")])
-    made.meet("public.c")
+    made.note_first_rows("public.c")
     assert made.filling == {"public.a"} and not made.whole
 
 

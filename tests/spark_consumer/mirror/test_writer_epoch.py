@@ -14,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java_frame
-from spark_consumer.mirror import changes, manifest, merge_batch, versions, writer_epoch
+from spark_consumer.mirror import changes, manifest, merger, versions, writer_epoch
 from spark_consumer.mirror.batch_contents import BatchSize
 from spark_consumer.mirror.delta import delta_append
 from spark_consumer.mirror.delta.delta_table import files_below, noted_numbers, noted_versions
 from spark_consumer.mirror.delta.delta_write import despite_conflicts, once, write_once
 from spark_consumer.mirror.delta.java_delta import delta_log
-from spark_consumer.mirror.merge_batch import Mirror
+from spark_consumer.mirror.merger import Merger
 from spark_consumer.mirror.paths import manifest_path, table_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
@@ -88,7 +88,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
         write(session, work, *rest)  # type: ignore[arg-type]
 
     with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as beside:
-        patched.setattr(merge_batch, "write", waits)
+        patched.setattr(merger, "write", waits)
         late = beside.submit(apply, 1, 1)
         assert stands.wait(300)
         apply(2, 0)
@@ -126,10 +126,10 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
     path, rows = str(tmp_path), changes.nothing(spark)
     changes.create(spark, path)
     first = writer_epoch.claim_appends(spark, path, rows)
-    changes.append(rows, path, BatchSize(1, 0, 0, 1, 1), writer_epoch.held(first))
+    changes.append(rows, path, BatchSize(1, 0, 0, 1, 1), writer_epoch.expected_epoch(first))
     second = writer_epoch.claim_appends(spark, path, rows)
     with pytest.raises(TABLES.TAKEN_OVER):
-        changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), writer_epoch.held(first))
+        changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), writer_epoch.expected_epoch(first))
     assert changes.appended_lsn(spark, path) == 1
     # The third comes while the second commits: it has looked already.
     look = noted_versions
@@ -145,9 +145,9 @@ def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_l
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("spark_consumer.mirror.delta.delta_append.noted_versions", looks)
         with pytest.raises(ConcurrentTransactionException):
-            changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), writer_epoch.held(second))
+            changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), writer_epoch.expected_epoch(second))
     assert changes.appended_lsn(spark, path) == 1
-    changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), writer_epoch.held(third[0]))
+    changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), writer_epoch.expected_epoch(third[0]))
     assert changes.appended_lsn(spark, path) == 2
 
 
@@ -158,7 +158,7 @@ def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_
     items, visits = feeder.table(ITEMS), feeder.table(VISITS)
     schemas, told = SchemaCache(Registry({"url": feeder.registry_url})), list[None]()
     first = merging_mirror(str(tmp_path), schemas, handed_over=lambda: told.append(None))
-    second = Mirror(str(tmp_path), schemas)
+    second = Merger(str(tmp_path), schemas)
 
     def apply() -> None:
         first.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)

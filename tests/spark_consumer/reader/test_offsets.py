@@ -18,9 +18,9 @@ from spark_consumer.reader import backlog
 from spark_consumer.reader.broker import Broker
 from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, Range
-from spark_consumer.reader.planning import first_complete
 from spark_consumer.reader.positions import Position, check_continues, parse_position, resolve
-from spark_consumer.source import admission, datasource
+from spark_consumer.reader.read_planning import first_complete
+from spark_consumer.source import batch_admission, datasource
 from spark_consumer.source.datasource import BatchReader, StreamReader, _Planner
 from spark_consumer.source.earlier_spark import EarlierStreamReader
 from spark_consumer.source.options import parse_options
@@ -127,7 +127,7 @@ def test_a_backlog_is_not_loaded_beyond_the_limit() -> None:
 
 
 def test_a_micro_batch_of_tiny_transactions_has_a_limit_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admission, "_TRANSACTIONS_PER_TRIGGER", 3)
+    monkeypatch.setattr(batch_admission, "_TRANSACTIONS_PER_TRIGGER", 3)
     found = reader(topic_of(*range(1, 9))).latestOffset({"position": 0, "commit_lsn": 0}, ReadMaxRows(100))
     assert found == {"position": 3, "commit_lsn": 3, "began": 0}
 
@@ -227,11 +227,11 @@ def test_on_spark_4_1_a_limit_is_kept_over_a_restart() -> None:
 
 def test_the_notices_of_one_transaction_are_in_one_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who keeps a commit LSN as the place that was reached would leave out those of a later one."""
-    monkeypatch.setattr(admission, "_TRANSACTIONS_PER_TRIGGER", 2)
+    monkeypatch.setattr(batch_admission, "_TRANSACTIONS_PER_TRIGGER", 2)
     first, second = (replace(transaction(1, 700, (), (), 1), commit_lsn=lsn) for lsn in (10, 30))
     notices = [replace(first, kind="SNAPSHOT_END", commit_lsn=20) for _ in range(3)]
     for most in (0, 100):
-        assert admission.admit([first, *notices, second], most, attrgetter("event_count")) == [first, *notices]
+        assert batch_admission.admit([first, *notices, second], most, attrgetter("event_count")) == [first, *notices]
 
 
 def test_a_batch_read_plans_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from spark_consumer.errors import MalformedRecord, MarkerError, SourceUnavailabl
 from spark_consumer.reader import transactions
 from spark_consumer.reader.column_names import true_names
 from spark_consumer.reader.markers import Range
-from spark_consumer.reader.planning import reads_of
+from spark_consumer.reader.read_planning import reads_of
 from spark_consumer.reader.transactions import Change, TransactionReader
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, encode, relation

@@ -13,7 +13,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.kafka.aiokafka_internals import Admin
 from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, BatchWriter
-from gateway.kafka.errors import classify
+from gateway.kafka.classify_errors import classify
 from gateway.kafka.producer import Producer
 from gateway.kafka.topic_admin import Refusal
 from gateway.kafka.topics import Topics, refused_topic

@@ -8,7 +8,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.errors import InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.postgres.errors import (
+from gateway.postgres.classify_errors import (
     CannotDecode,
     LossReported,
     beside_stream,

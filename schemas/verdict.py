@@ -32,7 +32,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class TableVerification:
+class TableVerdict:
     """The result of a table's snapshot.
 
     `table`: as of schemas.topic_names.format_relation. `row_count`: rows that the snapshot has
@@ -72,16 +72,16 @@ def reached_path(path: str) -> str:
     return f"{path}/verdicts/reached.json"
 
 
-def encode_verdict(verdict: TableVerification) -> str:
+def encode_verdict(verdict: TableVerdict) -> str:
     return json.dumps(asdict(verdict)) + "\n"
 
 
-def decode_verdict(text: bytes) -> TableVerification:
+def decode_verdict(text: bytes) -> TableVerdict:
     """Parse a verdict. Raises ValueError, also for a file that is not completely written yet."""
     try:
         facts = json.loads(text)
         keys = tuple(Difference(each["kind"], each["key"], tuple(each["columns"])) for each in facts.pop("keys"))
-        return TableVerification(**facts, keys=keys)
+        return TableVerdict(**facts, keys=keys)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError("not a verdict") from error
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from spark_consumer.columnar.counting import RangeCounter, fold
+from spark_consumer.columnar.completeness import RangeCounter, fold
 from spark_consumer.columnar.head import decode_heads
 from spark_consumer.errors import MarkerError, TransactionIncomplete
-from spark_consumer.reader.counting import TransactionCounter, decode_head
+from spark_consumer.reader.completeness import TransactionCounter, decode_head
 from spark_consumer.reader.markers import CommittedTransaction, Range, check_order, check_ranges
-from spark_consumer.reader.planning import Read, plan, reads_of
+from spark_consumer.reader.read_planning import Read, plan, reads_of
 from tests.spark_consumer.logs import TOPICS, Logs, logs, transaction
 
 

@@ -1,7 +1,7 @@
 """Select the records of a read that belong to its transactions, and prove that none is missing; all
 records of a fetch at once.
 
-reader/counting.py applies the same rule to one record at a time.
+reader/completeness.py applies the same rule to one record at a time.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import numpy as np
 
 from spark_consumer.columnar.cursor import Longs
 from spark_consumer.columnar.head import DELETE, TRUNCATE, Heads
-from spark_consumer.reader.counting import check_counts
-from spark_consumer.reader.planning import Numbers, Read
+from spark_consumer.reader.completeness import check_counts
+from spark_consumer.reader.read_planning import Numbers, Read
 
 
 @dataclass(frozen=True, slots=True)

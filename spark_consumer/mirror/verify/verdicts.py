@@ -1,5 +1,5 @@
 """Results that `walgate verify` reads, one for each snapshot of a table that has ended (see
-schemas/verification.py).
+schemas/verdict.py).
 
 They are written before the version of the mirror is recorded: a batch that is run again writes the
 same results.
@@ -13,32 +13,24 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from schemas.verification import (
-    MOST_KEYS,
-    Difference,
-    TableVerification,
-    encode_lsn,
-    encode_verdict,
-    ended_path,
-    reached_path,
-)
-from schemas.verification import verdict_path as path_of
+from schemas.verdict import MOST_KEYS, Difference, TableVerdict, encode_lsn, encode_verdict, ended_path, reached_path
+from schemas.verdict import verdict_path as path_of
 from spark_consumer.jvm import write_text
 from spark_consumer.mirror.paths import differences_path
 from spark_consumer.mirror.storage import TABLES
-from spark_consumer.mirror.table_states import VERIFY, Window
+from spark_consumer.mirror.table_states import VERIFY, SnapshotWindow
 
 _COUNTS = {"CHANGED": "changed", "MISSING": "missing", "SURPLUS": "surplus"}
 
 
-def conclude(
-    spark: SparkSession, path: str, ended: Mapping[str, Window], rows: Mapping[str, int], end_lsn: int
+def write_verdicts(
+    spark: SparkSession, path: str, ended: Mapping[str, SnapshotWindow], rows: Mapping[str, int], end_lsn: int
 ) -> None:
     """Write the results of the snapshots of tables that ended at `end_lsn`. `rows`: number of rows
     that each has read."""
     counts, keys = _differences(spark, path, ended)
     for name, window in ended.items():
-        verdict = TableVerification(
+        verdict = TableVerdict(
             name,
             window.purpose,
             window.snapshot_id,
@@ -51,17 +43,17 @@ def conclude(
         write_text(spark, path_of(path, name), encode_verdict(verdict))
 
 
-def note_end(spark: SparkSession, path: str, end_lsn: int) -> None:
+def write_ended(spark: SparkSession, path: str, end_lsn: int) -> None:
     """Note that a snapshot has ended as a whole: tables without a result are not in this mirror."""
     write_text(spark, ended_path(path), encode_lsn(end_lsn))
 
 
-def note_reached(spark: SparkSession, path: str, commit_lsn: int) -> None:
+def write_reached(spark: SparkSession, path: str, commit_lsn: int) -> None:
     write_text(spark, reached_path(path), encode_lsn(commit_lsn))
 
 
 def _differences(
-    spark: SparkSession, path: str, ended: Mapping[str, Window]
+    spark: SparkSession, path: str, ended: Mapping[str, SnapshotWindow]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, list[Difference]]]:
     """Return, by table, the number of differences of each kind, and the first differences. A key
     that was read twice counts once."""

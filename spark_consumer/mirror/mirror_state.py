@@ -14,7 +14,7 @@ from spark_consumer.mirror.table_states import TableStates
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class MirrorState:
     """State of a mirror: it has all changes up to `commit_lsn`, and those up to `merged_lsn` (0:
     none) are merged into the tables. `stale`, `filling`: numbers of tables."""
 
@@ -25,9 +25,9 @@ class Taken:
     filling: int
 
 
-def taken_in(spark: SparkSession, path: str) -> Taken | None:
+def state_of(spark: SparkSession, path: str) -> MirrorState | None:
     """Return what a mirror contains, or None if it has no changes. Raise MirrorError."""
-    writer_epoch.check_form(spark, path)
+    writer_epoch.check_format_version(spark, path)
     last = manifest.recorded_version(spark, path) if TABLES.exists(spark, manifest_path(path)) else None
     appended_lsn = changes.appended_lsn(spark, path)
     merged_lsn = -1 if last is None else last.commit_lsn
@@ -40,4 +40,4 @@ def taken_in(spark: SparkSession, path: str) -> Taken | None:
     states = TableStates.of(None if last is None else last.standing)
     stale = 0 if last is None else len(states.stale(last.complete))
     time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # a Row has local times
-    return Taken(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(states.filling))
+    return MirrorState(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(states.filling))

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from schemas.verification import (
+from schemas.verdict import (
     Difference,
-    TableVerification,
+    TableVerdict,
     decode_lsn,
     decode_verdict,
     encode_lsn,
@@ -17,7 +17,7 @@ from schemas.verification import (
     verdict_path,
 )
 
-VERDICT = TableVerification(
+VERDICT = TableVerdict(
     "public.orders", "VERIFY", "one", 10, 20, 5, 1, 0, 1, (Difference("CHANGED", '{"id":1}', ("n",)), Difference("SURPLUS", None))
 )  # fmt: skip
 

@@ -3,7 +3,7 @@ record at a time.
 
 A range may contain records of other transactions, of superseded epochs and of aborted
 subtransactions. A record belongs to a range if it has the transaction's (xid, epoch) and its offset
-lies within. Records of aborted subtransactions are counted, then dropped. columnar/counting.py
+lies within. Records of aborted subtransactions are counted, then dropped. columnar/completeness.py
 applies the same rule to all records of a fetch at once.
 """
 
@@ -20,7 +20,7 @@ from schemas.change_schema import OPERATIONS
 from schemas.lsn import format_lsn
 from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import MalformedRecord, TransactionIncomplete
-from spark_consumer.reader.planning import Read, transaction_key
+from spark_consumer.reader.read_planning import Read, transaction_key
 
 # The fields with which every change event and logical message begins. An enum is encoded as an
 # int; the place of a change's key_change is that of `transactional` in a message.

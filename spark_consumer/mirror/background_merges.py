@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 
 from spark_consumer.mirror import manifest, writer_epoch
-from spark_consumer.mirror.merge_batch import TABLES_AT_ONCE, Mirror
 from spark_consumer.mirror.merge_thread import MergeThread
+from spark_consumer.mirror.merger import TABLES_AT_ONCE, Merger
 from spark_consumer.mirror.spark_settings import NO_SETTINGS, settings, tasks
 from spark_consumer.reader.registry import Schema
 
@@ -24,15 +24,15 @@ _LOOK_AGAIN_S = 1.0  # least time between checks whether `walgate merge` has end
 
 
 @dataclass
-class MergesBeside:
+class BackgroundMerges:
     """The merges of a mirror, made in a thread. `new_merger`: returns a Mirror with these value
     schemas; `every_s`, `retrying`, `handed_over`: as for AppendingMirror."""
 
-    new_merger: Callable[[dict[int, Schema]], Mirror]
+    new_merger: Callable[[dict[int, Schema]], Merger]
     every_s: float | None
     retrying: Callable[[Exception, float], None]
     handed_over: Callable[[], None]
-    merger: Mirror = field(init=False)
+    merger: Merger = field(init=False)
     thread: MergeThread = field(init=False)
     session: SparkSession | None = field(default=None, init=False)
     has_first: bool = field(default=False, init=False)  # whether there is a version, or its merge was requested
@@ -45,10 +45,10 @@ class MergesBeside:
 
     def __post_init__(self) -> None:
         self.merger = self.new_merger({})
-        self.thread = MergeThread(self._merge_beside, self.every_s, self.retrying)
+        self.thread = MergeThread(self._merge_in_background, self.every_s, self.retrying)
 
     @property
-    def are_here(self) -> bool:
+    def merges_here(self) -> bool:
         """Whether this process merges before its end."""
         return self.every_s is None or math.isfinite(self.every_s)
 
@@ -58,13 +58,13 @@ class MergesBeside:
 
     def open(self, session: SparkSession) -> None:
         """Take over the merges, unless another process makes all of them."""
-        if self.are_here:
+        if self.merges_here:
             self.merger.open(session)
 
     def start(self, session: SparkSession, append_epoch: int, appended_lsn: int) -> None:
         """Start the thread, and merge at once what an earlier run has appended."""
         self.session, self._append_epoch = session, append_epoch
-        if self.are_here and appended_lsn > self.merger.merged_lsn:
+        if self.merges_here and appended_lsn > self.merger.merged_lsn:
             self.thread.want(at_once=True)
         self.thread.start()
 
@@ -78,7 +78,7 @@ class MergesBeside:
         """
         self._batch = batch
         self.waiting += changes
-        if not self.are_here or self.every_s == 0:
+        if not self.merges_here or self.every_s == 0:
             return
         was_large, self._was_large = self._was_large, changes >= BACKLOG_CHANGES
         self.has_backlog |= self._was_large
@@ -94,11 +94,11 @@ class MergesBeside:
         """Merge everything that was appended, in this thread, when no other merge begins any
         more."""
         self.session = session
-        if not self.are_here:
+        if not self.merges_here:
             self.merger.open(session)
         self._merge(TABLES_AT_ONCE)
 
-    def _merge_beside(self) -> None:
+    def _merge_in_background(self) -> None:
         """Merge while batches run. Batches need cores too, so merges get half of the cores, and
         write at most one table for each of them, unless a backlog has just been read. The cores are
         counted for each merge, since executors may have been added."""
@@ -121,7 +121,7 @@ class MergesBeside:
             except writer_epoch.WriterSuperseded:
                 if not self._merges_again(self.session, tables_at_once):
                     return
-        self.merger.keep_up(self.session, self._batch, compacts=True)
+        self.merger.maintain(self.session, self._batch, compacts=True)
 
     def _merges_again(self, spark: SparkSession, tables_at_once: int) -> bool:
         """Return whether the merges were taken back from a `walgate merge` that has ended. If so,

@@ -29,16 +29,16 @@ from spark_consumer.mirror.batch_contents import (
     BatchContent,
     BatchSize,
     BatchSlice,
+    as_arrow_if_small,
     batch_size,
     own_records,
-    within_reach,
 )
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.maintenance import Maintenance
 from spark_consumer.mirror.merge_slices import persisted, slices
 from spark_consumer.mirror.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
-from spark_consumer.mirror.progress import ChangeCount, Told, told_every, told_nothing
+from spark_consumer.mirror.progress import ChangeCount, ProgressListener, ignore_progress, report_progress
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.spark_settings import settings, tune
 from spark_consumer.mirror.storage import TABLES
@@ -56,7 +56,7 @@ _CHECK_EVERY_S = 1.0
 
 
 @dataclass
-class Mirror:
+class Merger:
     """Merges what AppendingMirror, in this process or an earlier one, has appended. A mirror has
     one writer at a time.
 
@@ -80,10 +80,10 @@ class Mirror:
     retention_s: float = RETENTION_S
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
-    working: Told = told_nothing  # called during a long merge
+    working: ProgressListener = ignore_progress  # called during a long merge
     last: manifest.RecordedVersion | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
-    upkeep: Maintenance = field(init=False)
+    maintenance: Maintenance = field(init=False)
     _states: TableStates = field(default_factory=TableStates, init=False)
     _shapes: TableSchemas = field(init=False)
     _preparation: TablePreparation = field(init=False)
@@ -93,17 +93,17 @@ class Mirror:
     _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # progress of the running merge
 
     def __post_init__(self) -> None:
-        self.upkeep = Maintenance(self.path, self.retention_s)
+        self.maintenance = Maintenance(self.path, self.retention_s)
         self._shapes = TableSchemas(self.schemas)
         self._preparation = TablePreparation(
             self.path, self._shapes, self.on_recreated, self.deletion_vectors, self.strict
         )
 
-    def keep_up(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
+    def maintain(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
         """Remove what is too old, if that is due; if `compacts`, also compact `changes`. Errors are
         only reported."""
         if self.last is not None:
-            self._report_notes(self.upkeep.run_if_due(spark, compacts=compacts), batch)
+            self._report_notes(self.maintenance.run_if_due(spark, compacts=compacts), batch)
 
     def _report_notes(self, notes: Sequence[str], batch: int = 0) -> None:
         """Report notes outside the report of a merge."""
@@ -125,7 +125,7 @@ class Mirror:
         after_lsn = self.merged_lsn
         if last_lsn is None:
             last_lsn = changes.appended_lsn(spark, self.path)
-        rows, size = changes.waiting(spark, self.path, after_lsn, last_lsn) if last_lsn > after_lsn else (None, None)
+        rows, size = changes.unmerged(spark, self.path, after_lsn, last_lsn) if last_lsn > after_lsn else (None, None)
         if rows is None:
             return
         writer_epoch.check(spark, self.path, self._epoch)  # before anything is read
@@ -135,7 +135,7 @@ class Mirror:
             if out:
                 wanted = rows.where(f.col("table").isNull() | ~f.col("table").isin(out))
                 self._merge_rows(wanted.select(*COLUMNS), batch, None)
-                self._pass_by(spark, rows, batch, last_lsn)
+                self._pass_left_out(spark, rows, batch, last_lsn)
             else:
                 self._merge_rows(rows.select(*COLUMNS), batch, size)
         except TABLES.TAKEN_OVER as problem:
@@ -155,12 +155,12 @@ class Mirror:
     def _left_out(self, rows: DataFrame) -> list[str]:
         """Return the tables in these rows that are not in the selection (any more)."""
         names = changes.table_names(rows)
-        out = sorted(name for name in names if not table_selection.has(name, self.tables, self.exclude))
+        out = sorted(name for name in names if not table_selection.is_selected(name, self.tables, self.exclude))
         notes = [f"{name} is left out: its changes that were waiting to be merged are not merged" for name in out]
         self._notes += [note for note in notes if note not in self._notes]  # a retry after an error finds the same ones
         return out
 
-    def _pass_by(self, spark: SparkSession, rows: DataFrame, batch: int, last_lsn: int) -> None:
+    def _pass_left_out(self, spark: SparkSession, rows: DataFrame, batch: int, last_lsn: int) -> None:
         """Record a version at `last_lsn` if rows of unwanted tables come last: all others are
         merged already."""
         found = rows.agg(f.max("commit_lsn").alias("lsn"), f.max("commit_time").alias("time")).head()
@@ -168,7 +168,7 @@ class Mirror:
         if found is not None and found["lsn"] == last_lsn > reached:
             time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # a Row has local times
             content = BatchContent(last_lsn, time_utc, 0, 0, [])
-            self._take_in(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
+            self._apply_slice(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
 
     def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
         """Merge `rows`, in slices that are cut before each is merged. `size`: None if it is not
@@ -180,13 +180,15 @@ class Mirror:
         spark = rows.sparkSession
         tune(spark, TABLES.session_defaults())
         self._count = ChangeCount()
-        with told_every(self.working, "merge", self._count.share, lambda: self._count.total or None):
+        with report_progress(self.working, "merge", self._count.share, lambda: self._count.total or None):
             size = size or batch_size(rows)
             self._count.total = size.changes
             began = time.monotonic()
             with persisted(rows) if size.signs else nullcontext():
-                for piece in slices(rows, batch, size, self._shapes, lambda: (self._states, self.last, self.path)):
-                    self._take_in(spark, piece, began)
+                for batch_slice in slices(
+                    rows, batch, size, self._shapes, lambda: (self._states, self.last, self.path)
+                ):
+                    self._apply_slice(spark, batch_slice, began)
                     began = time.monotonic()
 
     def open(self, spark: SparkSession) -> None:
@@ -194,7 +196,7 @@ class Mirror:
         if self.catalog is not None:
             self.catalog.check(spark)
         tune(spark, TABLES.session_defaults(compacts=True))
-        writer_epoch.check_form(spark, self.path)
+        writer_epoch.check_format_version(spark, self.path)
         self.check_scope(spark, manifest.recorded_version(spark, self.path))
         self._epoch = writer_epoch.claim(spark, self.path, manifest.nothing(spark))
         # From here on, no other writer records a version.
@@ -225,44 +227,46 @@ class Mirror:
         options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
         manifest.note_options(spark, self.path, options)
 
-    def _take_in(self, spark: SparkSession, piece: BatchSlice, began: float) -> None:
+    def _apply_slice(self, spark: SparkSession, batch_slice: BatchSlice, began: float) -> None:
         """Apply a slice: note keys, write tables, compare rows of a VERIFY, delete surplus rows of
         an ended REPLACE, write verdicts and, last, the version. A crash before that shows readers
         nothing of the slice; all steps can be repeated."""
         writer_epoch.check(spark, self.path, self._epoch)
-        content = piece.content
+        content = batch_slice.content
         known = {} if self.last is None else self.last.tables
-        states, ended = advance(self._states, piece.marks, content.first_lsns(known))
-        over = unfinished(self._states, piece.marks)
+        states, ended = advance(self._states, batch_slice.marks, content.first_lsns(known))
+        over = unfinished(self._states, batch_slice.marks)
         for snapshots in (states.open, ended):
-            table_snapshots.note_key(self._shapes, piece, snapshots)
-        table_snapshots.note_keys(spark, self.path, self._shapes, piece, {**states.open, **ended})
+            table_snapshots.note_key_change(self._shapes, batch_slice, snapshots)
+        table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.open, **ended})
         if content.parts:
-            self._write_tables(spark, piece.changes, piece.records, content)
-        differences = table_snapshots.compare(spark, self.path, self._shapes, piece, ended, self.last)
+            self._write_tables(spark, batch_slice.changes, batch_slice.records, content)
+        differences = table_snapshots.compare(spark, self.path, self._shapes, batch_slice, ended, self.last)
         if ended:  # before rows are deleted: a writer that has taken over may have removed the collected keys
             writer_epoch.check(spark, self.path, self._epoch)
         kept = [
-            table_snapshots.end_replace(spark, self.path, self._shapes, piece, name, window, self.last)
+            table_snapshots.end_replace(spark, self.path, self._shapes, batch_slice, name, window, self.last)
             for name, window in ended.items()
             if window.purpose == REPLACE
         ]
         writer_epoch.check(spark, self.path, self._epoch)
-        table_snapshots.conclude(spark, self.path, piece, ended)
-        self._record(spark, piece, states, ended)
+        table_snapshots.write_verdicts(spark, self.path, batch_slice, ended)
+        self._record(spark, batch_slice, states, ended)
         self._register(spark)
         for name, window in ended.items():
             remove_folder(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
         tables = Counter[str]()
-        for part in piece.parts:
+        for part in batch_slice.parts:
             tables[str(part.table)] += part.changes
         notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
-        notes += notes_of(piece.marks, ended, over) + ([counted(differences, "difference")] if differences else [])
+        notes += notes_of(batch_slice.marks, ended, over) + (
+            [counted(differences, "difference")] if differences else []
+        )
         report = BatchReport(
-            piece.batch,
+            batch_slice.batch,
             content.commit_lsn,
-            piece.transactions,
+            batch_slice.transactions,
             tables.total(),
             dict(tables),
             time.monotonic() - began,
@@ -316,16 +320,16 @@ class Mirror:
         if time.monotonic() > self._checked_at + _CHECK_EVERY_S:
             writer_epoch.check(spark, self.path, self._epoch)
             self._checked_at = time.monotonic()
-        own = within_reach(spark, own, work.part, len(work.shape.columns))
+        own = as_arrow_if_small(spark, own, work.part, len(work.shape.columns))
         TABLES.despite_conflicts(partial(write, spark, work, own, commit_lsn))
         self._count.done += work.part.changes
 
-    def _record(self, spark: SparkSession, piece: BatchSlice, states: TableStates, ended: Iterable[str]) -> None:
+    def _record(self, spark: SparkSession, batch_slice: BatchSlice, states: TableStates, ended: Iterable[str]) -> None:
         versions = {} if self.last is None else dict(self.last.tables)
         keys = {} if self.last is None else dict(self.last.keys)
         oids = {} if self.last is None else dict(self.last.oids)
         schema_ids = {} if self.last is None else dict(self.last.schema_ids)
-        content, written = piece.content, set(ended)
+        content, written = batch_slice.content, set(ended)
         compacts = TABLES.compacts(spark)
         for part in content.parts:
             name, shape = str(part.table), self._shapes.of(part.newest)
@@ -341,12 +345,12 @@ class Mirror:
             if (name not in states.frozen or name not in versions) and TABLES.exists(spark, location):
                 before, versions[name] = versions.get(name, 0), TABLES.version(spark, location)
                 if compacts:
-                    self.upkeep.note_version(location, before, versions[name])
+                    self.maintenance.note_version(location, before, versions[name])
                 self._preparation.note_version(TableName.parse(name), versions[name])
         wanted = [str(table) for table in self.tables]
         states.excludes = list(self.exclude)
         version = manifest.RecordedVersion(
-            piece.batch,
+            batch_slice.batch,
             content.commit_lsn,
             content.commit_time,
             versions,
@@ -356,7 +360,7 @@ class Mirror:
             schema_ids,
             states.text(),
         )
-        manifest.record(spark, self.path, version, writer_epoch.held(self._epoch))
+        manifest.record(spark, self.path, version, writer_epoch.expected_epoch(self._epoch))
         self.last, self._states = version, states
 
     def _register(self, spark: SparkSession) -> None:
