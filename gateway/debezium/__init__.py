@@ -14,13 +14,7 @@ dialect                         what a session asks of a dialect (gateway/runtim
 find_written, written_checks    which changes Debezium wrote before the gateway took over
 
 In: relations, rows, and positions of a connector. Out: schemas, records and topics in Debezium's
-<<<<<<< HEAD
-format. In: what the state machine of gateway/transactions receives. Out: records to the sinks. The package
-must not know the order of a start, or how snapshots are read. No other package imports it, except
-gateway/runtime/dialect.py, and only if kafka.dialect is debezium.
-=======
 format. No other package imports this one, except gateway/runtime/dialect.py, and only if
 kafka.dialect is debezium. It must not know the order of transactions, which gateway/transactions
 keeps.
->>>>>>> a57b7f38
 """
