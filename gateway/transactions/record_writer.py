@@ -50,7 +50,7 @@ class RelationVersion(ABC):
 
     @property
     def reads_tuples(self) -> bool:
-        """Return whether RecordWriter.write_read_rows takes the tuples of rows, not their READ
+        """Return whether `read` takes the tuples of rows, not their READ
         events."""
         return False
 
