@@ -1,6 +1,6 @@
 """Dialect of the records: everything that depends on it, as one object of a session.
 
-`dialect_of` is the only place where a dialect is chosen. gateway/runtime/native_dialect.py has
+`dialect_of` is the only place where a Dialect is made. gateway/runtime/native_dialect.py has
 Walgate's own, gateway/debezium/dialect.py has Debezium's.
 """
 

@@ -10,7 +10,7 @@ commits.
 In: the catalog and rows (SQL), the stream's changes and messages (as observer of the state
 machine), commands, and the stored state. Out: change events and markers, through the state machine,
 and the state of each table, for the Kafka transaction of its rows. This package must not know how
-records reach Kafka or how PostgreSQL is connected to.
+records reach Kafka, apart from the calls of Delivery that make a chunk wait.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
 replication starts, and `run` as a task beside the replication loop (gateway/runtime/pump.py). The
@@ -19,8 +19,8 @@ At the Commit of a transaction with a chunk, a mark or a command, it calls `hand
 passes the Commit to the state machine.
 
 A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or KNOWN if it is not to be
-read (stored_state). After a restart, tables that were READING or ENDING go on with the ranges and
-keys that their stored state does not have as read. They begin again if they are read as a whole, if
+read (stored_state). After a restart, tables that were READING or ENDING go on with the ranges
+that their stored state does not call read, and with the stored keys. They begin again if they are read as a whole, if
 their columns, files or publications have changed, or after a gap. A chunk that was emitted but is
 not in the stored state is read again: its message, if it comes again, has an id that the new
 process does not know, and is ignored.

@@ -24,7 +24,8 @@ OnMessage = Callable[[str, bytes, int, bool], object | None]
 
 class ChangeRecorder:
     """Gives the state machine the observer that records changes, or one that only receives
-    messages.
+    messages. The ids of all transactions are recorded from `start` on, the keys of a relation from
+    `begin` on.
 
     `judge` is None while nothing is recorded. `on_message` is called for Walgate's own logical
     messages at all times.

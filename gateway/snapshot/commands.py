@@ -73,12 +73,15 @@ def parse_command(content: bytes) -> Command:
         raise InvalidCommand("a table name does not have the form schema.table")
     if command.command not in COMMANDS or command.purpose not in PURPOSES or not isinstance(command.slot, str):
         raise InvalidCommand("an unknown command or purpose")
+    if command.tables and command.command != "start":
+        raise InvalidCommand(f"{command.command} takes no tables: it applies to every table that is being read")
     return command
 
 
-def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command | None:
+def accepted(content: bytes, settings: Settings, *, in_stream: bool, is_second: bool = False) -> Command | None:
     """Return the command of a message in the stream, or None if it is for another gateway or is
-    refused, which is logged. The command takes effect where its transaction commits."""
+    refused, which is logged. The command takes effect where its transaction commits. `in_stream`:
+    its transaction is streamed or prepared. `is_second`: another command came before it."""
     try:
         command = parse_command(content)
     except InvalidCommand as error:
@@ -90,7 +93,9 @@ def accepted(content: bytes, settings: Settings, *, in_stream: bool) -> Command 
     if not settings.snapshot.commands:
         reason = "snapshot.commands is false"
     elif in_stream:
-        reason = "it was sent in a large transaction: send it in a transaction of its own"
+        reason = "it was sent in a large or prepared transaction: send it in a transaction of its own"
+    elif is_second:
+        reason = "another command was sent before it in the same transaction: send each in a transaction of its own"
     elif command.purpose == "VERIFY" and settings.writes_debezium:
         reason = "kafka.dialect is debezium: consumers of Debezium's format cannot compare rows with their copies"
     if reason:

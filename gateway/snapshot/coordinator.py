@@ -194,7 +194,8 @@ class SnapshotCoordinator:
 
     def _on_message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         if prefix == COMMAND_PREFIX:
-            return accepted(content, self._settings, in_stream=in_stream)
+            is_second = self._machine.arrived is not None
+            return accepted(content, self._settings, in_stream=in_stream, is_second=is_second)
         return self._pending.take(content, xid, in_stream)
 
     async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
@@ -261,7 +262,8 @@ class SnapshotCoordinator:
 
     async def run(self) -> None:
         """Run all tasks of the snapshot until cancelled. An error from the server that they raise
-        ends the replication session, which is tried again, but never the gateway."""
+        ends the replication session, which is tried again, but never the gateway. An
+        UnwritableTable may stop it (gateway/runtime/quarantine.py)."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._conduct())

@@ -60,8 +60,10 @@ class LogicalMessages(OrdinaryTransactions):
             return
         if not self._messages.takes(message.prefix):
             if self._watch is not None and transaction is not None and message.prefix in OWN_PREFIXES:
-                arrived = self._watch.message(message.prefix, message.content, transaction.xid, self.in_stream)
-                self.arrived = arrived or self.arrived
+                # Only an ordinary COMMIT carries out what has arrived.
+                has_no_commit = self.in_stream or transaction.prepare is not None
+                arrived = self._watch.message(message.prefix, message.content, transaction.xid, has_no_commit)
+                self.arrived = self.arrived or arrived
             return
         size = self._writer.message(transaction, message, change_lsn, self.resume_lsn)
         if size:

@@ -4,12 +4,15 @@ harm."""
 from __future__ import annotations
 
 import pytest
+from structlog.testing import capture_logs
 
+from gateway.config.settings import Settings
 from gateway.postgres.credentials import Credentials
 from gateway.snapshot.commands import (
     Choice,
     Command,
     InvalidCommand,
+    accepted,
     choose,
     encode_command,
     parse_command,
@@ -42,11 +45,24 @@ def test_commands_are_read_as_they_were_written() -> None:
         b'{"purpose": "FILL"}',
         b'{"slot": 1}',
         b'{"password": "x"}',
+        b'{"command": "cancel", "tables": ["public.orders"]}',
     ],
 )
 def test_what_is_no_command_is_refused(content: bytes) -> None:
     with pytest.raises(InvalidCommand):
         parse_command(content)
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [({"in_stream": True}, "prepared transaction"), ({"in_stream": False, "is_second": True}, "same transaction")],
+)
+def test_a_command_that_could_not_be_carried_out_at_its_commit_is_refused(place: dict[str, bool], reason: str) -> None:
+    settings = Settings.model_validate({"source": {"dsn": "postgresql://u@h/d"}})
+    with capture_logs() as logs:
+        assert accepted(b'{"command": "cancel"}', settings, **place) is None
+    assert reason in logs[0]["reason"]
+    assert accepted(b'{"command": "cancel"}', settings, in_stream=False) == Command("cancel")
 
 
 PUBLISHED = {("a", "filled"): 1, ("a", "replaced"): 2, ("a", "verified"): 3, ("a", "done"): 4}

@@ -110,12 +110,21 @@ def test_a_message_of_our_own_is_not_published_and_arrives_with_its_commit() -> 
     begin(stream, 5, 1000)
     stream.receive(own(b"chunk"))
     stream.receive(own(b""))  # nothing to hand over, and it takes nothing away
+    stream.receive(own(b"second"))
     arrived = [stream.machine.arrived]
     commit(stream, 1000)
     arrived.append(stream.machine.arrived)
     assert arrived == [b"chunk", None] and not stream.messages.events
     assert ("message", CHUNK_PREFIX, b"chunk", 5, False) in watching.told
     assert stream.machine.take_markers() == []
+
+
+def test_a_message_of_our_own_in_a_prepared_transaction_is_told_as_one_without_a_commit() -> None:
+    stream, watching = watched()
+    stream.receive(BeginPrepare(Lsn(1300), Lsn(1340), TIME, 8, "b"))
+    stream.receive(own(b""))
+    stream.receive(Prepare(0, Lsn(1300), Lsn(1340), TIME, 8, "b"))
+    assert ("message", CHUNK_PREFIX, b"", 8, True) in watching.told and stream.machine.arrived is None
 
 
 def test_ends_of_streamed_and_prepared_transactions_are_told() -> None:

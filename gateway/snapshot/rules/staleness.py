@@ -1,4 +1,5 @@
-"""Decides which rows of a chunk equal the source's rows where the chunk commits: rules V, T and R.
+"""Decides which rows of a chunk equal the source's rows where the chunk commits: three rules,
+named V (visibility), T (TOAST) and R (restart).
 
 Theory
 ======

@@ -28,7 +28,8 @@ from gateway.snapshot.rules.staleness import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_AGAIN = 50_000
-"""Maximum number of keys to be read again; beyond it, the whole table is."""
+"""Maximum number of keys to be read again; beyond it, an UPDATE that left values out begins the
+whole table again."""
 
 KEYS_FIRST = MAX_AGAIN // 2
 """From this many keys on, keys are read before blocks: their number falls as long as reading is
@@ -267,7 +268,7 @@ class TableProgress:
         return not self._is_too_early
 
     def admits(self, chunk: Chunk) -> bool:
-        """Return, at H, whether the keys tell everything about the chunk's rows. A chunk that was
+        """Return, where the chunk commits, whether the keys tell everything about the chunk's rows. A chunk that was
         given back does not count."""
         if chunk.generation != self.generation or chunk.visibility is None or chunk not in self._chunks:
             return False
@@ -275,7 +276,7 @@ class TableProgress:
         return self.judge.admits(self.track, chunk.visibility)
 
     def is_stale(self, chunk: Chunk, key: bytes) -> bool:
-        """Return, at H, whether a row with this key is older than what was published; its key is
+        """Return, where the chunk commits, whether a row with this key is older than what was published; its key is
         then read again. If not, the row is published, and its key need not be read again."""
         assert self.track is not None and chunk.visibility is not None
         if self.track.is_stale(key, chunk.visibility):
@@ -286,7 +287,7 @@ class TableProgress:
         return False
 
     def handed_over(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
-        """Note, at H, that the chunk's rows were published."""
+        """Note, where the chunk commits, that the chunk's rows were published."""
         assert self.track is not None and chunk.visibility is not None
         self._chunks.discard(chunk)
         self.judge.drop(chunk)

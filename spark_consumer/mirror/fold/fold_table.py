@@ -1,5 +1,5 @@
-"""Fold of one table's raw records in one batch into the last state of each key, by Spark or in this
-process."""
+"""Starts the fold of one table's raw records in one batch into the last state of each key: the fold
+itself is fold_spark or, in this process, fold_arrow."""
 
 from __future__ import annotations
 
