@@ -19,11 +19,11 @@ At the Commit of a transaction with a chunk, a mark or a command, it calls `hand
 passes the Commit to the state machine.
 
 A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or KNOWN if it is not to be
-read (stored_state). After a restart, tables that were READING or ENDING go on with the ranges
-that their stored state does not call read, and with the stored keys. They begin again if they are read as a whole, if
-their columns, files or publications have changed, or after a gap. A chunk that was emitted but is
-not in the stored state is read again: its message, if it comes again, has an id that the new
-process does not know, and is ignored.
+read (stored_state). After a restart, tables that were READING or ENDING go on with the ranges that
+their stored state does not call read, and with the stored keys. They begin again if they are read
+as a whole, if their columns, files or publications have changed, or after a gap. A chunk that was
+emitted but is not in the stored state is read again: its message, if it comes again, has an id that
+the new process does not know, and is ignored.
 
     coordinator                             begins, resumes and ends the snapshots of tables
     commands                                commands of operators, from logical messages

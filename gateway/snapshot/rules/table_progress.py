@@ -268,16 +268,17 @@ class TableProgress:
         return not self._is_too_early
 
     def admits(self, chunk: Chunk) -> bool:
-        """Return, where the chunk commits, whether the keys tell everything about the chunk's rows. A chunk that was
-        given back does not count."""
+        """Return, where the chunk commits, whether the keys tell everything about the chunk's rows.
+        A chunk that was given back does not count."""
         if chunk.generation != self.generation or chunk.visibility is None or chunk not in self._chunks:
             return False
         assert self.track is not None
         return self.judge.admits(self.track, chunk.visibility)
 
     def is_stale(self, chunk: Chunk, key: bytes) -> bool:
-        """Return, where the chunk commits, whether a row with this key is older than what was published; its key is
-        then read again. If not, the row is published, and its key need not be read again."""
+        """Return, where the chunk commits, whether a row with this key is older than what was
+        published; its key is then read again. If not, the row is published, and its key need not be
+        read again."""
         assert self.track is not None and chunk.visibility is not None
         if self.track.is_stale(key, chunk.visibility):
             self._read_again(key)
