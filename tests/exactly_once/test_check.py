@@ -269,10 +269,11 @@ async def _a_deleted_topic_is_named(place: Place) -> None:
     topic = f"{place.prefix}.public.t"
     place.kafka.delete_topic(topic)
     assert wrong(await run_check(place.settings())) == []
-    registry = SchemaRegistryClient({"url": place.registry.url})
-    registry.register_schema(f"{topic}-value", Schema('"string"', "AVRO"))
-    await place.finds("stops", f"these topics were deleted: {topic}", "create the topics yourself")
-    registry.delete_subject(f"{topic}-value", permanent=True)
+    with SchemaRegistryClient({"url": place.registry.url}) as registry:
+        registry.register_schema(f"{topic}-value", Schema('"string"', "AVRO"))
+        await place.finds("stops", f"these topics were deleted: {topic}", "create the topics yourself")
+        for is_permanent in (False, True):
+            registry.delete_subject(f"{topic}-value", permanent=is_permanent)
 
 
 @asynccontextmanager
