@@ -142,7 +142,7 @@ def test_the_files_of_the_last_commits_have_what_a_version_of_changes_has(
 def test_checkpoints_of_changes_are_written_by_upkeep_and_not_by_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_CHECKPOINT_EVERY", 3)
+    monkeypatch.setattr(cleanup, "_CHECKPOINT_EVERY", 3)
     path, log = str(tmp_path), Path(changes_path(str(tmp_path))) / "_delta_log"
     changes.create(spark, path)
 
@@ -195,7 +195,7 @@ def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkey
 def test_a_table_is_compacted_where_its_small_files_have_become_many(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(maintenance, "_SMALL_FILES", ((1 << 20, 3),))
+    monkeypatch.setattr(cleanup, "_SMALL_FILES", ((1 << 20, 3),))
     monkeypatch.setattr(maintenance, "_LOOK_EVERY", 2)
     location, keeper = str(tmp_path / "items"), maintenance.Maintenance(str(tmp_path))
     for lsn, files in ((1, 1), (2, 2), (3, 1), (4, 2)):
@@ -223,7 +223,7 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
     """Written long ago, replaced a moment ago, which the log of the table remembers for no time at
     all."""
     path, items = str(tmp_path), Path(table_path(str(tmp_path), ITEMS))
-    monkeypatch.setattr(maintenance, "LOG_GRACE_S", 0.0)
+    monkeypatch.setattr(cleanup, "LOG_GRACE_S", 0.0)
     spark.conf.set(EVERY_SECOND, "2")
     try:
         changes.create(spark, path)
@@ -264,7 +264,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"GRACE_S": 0.0, "LOG_GRACE_S": 0.0, "_SMALL_FILES": ((1 << 20, 4),)}.items():
-        monkeypatch.setattr(maintenance, name, value)
+        monkeypatch.setattr(cleanup, name, value)
     path, items = str(tmp_path), Path(table_path(str(tmp_path), ITEMS))
     spark.conf.set(EVERY_SECOND, "2")
     try:
