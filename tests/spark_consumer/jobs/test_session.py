@@ -48,7 +48,7 @@ def builder(monkeypatch: pytest.MonkeyPatch) -> Builder:
         monkeypatch.setenv(name, os.environ.get(name, ""))  # put back behind the test
     monkeypatch.setattr(session, "SparkSession", SimpleNamespace(builder=made))
     for done in ("register", "tune"):
-        monkeypatch.setattr(session, done, lambda _: None)
+        monkeypatch.setattr(session, done, lambda *_: None)
     return made
 
 

@@ -469,8 +469,15 @@ def test_a_table_that_waits_and_is_left_out_is_in_no_picture_any_more(
     assert set(picture) == {items.name} and rows_of(picture, items) == items.rows
 
 
-@pytest.mark.parametrize("every_s", [0, math.inf])
-@pytest.mark.parametrize("is_new", [True, False], ids=["a new mirror", "a mirror with a version"])
+@pytest.mark.parametrize(
+    ("is_new", "every_s"),
+    [
+        pytest.param(True, math.inf, id="a new mirror"),
+        pytest.param(False, 0, id="a mirror with a version"),
+        pytest.param(True, 0, marks=pytest.mark.long),
+        pytest.param(False, math.inf, marks=pytest.mark.long),
+    ],
+)
 def test_a_mirror_that_was_run_without_a_table_does_not_get_it_back(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, every_s: float, is_new: bool
 ) -> None:

@@ -297,7 +297,7 @@ def differences(found: State, expected: State) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("count", "transactions"),
-    [(15, 200), pytest.param(100, 900, marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
+    [(8, 120), pytest.param(100, 900, marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
 )
 async def test_a_picture_at_any_commit_is_the_source_s_own_history(
     spark: SparkSession,

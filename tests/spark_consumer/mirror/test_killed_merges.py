@@ -423,7 +423,7 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
     check()
 
 
-@pytest.mark.parametrize("nth", [1, 2])
+@pytest.mark.parametrize("nth", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_rows_of_a_dropped_table_are_kept_as_they_were_before_an_attempt_that_was_killed(
     scene: Scene, nth: int
 ) -> None:

@@ -111,8 +111,11 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
 
 @pytest.mark.parametrize(
     ("batch_here", "tables_here"),
-    [(False, False), (False, True), (True, False)],
-    ids=["spark", "table_here", "batch_here"],
+    [
+        pytest.param(False, False, id="spark"),
+        pytest.param(False, True, id="table_here"),
+        pytest.param(True, False, marks=pytest.mark.long, id="batch_here"),
+    ],
 )
 def test_a_large_batch_is_folded_to_the_same_rows(
     spark: SparkSession,

@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 PRICE = (NUMERIC, NUMERIC_12_2)
 
 
-@pytest.fixture(params=[batch_contents.SMALL_CHANGES, 0])
+@pytest.fixture(params=[batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def fold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes are folded in this process, or by Spark."""
     monkeypatch.setattr(batch_contents, "SMALL_CHANGES", request.param)
@@ -74,7 +74,7 @@ def test_a_value_that_was_not_sent_and_whose_column_is_dropped_stops_no_merge(
     assert new.rows == {(key,): {"id": key, "owner": owner} for key, owner in ((0, "b"), (10, "a"), (2, "c"))}
 
 
-@pytest.mark.parametrize("key", [("id",), ()], ids=["rows", "log"])
+@pytest.mark.parametrize("key", [pytest.param(("id",), id="rows"), pytest.param((), marks=pytest.mark.long, id="log")])
 def test_a_column_that_comes_back_has_no_special_value_of_the_former_one(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...]
 ) -> None:

@@ -278,8 +278,15 @@ def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
     assert run("empty") and dumped(tmp_path) == [("7", "g")]
 
 
-@pytest.mark.parametrize("key", [("id",), ()])
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize(
+    ("at_once", "key"),
+    [
+        (True, ("id",)),
+        (False, ()),
+        pytest.param(True, (), marks=pytest.mark.long),
+        pytest.param(False, ("id",), marks=pytest.mark.long),
+    ],
+)
 def test_a_table_that_was_made_anew_may_have_a_column_of_another_type(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...], at_once: bool
 ) -> None:

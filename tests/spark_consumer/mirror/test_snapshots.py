@@ -230,7 +230,7 @@ def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
     assert (verdict.snapshot_id, verdict.surplus) == ("emptied", 1)
 
 
-@pytest.mark.parametrize("key", [("id",), ()], ids=["rows", "log"])
+@pytest.mark.parametrize("key", [pytest.param(("id",), id="rows"), pytest.param((), marks=pytest.mark.long, id="log")])
 def test_columns_with_names_of_the_comparison_are_compared_as_all_others(
     reader: Reader, feeder: Feeder, key: tuple[str, ...]
 ) -> None:
