@@ -33,7 +33,12 @@ async def test_a_reader_that_is_refused_at_its_login_ends_nothing(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     role = f"role_{topic_prefix}"
-    settings = {"source__dsn": database.dsn_of(role), "snapshot__chunk_bytes": 1 << 16, "snapshot__rows_per_s": 2_000}
+    settings = {
+        "source__dsn": database.dsn_of(role),
+        "snapshot__chunk_bytes": 1 << 16,
+        "snapshot__rows_per_s": 2_000,
+        "snapshot__readers": 1,  # another one, which is logged in already, would read the rest
+    }
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         sql, gateway = scene.sql, scene.gateway
         await sql.execute(
