@@ -295,6 +295,9 @@ class Merger:
                 if attempt == _ATTEMPTS - 1:
                     raise
                 self._preparation.forget()  # the former writer has written a table since it was prepared
+            except MirrorError:
+                writer_epoch.check(spark, self.path, self._epoch)  # another writer is the cause of what was found
+                raise
 
     def _prepare_and_write(
         self, spark: SparkSession, own: Mapping[TableName, pa.Table | DataFrame], content: BatchContent
