@@ -24,10 +24,10 @@ from gateway.events.errors import NeedsOptional, key_not_sent, place_of_value, u
 from gateway.pgoutput import UNCHANGED, Binary, Text
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
-from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
+from gateway.pgoutput.row import HEAD_BYTES, TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
 from gateway.transactions.record_writer import LeftOut
 from gateway.values.column_codec import Codec
-from gateway.values.column_readers import NOTHING, Parts, Reader, SlowPathNeeded, some_bytes
+from gateway.values.column_readers import NOT_PLAIN, NOTHING, Parts, Reader, SlowPathNeeded, some_bytes
 from gateway.values.row_readers import RowReaders
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.varint import CHUNK_BITS, CHUNK_MASK, HIGH, MORE, TWO_CHUNKS_END, encode_long
@@ -44,17 +44,7 @@ _SOME: Final = b"\2"
 _NULL: Final = b"\0"
 _CREATE, _UPDATE, _DELETE, _TRUNCATE, _READ = (some_bytes(letter)[1:] for letter in (b"c", b"u", b"d", b"t", b"r"))
 _MESSAGES: Final = {_CREATE: "Insert", _UPDATE: "Update", _READ: "COPY"}
-_NOT_PLAIN: Final = (
-    UnrepresentableValue,
-    SlowPathNeeded,
-    NotRenderable,
-    ValueError,
-    IndexError,
-    OverflowError,
-    struct.error,
-)
 _MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error)
-_HEAD_BYTES: Final = 1 + 4
 
 
 class DebeziumEncoder:
@@ -147,9 +137,9 @@ class DebeziumEncoder:
                 place = self._read_tuple(data, position, before)
                 if data[place] == NEW_TUPLE and self._read_tuple(data, place, after) == end:
                     return self._key(before), before, self._key(after), after
-        except _NOT_PLAIN:
+        except NOT_PLAIN:
             pass
-        cursor = Cursor(data[position:end], 0, "Update", _HEAD_BYTES)
+        cursor = Cursor(data[position:end], 0, "Update", HEAD_BYTES)
         earlier, new = read_earlier_and_new(cursor)
         cursor.finish()
         assert earlier is not None
@@ -175,9 +165,9 @@ class DebeziumEncoder:
         try:
             if data[position] in (OLD_TUPLE, KEY_TUPLE) and self._read_tuple(data, position, before) == end:
                 return self._key(before), before
-        except _NOT_PLAIN:
+        except NOT_PLAIN:
             pass
-        cursor = Cursor(data[position:end], 0, "Delete", _HEAD_BYTES)
+        cursor = Cursor(data[position:end], 0, "Delete", HEAD_BYTES)
         earlier = self._checked(read_earlier(cursor), cursor)
         cursor.finish()
         row = self._encoded(earlier, None)
@@ -209,9 +199,9 @@ class DebeziumEncoder:
                     else:
                         key = self._key(after[1:])
                     return key, self._record(after, source, change_lsn, block, operation)
-        except _NOT_PLAIN:
+        except NOT_PLAIN:
             pass
-        cursor = Cursor(data[position:end], 0, _MESSAGES[operation], _HEAD_BYTES)
+        cursor = Cursor(data[position:end], 0, _MESSAGES[operation], HEAD_BYTES)
         new = self._checked(read_new(cursor), cursor)
         cursor.finish()
         row = self._encoded(new, None)

@@ -7,7 +7,6 @@ They have the same bytes in every dialect.
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be
@@ -26,24 +25,12 @@ from gateway.pgoutput.letters import (
     NEW_TUPLE,
     UPDATE,
 )
-from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
+from gateway.pgoutput.row import HEAD_BYTES, TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
 from gateway.values.column_codec import Codec
-from gateway.values.column_readers import AVRO_NULL, SlowPathNeeded
-from gateway.values.special_values import NotRenderable, UnrepresentableValue
+from gateway.values.column_readers import AVRO_NULL, NOT_PLAIN, SlowPathNeeded
 from schemas.relation import RelationDescription
 
-_HEAD_BYTES: Final = 1 + 4
-"""Size of what a row message has before its tuples, outside streams: type and relation oid."""
 _NAMES: Final = {INSERT: "Insert", UPDATE: "Update", DELETE: "Delete"}
-_NOT_PLAIN: Final = (
-    UnrepresentableValue,
-    SlowPathNeeded,
-    NotRenderable,
-    ValueError,
-    IndexError,
-    OverflowError,
-    struct.error,
-)
 
 
 class ChangeKeys:
@@ -71,7 +58,7 @@ class ChangeKeys:
                 new_key, place, lacks_values = self._read(data, place)
                 if place == end:
                     return new_key, key, lacks_values
-        except _NOT_PLAIN:
+        except NOT_PLAIN:
             pass
         return self._parsed(data, kind, position, end)
 
@@ -105,7 +92,7 @@ class ChangeKeys:
         return None if self._key_frame is None else self._key_frame + b"".join(parts), place, lacks_values
 
     def _parsed(self, data: bytes, kind: int, position: int, end: int) -> tuple[Key, Key, bool]:
-        cursor = Cursor(data[position:end], 0, _NAMES[kind], _HEAD_BYTES)
+        cursor = Cursor(data[position:end], 0, _NAMES[kind], HEAD_BYTES)
         earlier: TuplePart | None = None
         if kind == INSERT:
             newest = read_new(cursor)

@@ -18,7 +18,6 @@ fastavro's.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
@@ -30,10 +29,9 @@ from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Binary
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, KIND_UNCHANGED, NEW_TUPLE, OLD_TUPLE
-from gateway.pgoutput.row import TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
-from gateway.values.column_readers import NOTHING, Parts, SlowPathNeeded, some_bytes
+from gateway.pgoutput.row import HEAD_BYTES, TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
+from gateway.values.column_readers import NOT_PLAIN, NOTHING, Parts, SlowPathNeeded, some_bytes
 from gateway.values.row_readers import RowReaders
-from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.change_schema import BEFORE_PREFIX, OPERATIONS, field_names
 from schemas.relation import RelationDescription
 from schemas.varint import CHUNK, CHUNK_BITS, CHUNK_MASK, HIGH, LAST, MORE, TWO_CHUNKS_END, encode_long
@@ -55,18 +53,8 @@ _FIRST_COLUMN: Final = 8
 _SMALL_ORDINAL: Final = CHUNK >> 1
 _COPIED_HEAD: Final = [NOTHING] * (_FIRST_COLUMN - 1) + [_ONLY_AFTER]
 _OUTSIDE: Final = TransactionContext(0, -1, 0, None, None, None)
-_HEAD_BYTES: Final = 1 + 4
-_HEAD_IN_STREAM_BYTES: Final = 1 + 4 + 4
-"""Size of what a row message has before its tuples: type, xid inside a stream, relation oid."""
-_NOT_PLAIN: Final = (
-    UnrepresentableValue,
-    SlowPathNeeded,
-    NotRenderable,
-    ValueError,
-    IndexError,
-    OverflowError,
-    struct.error,
-)
+_HEAD_IN_STREAM_BYTES: Final = HEAD_BYTES + 4
+"""As HEAD_BYTES, inside a stream: with the xid."""
 
 
 class RowEncoder:
@@ -129,7 +117,7 @@ class RowEncoder:
         envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
         if self._key_parts is not None and position < end and data[position] == OLD_TUPLE:
             before: list[bytes] = []
-            with suppress(*_NOT_PLAIN):
+            with suppress(*NOT_PLAIN):
                 if self._read_tuple(data, position, before) == end:
                     key = [before[index] for index in self._key_parts]
                     return self._framed(key), b"".join([*envelope, _BEFORE, *before, _NULL, _NO_TRAILING_FIELDS])
@@ -156,7 +144,7 @@ class RowEncoder:
                 if self._only_key_part >= 0:
                     return self.key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
                 return self._key_of_parts(parts, data, 0), b"".join(parts)
-        except _NOT_PLAIN:
+        except NOT_PLAIN:
             pass
         return self._only_new_slowly(_COPIED_HEAD, data, 0, end, _OUTSIDE, "COPY")
 
@@ -208,9 +196,9 @@ class RowEncoder:
                         return self.key_frame + parts[self._only_key_part], b"".join(parts)  # type: ignore[operator]
                     return self._key_of_parts(parts, data, position), b"".join(parts)
         except SlowPathNeeded:
-            with suppress(*_NOT_PLAIN):
+            with suppress(*NOT_PLAIN):
                 return self._new_without_unchanged(parts[:_FIRST_COLUMN], data, position, end)
-        except _NOT_PLAIN:
+        except NOT_PLAIN:
             pass
         name = "Insert" if update_head is None else "Update"
         return self._only_new_slowly(parts[:_FIRST_COLUMN], data, position, end, context, name)
@@ -247,7 +235,7 @@ class RowEncoder:
             place = self._read_tuple(data, position, before)
             if data[place] != NEW_TUPLE or self._read_tuple(data, place, after) != end:
                 return self._update_slowly(data, position, end, context, change_lsn, ordinal)
-        except _NOT_PLAIN:
+        except NOT_PLAIN:
             return self._update_slowly(data, position, end, context, change_lsn, ordinal)
         old_key = [before[index] for index in self._key_parts]
         new_key = [after[index] for index in self._key_parts]
@@ -352,7 +340,7 @@ class RowEncoder:
 
 def _cursor(data: bytes, position: int, end: int, context: TransactionContext, name: str) -> Cursor:
     """Return a cursor at the first tuple of a row message."""
-    return Cursor(data[position:end], 0, name, _HEAD_IN_STREAM_BYTES if context.in_stream else _HEAD_BYTES)
+    return Cursor(data[position:end], 0, name, _HEAD_IN_STREAM_BYTES if context.in_stream else HEAD_BYTES)
 
 
 def _trailing_fields(unchanged: list[str], special: list[tuple[str, bytes]]) -> list[bytes]:

@@ -10,6 +10,8 @@ from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.tuple_data import TupleData, read_tuple_data
 
+HEAD_BYTES: Final = 1 + 4
+"""Size of what a row message has before its tuples, outside streams: type and relation oid."""
 TUPLE_NAMES: Final = {KEY_TUPLE: "key tuple", OLD_TUPLE: "old tuple", NEW_TUPLE: "new tuple"}
 _CASCADE: Final = 1
 _RESTART_IDENTITY: Final = 2

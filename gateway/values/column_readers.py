@@ -16,6 +16,7 @@ checks that the last column ends exactly at the end of the row.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from functools import cache
 from typing import Final
@@ -23,7 +24,7 @@ from typing import Final
 from librt.strings import read_i32_be
 
 from gateway.pgoutput.letters import KIND_NULL
-from gateway.values.special_values import check_text
+from gateway.values.special_values import NotRenderable, UnrepresentableValue, check_text
 from schemas.varint import HALF, SOME_SMALL, encode_some_long
 
 Parts = list[bytes]
@@ -42,6 +43,19 @@ UNSIGNED: Final = 0xFFFFFFFF
 
 class SlowPathNeeded(Exception):
     """A column has a kind that the reader does not expect: UNCHANGED, or text instead of binary."""
+
+
+NOT_PLAIN: Final = (
+    UnrepresentableValue,
+    SlowPathNeeded,
+    NotRenderable,
+    ValueError,
+    IndexError,
+    OverflowError,
+    struct.error,
+)
+"""Errors of readers and codecs after which a row is parsed, and encoded or refused, on the slow
+path."""
 
 
 def some_bytes(value: bytes) -> bytes:

@@ -67,6 +67,17 @@ async def apart(scene: Scene, *scripts: str, removals: int = 0) -> None:
             await asyncio.sleep(0.05)
 
 
+async def nothing_is_read_again(scene: Scene, tables: Sequence[str]) -> None:
+    """After the snapshot, as long as the stream has an event for whatever happens."""
+    await scene.gateway.streaming()
+    await scene.snapshot_done()
+    await touch(scene, tables, "first")
+    await scene.sql.execute(EVENTS_TELL_ALL)
+    await touch(scene, tables, "second")
+    await scene.delivered()
+    assert not scene.gateway.events("table_read_again")
+
+
 async def are_read_again(scene: Scene, tables: Sequence[str], since: int, event: str = "table_read_again") -> None:
     """These tables are reported, and no other."""
     expected = {f"public.{table}" for table in tables}
@@ -117,13 +128,7 @@ async def test_what_comes_between_two_looks_is_noticed(
                 OPTIONS (host '{address.hostname}', port '{address.port}', dbname '{database.name}');
             CREATE USER MAPPING FOR public SERVER far OPTIONS (user '{address.username}', password '{address.password}')""")
         every = [*ROOTS, "partial", "computed"]
-        await scene.gateway.streaming()
-        await scene.snapshot_done()
-        await touch(scene, every, "first")
-        await scene.sql.execute(EVENTS_TELL_ALL)
-        await touch(scene, every, "second")
-        await scene.delivered()
-        assert not scene.gateway.events("table_read_again")
+        await nothing_is_read_again(scene, every)
 
         await scene.sql.execute(ATTACHED_FILLED.format(n=1))
         await scene.sql.execute(
@@ -207,13 +212,7 @@ async def test_partitions_that_come_between_two_looks_on_the_oldest_server(
         await scene.sql.execute("".join(ROOT.format(t=table) for table in (*ROOTS, "parted")))
         await scene.sql.execute(PUBLICATIONS + "ALTER PUBLICATION wide ADD TABLE public.parted")
         every = [*ROOTS, "parted_0"]
-        await scene.gateway.streaming()
-        await scene.snapshot_done()
-        await touch(scene, every, "first")
-        await scene.sql.execute(EVENTS_TELL_ALL)
-        await touch(scene, every, "second")
-        await scene.delivered()
-        assert not scene.gateway.events("table_read_again")
+        await nothing_is_read_again(scene, every)
 
         await scene.sql.execute(ATTACHED_FILLED.format(n=1))
         await scene.sql.execute(PASSED.format(n=1))
