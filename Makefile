@@ -43,7 +43,7 @@ check: $(READY)  ## format, lint, types, import layers
 	.venv/bin/lint-imports
 
 archives: $(READY)  ## classes of Java programs in build/java, with which the tests start them in half the time
-	-@$(PYTHON) -m tests.java_archives
+	-@$(PYTHON) -m tests.support.java_archives
 
 format: $(READY)  ## reformat the code as `check` requires
 	.venv/bin/ruff format .

@@ -40,10 +40,10 @@ from gateway.postgres.receive_buffer import ReceiveBuffer
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
-from gateway.runtime.pump import Pump
 from gateway.runtime.quarantine import QuarantinePolicy
+from gateway.runtime.replication_loop import ReplicationLoop
 from gateway.snapshot.change_tracking import RecordingObserver
-from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress as SnapshotTable
 from gateway.snapshot.rules.visibility import Visibility
 from gateway.transactions.commit_policy import CommitPolicy
@@ -250,7 +250,7 @@ class _Stand:
     def receive(self, received_lsn: int) -> None: ...
 
 
-def _pump(captured: Capture, writer: BatchWriter, sink: Callable[[str], Any]) -> Pump:
+def _pump(captured: Capture, writer: BatchWriter, sink: Callable[[str], Any]) -> ReplicationLoop:
     return _pump_of(_machine(sink), writer, _Registrar(captured, sink))
 
 
@@ -263,11 +263,11 @@ def _machine_of(writer: RecordWriter) -> TransactionMachine:
     return TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), writer=writer, messages=selection)
 
 
-def _pump_of(machine: TransactionMachine, writer: BatchWriter, registrar: Any) -> Pump:
+def _pump_of(machine: TransactionMachine, writer: BatchWriter, registrar: Any) -> ReplicationLoop:
     stand: Any = _Stand()
     position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
     errors = QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True)
-    return Pump(stand, stand, machine, writer, registrar, stand, position, 4, table_errors=errors)
+    return ReplicationLoop(stand, stand, machine, writer, registrar, stand, position, 4, table_errors=errors)
 
 
 def encode_debezium(captured: Capture) -> None:
@@ -292,9 +292,9 @@ def encode(captured: Capture) -> None:
 
 
 def _take_all(captured: Capture, machine: TransactionMachine, registrar: _Registrar) -> None:
-    pump = _pump_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), registrar)
+    replication_loop = _pump_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), registrar)
     for data in receive(captured):
-        _run(pump._take(data))
+        _run(replication_loop._take(data))
 
 
 def _builder(compression: int) -> Callable[[], BatchBuilder]:
@@ -314,25 +314,25 @@ def send(captured: Capture) -> None:
 def mark(captured: Capture) -> None:
     """Do the work per transaction: build its manifest from the offsets of its pieces, and its
     markers."""
-    pump, batches = _batch(captured, LZ4, send=True)
+    replication_loop, batches = _batch(captured, LZ4, send=True)
     for ready in batches:
         place = ready.topic, ready.partition
         for manifest, first, count in ready.pieces:
             manifest.add(place, first, count)
-    for _ in encode_markers(b"\0\0\0\0\1", pump._machine.take_markers(), 1):
+    for _ in encode_markers(b"\0\0\0\0\1", replication_loop._machine.take_markers(), 1):
         pass
 
 
-def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[Pump, list[Batch]]:
+def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[ReplicationLoop, list[Batch]]:
     writer = BatchWriter(_builder(compression), 1 << 24)
-    pump = _pump(captured, writer, lambda name: writer.sink(f"bench.public.{name}", 3, name))
+    replication_loop = _pump(captured, writer, lambda name: writer.sink(f"bench.public.{name}", 3, name))
     for data in receive(captured):
-        _run(pump._take(data))
+        _run(replication_loop._take(data))
     if send:
         writer.close_all()
         for ready in writer.ready:
             ready.builder._build()
-    return pump, writer.ready
+    return replication_loop, writer.ready
 
 
 def _run(coroutine: Any) -> None:

@@ -36,7 +36,7 @@ from gateway.local.java import spark_java_home
 from spark_consumer.arrow import to_frame
 from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import changes, maintenance, manifest, table_format, versions
-from spark_consumer.mirror.batch_contents import BatchSize
+from spark_consumer.mirror.append.batch_contents import BatchSize
 from spark_consumer.mirror.delta import cleanup, delta_table
 from spark_consumer.mirror.delta.delta_write import _CHECKPOINT_INTERVAL, write_once
 from spark_consumer.mirror.delta.session_settings import COMPACT, session_defaults

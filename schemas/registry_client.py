@@ -19,10 +19,10 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpx2
 
+from schemas.classify_registry_answers import NOT_FOUND, Refused, error_of, is_page, no_registry
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.compatibility_levels import CompatibilityLevels, LevelChange
 from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable, RegistryUnwilling
-from schemas.refusals import NOT_FOUND, Refused, error_of, is_page, no_registry
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]

@@ -31,9 +31,9 @@ from xdist.remote import Producer
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import NEWEST_VERSION, OLDEST_VERSION
 from gateway.local.java import java_version
-from tests import quick_java
-from tests.distribution import KindsInFewProcesses, in_order
-from tests.shared_servers import shared
+from tests.support import quick_java
+from tests.support.distribution import KindsInFewProcesses, in_order
+from tests.support.shared_servers import shared
 
 # With a small buffer, the server streams or spills transactions of a few hundred rows.
 TEST_SETTINGS: dict[str, str | int] = {"logical_decoding_work_mem": "64kB", "max_prepared_transactions": 20}

@@ -12,12 +12,12 @@ from typing import Final
 
 import asyncpg
 
-from gateway.classify_registry_errors import classified_schema_errors
 from gateway.errors import InternalError, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.postgres.classify_errors import CannotDecode, classify, classify_exception, classify_in_stream
 from gateway.postgres.server_message import ServerMessage
+from gateway.schema_errors import classified_schema_errors
 from gateway.startup.sqlstates import TABLE
-from schemas.refusals import error_of
+from schemas.classify_registry_answers import error_of
 
 ROOT: Final = Path(__file__).parents[1]
 PLACE: Final = "waits; 78 at the same LSN"

@@ -16,7 +16,7 @@ import pytest
 from gateway import failpoints
 from gateway.errors import StopForOperator
 from gateway.failpoints import FAILPOINTS, VARIABLE, FailpointReached, failpoint, parse_failpoints
-from gateway.runtime.pump import _FAILPOINTS
+from gateway.runtime.replication_loop import _FAILPOINTS
 
 GATEWAY = Path(failpoints.__file__).parent
 CALL = re.compile(r"""failpoint\(\s*["']([a-z_]+)["']""")

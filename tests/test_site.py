@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.browser import browser_path, open_page
+from tests.support.browser import browser_path, open_page
 
 ROOT = Path(__file__).parents[1]
 PARTS = ["Start", "Understand", "Operate", "Consume", "Reference"]

@@ -18,15 +18,15 @@ from typing import Final
 
 import asyncpg
 
-from gateway.classify_registry_errors import open_registry
 from gateway.cli.check_report import Area, CheckResult, outcome_of
+from gateway.cli.pattern_checks import check_patterns
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
 from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
 from gateway.kafka.durability import Durability, cautions
 from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
-from gateway.kafka.topics import Topics, deleted_topics
+from gateway.kafka.relation_topics import Topics, deleted_topics
 from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
@@ -35,10 +35,10 @@ from gateway.postgres.publication import filters_that_can_fail, publication_name
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import retention_causes
-from gateway.runtime.pattern_checks import check_patterns
 from gateway.runtime.relation_registrar import topics_with_schema
 from gateway.runtime.source_catalog import expected_of
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
+from gateway.schema_errors import open_registry
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.kafka_checks import KafkaExpected, KafkaFacts, check_brokers, check_refusals, check_topics

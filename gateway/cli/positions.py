@@ -15,7 +15,7 @@ from gateway.errors import StopForOperator
 from schemas.lsn import Lsn
 
 if TYPE_CHECKING:
-    from gateway.runtime.apply_position_change import PositionChange
+    from gateway.cli.apply_position_change import PositionChange
     from gateway.transactions.position import Position
 
 
@@ -124,7 +124,7 @@ def _adopt_from_debezium(config: Path | None, path: Path) -> Position:
 
 def _carry_out(config: Path | None, steps: PositionChange) -> Position:
     with command():
-        from gateway.runtime.apply_position_change import carry_out
+        from gateway.cli.apply_position_change import carry_out
 
         return asyncio.run(carry_out(load_settings(config), steps))
 

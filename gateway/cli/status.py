@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from gateway.classify_registry_errors import open_registry
 from gateway.cli.check import run_check
 from gateway.cli.status_text import UNKNOWN, render
 from gateway.config.kafka import KafkaSettings
@@ -39,6 +38,7 @@ from gateway.runtime.monitor import ask_mirror, wal_held
 from gateway.runtime.snapshot_status import snapshot_states, status_of
 from gateway.runtime.stored_positions import stored_position
 from gateway.runtime.stream_status import show_position
+from gateway.schema_errors import open_registry
 from gateway.transactions.position import Position
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, topic_name, transaction_topic, value_subject

@@ -15,7 +15,6 @@ import structlog
 from aiokafka.errors import KafkaError
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
-from gateway.classify_registry_errors import classified_schema_errors
 from gateway.config.settings import Settings
 from gateway.config.source import SourceSettings
 from gateway.debezium.written_checks import TOMBSTONE, Committed, Place, Written, advanced, committed, is_before
@@ -30,6 +29,7 @@ from gateway.postgres.connection import connect_sql, end_session
 from gateway.postgres.credentials import login_of
 from gateway.postgres.slot import DECODING_TIMEOUT_S
 from gateway.postgres.start_replication import quoted_identifier
+from gateway.schema_errors import classified_schema_errors
 from gateway.startup.connect_offset import DebeziumOffset
 from schemas.errors import SchemaError
 from schemas.lsn import Lsn

@@ -8,7 +8,6 @@ from typing import Any
 import asyncpg
 import structlog
 
-from gateway.classify_registry_errors import register_both
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.column_defaults import with_defaults
 from gateway.debezium.envelope_schema import (
@@ -27,11 +26,12 @@ from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.errors import StopForOperator, UnwritableRelation
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import TopicSink
-from gateway.kafka.topics import Name, Topics, topic_of_two
+from gateway.kafka.relation_topics import Name, Topics, topic_of_two
 from gateway.observe import metrics
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.relations.attributes import Attribute
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, read_key
+from gateway.schema_errors import register_both
 from schemas.registry_client import RegistryClient
 from schemas.relation import Protect, RelationDescription, ReplicaIdentity
 

@@ -4,8 +4,8 @@
     flushed  what is durable in Kafka: the server may forget everything before it
 
 The flush LSN is exactly the highest one given to `acknowledge`. It never decreases and is never
-computed from anything else. The replication loop (gateway/runtime/pump.py) gives it: the resume LSN
-of a position, once that position is durable in Kafka.
+computed from anything else. gateway/runtime/replication_loop.py gives it: the resume LSN of a
+position, once that position is durable in Kafka.
 
 A status is sent at least every third of wal_sender_timeout, from a task of its own that waits for
 nothing else: the server ends a connection that is silent for wal_sender_timeout, even while one

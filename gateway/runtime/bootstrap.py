@@ -15,7 +15,6 @@ from typing import Any
 import asyncpg
 import structlog
 
-from gateway.classify_registry_errors import classified_schema_errors, log_level_change
 from gateway.config.settings import Settings
 from gateway.errors import Retry, RetrySlowly
 from gateway.failpoints import failpoint
@@ -23,8 +22,8 @@ from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWrite
 from gateway.kafka.fixed_topics import FixedSchemas, message_selection, open_message_topic
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
+from gateway.kafka.relation_topics import Topics
 from gateway.kafka.shutdown import close_with_timeout, to_the_end
-from gateway.kafka.topics import Topics
 from gateway.kafka.transaction_delivery import Delivery, Frames
 from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_replication
@@ -38,6 +37,7 @@ from gateway.runtime.restart_state import RestartState
 from gateway.runtime.snapshot_status import load_states
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
+from gateway.schema_errors import classified_schema_errors, log_level_change
 from gateway.snapshot.stored_state import StoredStates, of_slot
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.start import (

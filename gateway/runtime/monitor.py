@@ -24,7 +24,6 @@ from typing import Final
 import asyncpg
 import structlog
 
-from gateway.classify_registry_errors import classified_schema_errors
 from gateway.config.settings import Settings
 from gateway.errors import Retry, WalgateError
 from gateway.kafka.probe import KafkaProbe
@@ -38,6 +37,7 @@ from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status
+from gateway.schema_errors import classified_schema_errors
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, value_subject
 

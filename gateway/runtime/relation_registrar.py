@@ -15,13 +15,12 @@ from dataclasses import dataclass
 import asyncpg
 import structlog
 
-from gateway.classify_registry_errors import classified_schema_errors
 from gateway.config.settings import Settings
 from gateway.errors import Retry, UnwritableRelation
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Name, Topics, compacted_without_key
+from gateway.kafka.relation_topics import Name, Topics, compacted_without_key
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import descent_of, publication_facts
@@ -38,6 +37,7 @@ from gateway.relations.type_catalog import (
 from gateway.runtime.column_rules import check_key, protect
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
+from gateway.schema_errors import classified_schema_errors
 from gateway.transactions.record_writer import RelationVersion
 from schemas.avro_types import is_numeric
 from schemas.change_schema import columns_without_default, enums_without_labels

@@ -36,9 +36,9 @@ from gateway.postgres.start_replication import pgoutput_options, protocol_versio
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.dialect import dialect_of
-from gateway.runtime.pump import Pump, ReadWhole, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
 from gateway.runtime.relation_registrar import RowsOfPartition
+from gateway.runtime.replication_loop import ReadWhole, ReplicationLoop, WholeFirst
 from gateway.runtime.restart_state import RestartState, StreamEnd
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stream_status import show_position
@@ -48,15 +48,15 @@ from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.pending_chunks import ChunksAreStreamed
 from gateway.startup.periodic_check import check_held
-from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
-from gateway.startup.standstill import (
+from gateway.startup.repeated_failure import (
     DecodingFailed,
+    RepeatedFailure,
     ServerCrashed,
-    Standstill,
     counted_again,
     from_record,
     wait_s,
 )
+from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
 from gateway.startup.timeline_checks import NotPrimary
 from gateway.transactions.machine import RolledBackMessages, TransactionMachine
 from gateway.transactions.position import Position
@@ -79,8 +79,8 @@ class CrashedHere(RetrySlowly):
 
 
 class Session:
-    """Runs one session. It reads and changes `memory`. After its end, `standstill` is what kept it
-    from getting past a place in the WAL, or None."""
+    """Runs one session. It reads and changes `memory`. After its end, `repeated_failure` is what kept
+    it from getting past a place in the WAL, or None."""
 
     def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
@@ -92,10 +92,10 @@ class Session:
         self._resume_lsn = 0
         self._sql: asyncpg.Connection | None = None
         self._reads_whole = False
-        self.standstill: Standstill | None = None
+        self.repeated_failure: RepeatedFailure | None = None
         self._recovery = Recovery("", "")
         self._stream: ReplicationStream | None = None
-        self._pump: Pump | None = None
+        self._pump: ReplicationLoop | None = None
         self._feedback: StandbyStatus | None = None
         self._end_at_start = Lsn(0)
 
@@ -159,7 +159,7 @@ class Session:
             reported = replace(reported, resume_lsn=self._resume_lsn, times=times)
         elif isinstance(reported, DecodingFailed):
             reported = counted_again(before, reported, self._place()[0], _now(), has_passed=self._has_passed)
-            self.standstill = reported
+            self.repeated_failure = reported
         self._memory.reported = reported
 
     @property
@@ -181,7 +181,7 @@ class Session:
         # Deliver what can be delivered before the server reads that place again.
         self._memory.careful_until = max(self._memory.careful_until, cut.received_until)
         if 1 < crash.times < crash.certain_times:
-            self.standstill = crash
+            self.repeated_failure = crash
             raise CrashedHere(
                 f"the server has crashed {crash.times} times since {crash.since} while it read the WAL after {cut.resume_lsn}",
                 hint=f"each crash ends all sessions of the server, so the next attempt is made in {wait_s(crash):.0f} s. See the "
@@ -228,7 +228,7 @@ class Session:
         feedback = self._feedback = await self._start_stream(start, machine, position)
         leave_with(sql, start.stream)
         protocol = protocol_version(catalog.server.version_num)
-        pump = Pump(
+        replication_loop = ReplicationLoop(
             start.stream,
             feedback,
             machine,
@@ -242,7 +242,7 @@ class Session:
             snapshot=snapshot,
             table_errors=table_errors,
         )
-        self._pump = pump
+        self._pump = replication_loop
         show_position(self._board, position)
         if snapshot is not None:
             self._board.watch_snapshot(snapshot.status)
@@ -252,17 +252,17 @@ class Session:
         try:
             with table_errors.of_snapshot():
                 await run_together(
-                    pump.run(),
-                    pump.deliver(),
-                    pump.confirm(),
+                    replication_loop.run(),
+                    replication_loop.deliver(),
+                    replication_loop.confirm(),
                     feedback.run(),
                     catalog.watch(position, start.stream.backend_pid, budget.check),
                     self._rest(start.producer),
                     *([] if snapshot is None else [snapshot.run()]),
-                    until=self._drain(stop, pump),
+                    until=self._drain(stop, replication_loop),
                 )
         except TransactionTimedOut as error:
-            self._stop_if_again(pump.closed_lsn, error)
+            self._stop_if_again(replication_loop.closed_lsn, error)
             raise
 
     def _log_quarantined(self, position: Position) -> None:
@@ -405,7 +405,7 @@ class Session:
             await asyncio.sleep(10)
         raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")
 
-    async def _drain(self, stop: asyncio.Event, pump: Pump) -> None:
+    async def _drain(self, stop: asyncio.Event, replication_loop: ReplicationLoop) -> None:
         """Wait for `stop`; then read no more, wait until everything up to the last complete
         transaction is durable, and acknowledge it to PostgreSQL."""
         await stop.wait()
@@ -414,7 +414,7 @@ class Session:
         self._board.stopping()
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                await pump.drain()
+                await replication_loop.drain()
                 failpoint("shutdown_drained")
         except TimeoutError:
             log.warning("drain_timed_out", note="unacknowledged changes will be sent again")

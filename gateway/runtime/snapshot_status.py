@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from gateway.classify_registry_errors import open_registry
 from gateway.config.settings import Settings
 from gateway.kafka.position_topic import read_snapshot_states
 from gateway.kafka.topic_admin import TopicAdmin
@@ -14,6 +13,7 @@ from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.server import load_facts
 from gateway.runtime.stored_positions import quarantined_tables
+from gateway.schema_errors import open_registry
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import KNOWN, RESELECT, StoredStates, TableState, decode_states, of_slot, writer_ids
 from gateway.transactions.position import position_key

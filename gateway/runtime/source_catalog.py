@@ -16,7 +16,7 @@ from gateway.postgres.publication import PublicationLoader, tables_that_held_row
 from gateway.postgres.server import load_facts
 from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts
 from gateway.relations.type_catalog import TYPES_QUERY, read_types, unknown_type
-from gateway.snapshot.comparison import Watch
+from gateway.snapshot.discovery.unsent_changes import Watch
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.periodic_check import check_running

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import structlog
 
-from gateway.classify_registry_errors import classified_schema_errors, open_registry
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
 from gateway.errors import StopForOperator
 from gateway.kafka.position_topic import read_positions
+from gateway.schema_errors import classified_schema_errors, open_registry
 from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
 from gateway.transactions.transaction import Quarantined
 from schemas.errors import RegistryRefused, SchemaError

@@ -7,7 +7,7 @@ stored position, and the stream from there.
 
 A repeated reason is logged less and less often, with its count and the time of the first. The same
 error at the same resume LSN is counted, waited for longer each time, and finally stops the gateway
-(gateway/startup/standstill.py).
+(gateway/startup/repeated_failure.py).
 
 The delays are reset after an attempt that ran for a while. SIGTERM and SIGINT drain: what was
 received and can be committed is committed and acknowledged to PostgreSQL, then the program exits
@@ -42,7 +42,7 @@ from gateway.runtime.monitor import Monitor
 from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
 from gateway.runtime.tasks import cancel
-from gateway.startup.standstill import Standstill, wait_s
+from gateway.startup.repeated_failure import RepeatedFailure, wait_s
 from schemas.lsn import Lsn
 
 log = structlog.get_logger()
@@ -116,13 +116,13 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
             return
         except (Retry, RetrySlowly) as error:
             metrics.RESTARTS.labels(type(error).__name__).inc()
-            standstill = session.standstill
-            place = {} if standstill is None else _place(standstill)
+            repeated_failure = session.repeated_failure
+            place = {} if repeated_failure is None else _place(repeated_failure)
             board.failed(error, **place)
             board.wait_for(f"the restart of replication, after this error: {error.message}")
             delay = backoff.delay_s(error, time.monotonic() - begun)
-            if standstill is not None:
-                delay = wait_s(standstill)
+            if repeated_failure is not None:
+                delay = wait_s(repeated_failure)
             if session.is_streaming:
                 repeats.forget()
             told = repeats.again(error.message, datetime.now(UTC).isoformat(timespec="seconds"))
@@ -135,10 +135,14 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
             failpoint("reconnect")
 
 
-def _place(standstill: Standstill) -> dict[str, Any]:
+def _place(repeated_failure: RepeatedFailure) -> dict[str, Any]:
     """Return the count, the time of the first failure and the resume LSN, for the log and the
     status."""
-    return {"times": standstill.times, "since": standstill.since, "resume_lsn": Lsn(standstill.resume_lsn)}
+    return {
+        "times": repeated_failure.times,
+        "since": repeated_failure.since,
+        "resume_lsn": Lsn(repeated_failure.resume_lsn),
+    }
 
 
 async def _until_stopped(session: Session, stop: asyncio.Event) -> None:

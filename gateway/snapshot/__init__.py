@@ -13,8 +13,8 @@ and the state of each table, for the Kafka transaction of its rows. This package
 records reach Kafka, apart from the calls of Delivery that make a chunk wait.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
-replication starts, and `run` as a task beside the replication loop (gateway/runtime/pump.py). The
-loop calls `announced` at a Relation message and `take_states` when it closes a Kafka transaction.
+replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop calls
+`announced` at a Relation message and `take_states` when it closes a Kafka transaction.
 At the Commit of a transaction with a chunk, a mark or a command, it calls `hand_over` before it
 passes the Commit to the state machine.
 
@@ -27,15 +27,14 @@ the new process does not know, and is ignored.
 
     coordinator                             begins, resumes and ends the snapshots of tables
     commands                                commands of operators, from logical messages
-    discovery  comparison                   tables never read, and rows changed without an event
-    content_query                           the catalog entries that published rows depend on
+    discovery                               tables never read, and rows changed without an event
     read_plan  sql                          what a relation is, and the queries that read it
     table_task  table_tasks                 the snapshot of one table, and those of all tables
     reader_tasks  chunk_reader              the tasks that read chunks; one chunk
     copy_decoder                            binary COPY -> encoded rows
     change_recorder  change_tracking        what the stream changes while tables are read
     pending_chunks  publish_chunk           emitted chunks; publishing them where they commit
-    reselecting                             rows whose UPDATEs left TOASTed values out
+    toast_reselection                       rows whose UPDATEs left TOASTed values out
     table_errors  unreadable_tables         errors of one table; tables that cannot be read
     stored_state  progress_log              what is durable, in Avro; what is logged
     rules                                   pure: which rows are right, and what is read next

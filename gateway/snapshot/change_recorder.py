@@ -10,7 +10,7 @@ import asyncpg
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
 from gateway.snapshot.change_tracking import MessageObserver, RecordingObserver
-from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import LOOK, NEW_XID

@@ -8,7 +8,7 @@ observer, and each relation that is being read has a `RelationRecorder`. Otherwi
     ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
                             other transaction ends in between
     streamed, prepared      the relations that it changes are recorded, and the keys for rule T
-                            (rules/staleness.py); its xid counts from its commit on
+                            (rules/stale_rows.py); its xid counts from its commit on
     TRUNCATE                its xid counts for all keys
 """
 
@@ -21,8 +21,8 @@ from typing import Final
 
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
-from gateway.snapshot.rules import staleness as judging
-from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules import stale_rows as judging
+from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import MAX_AGAIN, TableProgress
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.record_writer import RelationVersion

@@ -50,7 +50,7 @@ class RelationChanged(WalgateError):
 
 class SnapshotTooOld(WalgateError):
     """The chunk's PostgreSQL snapshot cannot be used, because it does not see a transaction whose
-    keys are not known (rules/staleness.py), or because the table has begun again meanwhile."""
+    keys are not known (rules/stale_rows.py), or because the table has begun again meanwhile."""
 
 
 class ChunkTooLarge(WalgateError):

@@ -35,18 +35,18 @@ from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, new_id
 from gateway.snapshot.commands import Command, accepted, choose
-from gateway.snapshot.discovery import Discovery
+from gateway.snapshot.discovery.published_tables import Discovery
 from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
 from gateway.snapshot.progress_log import ProgressLog, log_quarantined, log_read_at_once
 from gateway.snapshot.publish_chunk import ChunkPublisher
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations, Surveyed
 from gateway.snapshot.reader_tasks import ReaderTasks
-from gateway.snapshot.reselecting import Reselection, has_its_keys
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
+from gateway.snapshot.toast_reselection import Reselection, has_its_keys
 from gateway.snapshot.unreadable_tables import UnreadableTables
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import COMMAND_PREFIX

@@ -18,11 +18,11 @@ from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
 from gateway.snapshot.progress_log import count_change
 from gateway.snapshot.reader_tasks import ReaderTasks
-from gateway.snapshot.reselecting import Reselection
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.table_errors import errors_of
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
+from gateway.snapshot.toast_reselection import Reselection
 from gateway.transactions.machine import TransactionMachine
 from schemas.markers import SnapshotChunk
 from schemas.wire_format import FRAME_BYTES

@@ -20,7 +20,7 @@ from gateway.pgoutput.relation import Column, Relation
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
 from gateway.postgres.publication import publication_facts
-from gateway.snapshot.content_query import content_query
+from gateway.snapshot.discovery.content_query import content_query
 from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.published_content import PublishedContent, read_contents
 from gateway.snapshot.sql import (

@@ -11,7 +11,7 @@ from typing import Any, Final
 import fastavro
 
 from gateway.names import quote_identifier
-from gateway.snapshot.content_query import accounts
+from gateway.snapshot.discovery.content_query import accounts
 from gateway.snapshot.rules.ctid_ranges import TidRange, tid
 from gateway.transactions.transaction import CHUNK_PREFIX
 

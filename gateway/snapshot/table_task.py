@@ -14,8 +14,8 @@ from gateway.events.marker import Marker
 from gateway.observe.table_status import TableSnapshotStatus
 from gateway.snapshot.read_plan import ReadPlan
 from gateway.snapshot.rules.ctid_ranges import CtidPlan
-from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
 from gateway.snapshot.table_errors import Obstacle

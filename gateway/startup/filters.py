@@ -1,5 +1,5 @@
 """Row filters that can fail: pgoutput then ends the stream at the row, at every attempt
-(standstill.py).
+(repeated_failure.py).
 
 PostgreSQL does not record which functions can raise an error. Leakproof functions, which it does
 record, cannot; neither can operators that order or compare values for an index. Any other function

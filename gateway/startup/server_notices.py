@@ -20,7 +20,7 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from gateway.errors import UNTIL_NOW, DataGap, StopForOperator, WalgateError
-from gateway.startup.standstill import DecodingFailed, ServerCrashed, Standstill, judge_standstill
+from gateway.startup.repeated_failure import DecodingFailed, RepeatedFailure, ServerCrashed, judge_repeated_failure
 
 _SHUTDOWN_CLASS: Final = "57P"
 _OUTPUT_PLUGIN_FILE: Final = "pgoutput.c"
@@ -80,7 +80,7 @@ class WalRemoved:
     times: int = 1
 
 
-Reported = LeftOut | WalRemoved | Standstill
+Reported = LeftOut | WalRemoved | RepeatedFailure
 _CERTAIN_TIMES: Final = 3
 """Reports after which removed WAL is certain: a server that was just promoted or restored may find
 the segment a moment later."""
@@ -96,7 +96,7 @@ def judge_reported(
     if isinstance(reported, LeftOut):
         return _judge_left_out(reported, may_be_older, missing, slot)
     if isinstance(reported, (DecodingFailed, ServerCrashed)):
-        return judge_standstill(reported, resume_lsn=resume_lsn, slot=slot)
+        return judge_repeated_failure(reported, resume_lsn=resume_lsn, slot=slot)
     if reported.times < _CERTAIN_TIMES or reported.resume_lsn != resume_lsn:
         return None
     return DataGap(

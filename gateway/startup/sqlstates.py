@@ -9,7 +9,7 @@ statement of the gateway itself is a defect. The same code is judged differently
                                   code; the gateway waits
     the stream                    pgoutput uses the catalog as of the change: an error that does not
                                   pass comes again at the same LSN, and is judged by how often it
-                                  did (gateway/startup/standstill.py)
+                                  did (gateway/startup/repeated_failure.py)
 """
 
 from __future__ import annotations

@@ -33,10 +33,10 @@ from gateway.startup.position_checks import (
     position_before_rename,
 )
 from gateway.startup.publication_checks import check_excluded, check_publications
+from gateway.startup.repeated_failure import to_record
 from gateway.startup.server_checks import check_left_behind, check_sender_capacity, check_server, check_slot_capacity
 from gateway.startup.server_notices import LeftOut, Reported, judge_reported
 from gateway.startup.slot_checks import check_holder, check_retention, check_slot
-from gateway.startup.standstill import to_record
 from gateway.startup.synchronous_standby import check_synchronous
 from gateway.startup.timeline_checks import check_promotion, check_timeline
 from gateway.transactions.position import Position
@@ -217,7 +217,7 @@ def start(
         epoch=position.epoch + 1,
         timeline=timeline,
         quarantined=_with(position.quarantined, quarantine, position.resume_lsn),
-        standstill=to_record(reported, position),
+        failed_place=to_record(reported, position),
     )
     yield BeginEpoch(position, None if former is None else former.key)
     return position

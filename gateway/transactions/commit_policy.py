@@ -16,7 +16,7 @@ Whether it is closed there depends on the moment:
 A Kafka transaction costs gateway and brokers a few ms of CPU time, however little it holds. Kafka
 therefore counts as free no sooner than `commit_interval_s` after the last one was begun.
 
-The replication loop (gateway/runtime/pump.py) and the delivery
+The replication loop (gateway/runtime/replication_loop.py) and the delivery
 (gateway/kafka/transaction_delivery.py) ask this module. All times are in seconds and are passed by
 the caller.
 """

@@ -88,7 +88,7 @@ class Position:
     event that it wrote. Kept for good: no other transaction with this xid has rows before that LSN.
     """
     written_lsn: Lsn = _START
-    standstill: FailedPlace | None = None
+    failed_place: FailedPlace | None = None
     """The failure that was counted last when the epoch began."""
     schema_id: int = field(default=0, compare=False)
     """The id of the schema that the record was read with."""
@@ -163,7 +163,7 @@ def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared:
         last_commit_lsn=Lsn(last_commit_lsn),
         prepared=prepared,
         skip_lsn=position.skip_lsn if position.skip_lsn >= resume_lsn else _START,
-        standstill=position.standstill if resume_lsn == position.resume_lsn else None,
+        failed_place=position.failed_place if resume_lsn == position.resume_lsn else None,
     )
 
 
@@ -205,11 +205,11 @@ def _as_record(position: Position) -> dict[str, Any]:
         "gap": None if position.gap is None else _gap_record(position.gap),
         "written_xid": position.written_xid,
         "written_lsn": int(position.written_lsn),
-        "standstill": None if position.standstill is None else _standstill_record(position.standstill),
+        "standstill": None if position.failed_place is None else _failed_place_record(position.failed_place),
     }
 
 
-def _standstill_record(failed: FailedPlace) -> dict[str, Any]:
+def _failed_place_record(failed: FailedPlace) -> dict[str, Any]:
     return {
         "cause": failed.cause,
         "resume_lsn": int(failed.resume_lsn),
@@ -297,7 +297,7 @@ def _from_record(record: dict[str, Any]) -> Position:
         gap=None if record["gap"] is None else _gap_from_record(record["gap"]),
         written_xid=record["written_xid"],
         written_lsn=Lsn(record["written_lsn"]),
-        standstill=_failed_place(record["standstill"]),
+        failed_place=_failed_place(record["standstill"]),
     )
 
 

@@ -24,7 +24,7 @@ from spark_consumer.jobs import options
 from spark_consumer.jobs.options import SparkChoice, check_progress, fail, settings_of, source_options
 from spark_consumer.jobs.run import Run, facts_of, line_of, say
 from spark_consumer.jobs.status import serve
-from spark_consumer.mirror.merge_thread import MERGE_EVERY_S, RETENTION_S
+from spark_consumer.mirror.merge.merge_thread import MERGE_EVERY_S, RETENTION_S
 from spark_consumer.reader.positions import Position, check_continues, resolve
 from spark_consumer.source.options import MAX_CHANGES
 
@@ -105,7 +105,7 @@ def mirror(
     config: options.Config = None,
 ) -> None:
     """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
-    from spark_consumer.mirror.append_batch import AppendingMirror
+    from spark_consumer.mirror.append.append_batch import AppendingMirror
     from spark_consumer.mirror.mirror_state import state_of
     from spark_consumer.mirror.tables.catalog import Catalog
     from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS, STOP
@@ -211,7 +211,7 @@ def merge(
     """Merge appended changes into the tables of a mirror. A running mirror continues to append,
     and leaves these merges to this command."""
     from spark_consumer.mirror import progress as mirror_progress
-    from spark_consumer.mirror.single_merge import merge_once
+    from spark_consumer.mirror.merge.single_merge import merge_once
     from spark_consumer.mirror.tables.catalog import Catalog
 
     try:
@@ -309,7 +309,7 @@ def dump(
     ] = "",
 ) -> None:
     """Write the rows of a local mirror, with exact values and without Spark."""
-    from spark_consumer.mirror.dump import dump_json, dump_parquet
+    from spark_consumer.mirror.local.dump import dump_json, dump_parquet
 
     try:
         if to:
@@ -328,7 +328,7 @@ def versions(
 ) -> None:
     """List the versions of a local mirror: commit LSN, time of the commit, time of the merge,
     number of tables."""
-    from spark_consumer.mirror.version_list import listed_versions, view_statements
+    from spark_consumer.mirror.local.version_list import listed_versions, view_statements
 
     try:
         lines = view_statements(Path(path), at, sql) if sql else listed_versions(Path(path))

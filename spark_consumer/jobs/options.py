@@ -15,7 +15,7 @@ import typer
 
 from spark_consumer.errors import OptionError
 from spark_consumer.jobs.settings_file import Settings, load_settings
-from spark_consumer.mirror.merge_thread import MERGE_AT_LEAST_EVERY_S, MERGE_EVERY_S
+from spark_consumer.mirror.merge.merge_thread import MERGE_AT_LEAST_EVERY_S, MERGE_EVERY_S
 
 SOURCE, OUTPUT, BATCHES = "What is read", "What is written", "Micro-batches"
 SPARK, OBSERVE = "Spark", "Watching it"

@@ -1,11 +1,13 @@
 """A mirror: a directory of tables that equal the source's tables as of whole transactions.
 
-    append_batch    appends each micro-batch, not decoded, to `changes` (changes.py)
-    background_merges
-                    decides when to merge, beside the batches (merge_thread.py)
-    merger          merges `changes` into the tables in slices, then records a version (manifest.py)
+    append          appends each micro-batch, not decoded, to `changes` (changes.py)
+    merge           merges `changes` into the tables, beside the batches, then records a version
+                    (manifest.py)
+    fold  tables    the last state of each key; one table, prepared and written
     table_states    purpose of the snapshots in progress, and which tables are not up to date
     versions        reads all tables as of one commit, with unmerged_overlay.py for unmerged changes
+    local           a local mirror's rows and versions, read without Spark
+    verify          compares the mirror with its source
     table_format    what the mirror needs of the tables' format; only delta/ knows Delta
 
 In: rows of source.frames.RAW, and value schemas. Out: what paths.py lists, reports and verdicts.

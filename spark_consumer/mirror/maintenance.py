@@ -24,7 +24,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, manifest
-from spark_consumer.mirror.merge_thread import RETENTION_S
+from spark_consumer.mirror.merge.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.tables import TableName

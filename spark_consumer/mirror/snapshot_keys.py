@@ -25,7 +25,7 @@ from spark_consumer.mirror.fold.merge_source import same_key
 from spark_consumer.mirror.paths import seen_path, seen_root
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
+from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.tables import TableName
 
 _COLUMNS = ("op", "commit_lsn", "ordinal", "schema_id", "value")

@@ -8,13 +8,13 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from spark_consumer.mirror import manifest, snapshot_keys
-from spark_consumer.mirror.batch_contents import BatchSlice, own_records
+from spark_consumer.mirror.append.batch_contents import BatchSlice, own_records
 from spark_consumer.mirror.paths import seen_path, table_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
-from spark_consumer.mirror.table_schema import is_log
-from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import FILL, VERIFY, SnapshotWindow
+from spark_consumer.mirror.tables.table_schema import is_log
+from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.verify import comparison, verdicts
 from spark_consumer.reader.table_marks import SNAPSHOT_END
 from spark_consumer.tables import TableName

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror import changes
-from spark_consumer.mirror.batch_contents import (
+from spark_consumer.mirror.append.batch_contents import (
     BatchContent,
     BatchSize,
     TablePart,
@@ -37,7 +37,6 @@ from spark_consumer.mirror.batch_contents import (
     summarize,
     without_marks,
 )
-from spark_consumer.mirror.columns import change_of_columns, missing_values, texts_of
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import (
     arrow_merge_input,
@@ -52,9 +51,10 @@ from spark_consumer.mirror.fold.merge_source import merge_input, merged_rows, ro
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLES
-from spark_consumer.mirror.table_schema import TableSchema
 from spark_consumer.mirror.table_states import StoredMark, TableStates, advance, first_unreadable, verified_chunks
+from spark_consumer.mirror.tables.columns import change_of_columns, missing_values, texts_of
 from spark_consumer.mirror.tables.rewrite_columns import kept_texts, rewritten, special_texts
+from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import EXCLUDED
 from spark_consumer.tables import TableName

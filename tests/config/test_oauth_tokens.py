@@ -16,7 +16,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.config.msk_iam import MskTokens
 from gateway.config.oauth_tokens import TokenSettings
 from gateway.errors import Retry, RetrySlowly
-from tests.oidc import CLIENT, SECRET, Provider, oidc_provider
+from tests.support.oidc import CLIENT, SECRET, Provider, oidc_provider
 
 
 @pytest.fixture

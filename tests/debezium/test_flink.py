@@ -14,7 +14,7 @@ from tests.conftest import Database
 from tests.debezium.flink import flink
 from tests.debezium.scene import PUBLICATION, Reader, is_the_end
 from tests.debezium.test_server import settings
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(240)]
 

@@ -22,8 +22,8 @@ from spark_consumer.reader.topics import refuse_debezium
 from tests.conftest import Database
 from tests.debezium.encoded import Record
 from tests.debezium.scene import Reader, is_the_end
-from tests.exactly_once.written import command, walgate
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
+from tests.support.written import command, walgate
 
 pytestmark = pytest.mark.integration
 

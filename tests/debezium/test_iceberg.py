@@ -18,7 +18,7 @@ from tests.debezium.iceberg import changes, iceberg_sink, plugin, state
 from tests.debezium.scene import PUBLICATION, make_topics
 from tests.debezium.test_flink import COLUMNS, WORKLOAD
 from tests.debezium.test_server import settings
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 

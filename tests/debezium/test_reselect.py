@@ -16,7 +16,7 @@ from tests.conftest import Database
 from tests.debezium.encoded import Record
 from tests.debezium.scene import PUBLICATION, Reader, is_the_end, make_topics
 from tests.debezium.test_server import settings
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from tests.debezium.encoded import Record
 from tests.debezium.recorded import renamed
 from tests.debezium.scene import PUBLICATION, Reader, is_the_end, make_topics, prepare, topics
 from tests.debezium.server import debezium_server
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = pytest.mark.integration
 

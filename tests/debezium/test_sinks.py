@@ -19,7 +19,7 @@ from tests.debezium import workload
 from tests.debezium.connect import Worker, connect_worker
 from tests.debezium.scene import prepare
 from tests.debezium.test_server import settings
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 

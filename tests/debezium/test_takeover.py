@@ -19,7 +19,7 @@ from tests.conftest import Database
 from tests.debezium.scene import PUBLICATION, Reader, make_topics
 from tests.debezium.server import debezium_server
 from tests.debezium.test_server import settings
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -24,7 +24,7 @@ from gateway.local import Kafka, Registry
 from gateway.local.guard import Guard
 from spark_consumer.mirror.delta.delta_files import open_delta
 from tests.conftest import Database
-from tests.quick_java import users_environment
+from tests.support.quick_java import users_environment
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

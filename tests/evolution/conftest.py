@@ -11,7 +11,7 @@ from tests.evolution.delivered import Delivered
 from tests.evolution.scenes_compatible import BEGINS_AGAIN, COMPATIBLE
 from tests.evolution.scenes_incompatible import INCOMPATIBLE
 from tests.evolution.scripts import PUBLICATIONS, SCRIPTS, SETUP
-from tests.evolution.theatre import theatre
+from tests.support.theatre import theatre
 
 
 @pytest_asyncio.fixture(scope="session")

@@ -21,7 +21,7 @@ from fastavro.types import Schema
 
 from schemas.topic_names import topic_name, transaction_topic, value_subject
 from schemas.wire_format import read_schema_id
-from tests import stock_registry
+from tests.support import stock_registry
 
 READ_TIMEOUT_S = 60.0
 _FRAME_BYTES = 5

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
-from tests.evolution.theatre import theatre
+from tests.support.theatre import theatre
 
 pytestmark = pytest.mark.integration
 

@@ -18,11 +18,11 @@ from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 
 from gateway.local import Kafka, Postgres, Registry
 from schemas.compatibility import incompatible_columns
-from tests import stock_registry
 from tests.evolution.delivered import Delivered
 from tests.evolution.scene import MANY, SITUATIONS, UNDONE_SITUATION, new_ids, old_ids
 from tests.evolution.scenes_incompatible import INCOMPATIBLE
-from tests.evolution.theatre import Theatre, theatre
+from tests.support import stock_registry
+from tests.support.theatre import Theatre, theatre
 
 pytestmark = pytest.mark.integration
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
-from tests.evolution.theatre import Theatre, theatre
-from tests.exactly_once.proxy import FaultProxy
-from tests.slots import until_free
+from tests.support.proxy import FaultProxy
+from tests.support.slots import until_free
+from tests.support.theatre import Theatre, theatre
 
 pytestmark = pytest.mark.integration
 

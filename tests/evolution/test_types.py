@@ -15,7 +15,7 @@ from gateway.local import Kafka, Postgres, Registry
 from schemas.change_schema import MOST_DEFAULT_BYTES
 from tests.evolution.delivered import Delivered
 from tests.evolution.scene import MANY
-from tests.evolution.theatre import Theatre, theatre
+from tests.support.theatre import Theatre, theatre
 
 pytestmark = pytest.mark.integration
 

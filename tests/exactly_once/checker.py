@@ -15,9 +15,9 @@ from typing import Any
 from zlib import crc32
 
 from tests.exactly_once.defects import Defect, Finding
-from tests.exactly_once.delivered import Delivered, Record
 from tests.exactly_once.history import Logged, Statement, Truth
-from tests.exactly_once.markers import Story, read_story
+from tests.support.delivered import Delivered, Record
+from tests.support.markers import Story, read_story
 
 Identity = tuple[str, str, int | None, int | None]
 """(operation, topic, key, number of the transaction or None where the event does not carry it)"""

@@ -13,7 +13,7 @@ import pytest_asyncio
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database, _drop, _new_database
 from tests.exactly_once.lanes import LANE_COUNT, Lane
-from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
+from tests.support.proxy import FaultProxy, ProxiedKafka
 
 WAL_SENDER_TIMEOUT_S = 4
 _EXPIRY_CHECK = "transaction.abort.timed.out.transaction.cleanup.interval.ms"

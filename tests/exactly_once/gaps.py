@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from tests.exactly_once.chaos import Fault
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 LONGEST: Final = 3
 """As many gaps are described."""

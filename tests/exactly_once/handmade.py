@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from zlib import crc32
 
-from tests.exactly_once.delivered import Delivered, Record
 from tests.exactly_once.history import Committed, Logged, Statement, Truth
+from tests.support.delivered import Delivered, Record
 
 PREFIX = "cdc"
 TABLE = "work.plain"

@@ -22,8 +22,8 @@ import asyncpg
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from gateway.observe.http_client import ask_status
-from tests.exactly_once.delivered import Decoder
-from tests.exactly_once.markers import COMMITTING
+from tests.support.delivered import Decoder
+from tests.support.markers import COMMITTING
 
 COMMIT_EVERY_S: Final = 0.2
 ASK_EVERY_S: Final = 0.2

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.conftest import Database
-from tests.exactly_once.scene import Scene, open_scene
+from tests.support.scene import Scene, open_scene
 
 LANE_COUNT = 2
 

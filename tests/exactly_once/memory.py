@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from tests.exactly_once.scene import Scene
+from tests.support.scene import Scene
 
 RESIDENT_LIMIT_BYTES = 200 << 20
 SLOPE_LIMIT_BYTES_PER_MINUTE = 1 << 20

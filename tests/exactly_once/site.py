@@ -19,14 +19,14 @@ from confluent_kafka import Consumer, TopicPartition
 
 from gateway.local import Postgres, Registry
 from gateway.local.ports import HOST, free_port
-from tests.clusters import Cluster, ClusterBroker, cluster
 from tests.conftest import TEST_SETTINGS
-from tests.exactly_once.delivered import Decoder
 from tests.exactly_once.history import Witnessed, ask_witness
-from tests.exactly_once.markers import COMMITTING
-from tests.exactly_once.proxy import FaultProxy
 from tests.exactly_once.workload import PUBLICATION, create_tables
-from tests.gateway_process import GatewayProcess
+from tests.support.clusters import Cluster, ClusterBroker, cluster
+from tests.support.delivered import Decoder
+from tests.support.gateway_process import GatewayProcess
+from tests.support.markers import COMMITTING
+from tests.support.proxy import FaultProxy
 
 _DATABASE = "postgres"
 _PHYSICAL_SLOT = "standby"

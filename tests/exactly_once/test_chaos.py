@@ -19,12 +19,12 @@ import pytest
 from gateway.local import Registry
 from tests.exactly_once.chaos import break_at_random
 from tests.exactly_once.checker import check, check_attempts
-from tests.exactly_once.delivered import read_delivered
 from tests.exactly_once.gaps import described_fault, described_gap, longest_gaps
 from tests.exactly_once.history import Truth, load_truth
-from tests.exactly_once.scene import Verdict, wait_for_commit
 from tests.exactly_once.site import Follower, Site, open_site
 from tests.exactly_once.workload import PUBLICATION, Workload
+from tests.support.delivered import read_delivered
+from tests.support.scene import Verdict, wait_for_commit
 
 MINUTES = float(os.environ.get("WALGATE_CHAOS_S", "900")) / 60
 SEED = int(os.environ.get("WALGATE_TEST_SEED", "0"))

@@ -30,8 +30,8 @@ from gateway.config.settings import Settings
 from gateway.local import Registry
 from schemas.topic_names import POSITION_TOPIC
 from tests.conftest import Database
-from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
-from tests.gateway_process import GatewayProcess, ended, environment_of
+from tests.support.gateway_process import GatewayProcess, ended, environment_of
+from tests.support.proxy import ACCOUNT, ProxiedKafka
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 LOGIN = {name.removeprefix("kafka__"): value for name, value in ACCOUNT.items()}

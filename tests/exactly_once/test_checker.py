@@ -13,9 +13,9 @@ import pytest
 
 from tests.exactly_once.checker import check, check_attempts
 from tests.exactly_once.defects import Defect
-from tests.exactly_once.delivered import Record
 from tests.exactly_once.handmade import PARTITIONS, PREFIX, Handmade, everything
 from tests.exactly_once.history import Statement
+from tests.support.delivered import Record
 
 Break = Callable[[Handmade], None]
 CASES: list[tuple[Defect, Break]] = []

@@ -17,10 +17,10 @@ from gateway.local import Registry
 from gateway.local.ports import free_port
 from tests.conftest import Database
 from tests.exactly_once.lag_truth import LagTruth, lag_truth
-from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
-from tests.exactly_once.scene import Proxies, open_scene_behind
-from tests.exactly_once.watching import ALMOST_NOTHING_S, NAMED_S, TRUE_S, Watcher, status_of, watching
 from tests.exactly_once.workload import PUBLICATION
+from tests.support.proxy import FaultProxy, ProxiedKafka
+from tests.support.scene import Proxies, open_scene_behind
+from tests.support.watching import ALMOST_NOTHING_S, NAMED_S, TRUE_S, Watcher, status_of, watching
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 BUDGET_BYTES = 24 << 20

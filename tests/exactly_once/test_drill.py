@@ -25,10 +25,10 @@ from confluent_kafka.admin import AclOperation, AdminClient, ResourceType  # typ
 from gateway.local import Postgres, Registry
 from gateway.local.ports import free_port
 from tests.conftest import Database
-from tests.exactly_once.proxy import ACCOUNT, UNRESOLVABLE, ProxiedKafka
 from tests.exactly_once.test_check import _denied
-from tests.gateway_process import GatewayProcess, ended, environment_of
-from tests.slots import until_free
+from tests.support.gateway_process import GatewayProcess, ended, environment_of
+from tests.support.proxy import ACCOUNT, UNRESOLVABLE, ProxiedKafka
+from tests.support.slots import until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(1500)]
 WATCHED_S = 60.0

@@ -16,7 +16,7 @@ import pytest
 
 from gateway.failpoints import FAILPOINTS
 from tests.exactly_once.lanes import LANE_COUNT, Lane, in_each
-from tests.exactly_once.scene import Scene
+from tests.support.scene import Scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

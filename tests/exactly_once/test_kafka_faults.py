@@ -35,9 +35,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from gateway.local import Registry
 from tests.conftest import Database
 from tests.exactly_once.memory import RESIDENT_LIMIT_BYTES, Memory
-from tests.exactly_once.proxy import ACCOUNT, ProxiedKafka
-from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.workload import PUBLICATION
+from tests.support.proxy import ACCOUNT, ProxiedKafka
+from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -15,9 +15,9 @@ from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
 from tests.exactly_once.lanes import LANE_COUNT, Lane, in_each
-from tests.exactly_once.proxy import ProxiedKafka
-from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.shapes import Session
+from tests.support.proxy import ProxiedKafka
+from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

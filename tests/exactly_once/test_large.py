@@ -11,9 +11,9 @@ import pytest
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.exactly_once.memory import Memory
-from tests.exactly_once.scene import open_scene
 from tests.exactly_once.shapes import Session
 from tests.exactly_once.workload import PUBLICATION
+from tests.support.scene import open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -16,13 +16,13 @@ from playwright.async_api import Page, expect
 
 from gateway.local import Registry
 from gateway.local.ports import answers, free_port
-from tests.browser import browser_path, open_page, picture
 from tests.conftest import Database
-from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
-from tests.exactly_once.scene import Proxies, Scene, open_scene_behind
 from tests.exactly_once.test_culprits import BUDGET_BYTES, FILLER, MAX_RECORD_BYTES
-from tests.exactly_once.watching import NAMED_S
 from tests.exactly_once.workload import PUBLICATION
+from tests.support.browser import browser_path, open_page, picture
+from tests.support.proxy import FaultProxy, ProxiedKafka
+from tests.support.scene import Proxies, Scene, open_scene_behind
+from tests.support.watching import NAMED_S
 
 SCREEN = {"width": 1180, "height": 860}
 

@@ -21,11 +21,11 @@ from gateway.postgres.start_replication import pgoutput_options
 from schemas.lsn import Lsn
 from tests.conftest import TEST_SETTINGS, Database
 from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
-from tests.exactly_once.proxy import DIRECTIONS, FaultProxy, ProxiedKafka
-from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.shapes import Session
 from tests.exactly_once.workload import PUBLICATION, WEIGHTS, Workload
-from tests.reset_wal import reset_wal
+from tests.support.proxy import DIRECTIONS, FaultProxy, ProxiedKafka
+from tests.support.reset_wal import reset_wal
+from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

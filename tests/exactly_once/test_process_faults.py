@@ -10,9 +10,9 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.scene import open_scene
 from tests.exactly_once.shapes import Session
-from tests.gateway_process import OPTIONS
+from tests.support.gateway_process import OPTIONS
+from tests.support.scene import open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

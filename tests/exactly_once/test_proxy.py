@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from gateway.local.ports import HOST
-from tests.exactly_once.proxy import FaultProxy
+from tests.support.proxy import FaultProxy
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

@@ -16,10 +16,10 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.written import Written, command, walgate
-from tests.gateway_process import OPTIONS, GatewayProcess
 from tests.runtime.test_error_context import SEEDED
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import OPTIONS, GatewayProcess
+from tests.support.topics import Topics
+from tests.support.written import Written, command, walgate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

@@ -17,10 +17,10 @@ from gateway.local import Kafka, Registry
 from gateway.local.ports import HOST
 from tests.conftest import Database
 from tests.exactly_once.conftest import WAL_SENDER_TIMEOUT_S
-from tests.exactly_once.proxy import FaultProxy
-from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.workload import PUBLICATION
-from tests.slots import until_free
+from tests.support.proxy import FaultProxy
+from tests.support.scene import Scene, open_scene
+from tests.support.slots import until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -16,10 +16,10 @@ import pytest
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database
-from tests.exactly_once.written import Written, walgate
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
-from tests.slots import until_confirmed, until_free
+from tests.support.gateway_process import GatewayProcess
+from tests.support.slots import until_confirmed, until_free
+from tests.support.topics import Topics
+from tests.support.written import Written, walgate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 

@@ -14,7 +14,7 @@ from bench.watching import HEARTBEAT_S, watching
 from gateway.local import Kafka, Registry
 from gateway.local.ports import free_port
 from tests.conftest import Database
-from tests.exactly_once.scene import Scene, open_scene
+from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.long]
 WATCHED_S = 30.0

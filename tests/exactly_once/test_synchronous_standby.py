@@ -14,9 +14,9 @@ import pytest
 from gateway.local import Postgres, Registry
 from gateway.local.ports import free_port
 from tests.conftest import Database
-from tests.exactly_once.proxy import ProxiedKafka
-from tests.exactly_once.scene import Scene, open_scene
-from tests.gateway_process import ended, environment_of
+from tests.support.gateway_process import ended, environment_of
+from tests.support.proxy import ProxiedKafka
+from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

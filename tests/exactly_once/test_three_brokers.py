@@ -11,10 +11,10 @@ import pytest
 import pytest_asyncio
 
 from gateway.local import Registry
-from tests.clusters import Cluster, cluster
 from tests.conftest import Database
-from tests.exactly_once.scene import Scene, open_scene
-from tests.slots import until_confirmed
+from tests.support.clusters import Cluster, cluster
+from tests.support.scene import Scene, open_scene
+from tests.support.slots import until_confirmed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

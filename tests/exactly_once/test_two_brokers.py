@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.scene import open_scene
+from tests.support.scene import open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 

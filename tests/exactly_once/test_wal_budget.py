@@ -21,11 +21,11 @@ from gateway.local import Registry
 from gateway.local.ports import free_port
 from schemas.lsn import Lsn
 from tests.conftest import Database
-from tests.exactly_once.proxy import FaultProxy, ProxiedKafka
-from tests.exactly_once.written import Written, walgate
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
-from tests.slots import until_free
+from tests.support.gateway_process import GatewayProcess
+from tests.support.proxy import FaultProxy, ProxiedKafka
+from tests.support.slots import until_free
+from tests.support.topics import Topics
+from tests.support.written import Written, walgate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300), pytest.mark.long]
 

@@ -33,12 +33,12 @@ from gateway.local import Kafka, Postgres, Registry
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 from schemas.wire_format import frame
 from tests.conftest import Database
-from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.test_postgres_faults import _give_as as give_as
-from tests.exactly_once.written import Written, checked, command, walgate
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
-from tests.slots import until_free
+from tests.support.gateway_process import GatewayProcess
+from tests.support.proxy import ProxiedKafka
+from tests.support.slots import until_free
+from tests.support.topics import Topics
+from tests.support.written import Written, checked, command, walgate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -17,10 +17,10 @@ from tests.conftest import Database
 from tests.debezium.scene import Reader
 from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with, offsets
 from tests.exactly_once.test_ways_on_instead import begin_anew
-from tests.exactly_once.written import walgate
-from tests.gateway_process import OPTIONS
 from tests.runtime.test_error_context import SEEDED
-from tests.slots import until_confirmed
+from tests.support.gateway_process import OPTIONS
+from tests.support.slots import until_confirmed
+from tests.support.written import walgate
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 

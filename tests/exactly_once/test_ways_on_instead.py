@@ -15,7 +15,6 @@ from gateway.local import Kafka, Registry
 from gateway.local.kafka import QUICK_START
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 from tests.conftest import Database
-from tests.exactly_once.proxy import ProxiedKafka
 from tests.exactly_once.test_ways_on import (
     Place,
     Walk,
@@ -27,9 +26,10 @@ from tests.exactly_once.test_ways_on import (
     _topic_that_collides,
     _with,
 )
-from tests.exactly_once.written import Written, checked
-from tests.gateway_process import COMMAND, OPTIONS
-from tests.slots import until_free
+from tests.support.gateway_process import COMMAND, OPTIONS
+from tests.support.proxy import ProxiedKafka
+from tests.support.slots import until_free
+from tests.support.written import Written, checked
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 

@@ -16,12 +16,12 @@ from gateway.local import Kafka, Registry
 from gateway.local.ports import HOST
 from tests.conftest import Database, _new_database
 from tests.exactly_once.test_ways_on import _place
-from tests.exactly_once.written import checked
-from tests.gateway_process import COMMAND
 from tests.kafka.test_logins import Place as Brokers
 from tests.kafka.test_logins import place as brokers
-from tests.oidc import CLIENT, SECRET
-from tests.tls import TlsPostgres, certificate, tls_postgres
+from tests.support.gateway_process import COMMAND
+from tests.support.oidc import CLIENT, SECRET
+from tests.support.tls import TlsPostgres, certificate, tls_postgres
+from tests.support.written import checked
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 __all__ = ["brokers"]

@@ -16,10 +16,10 @@ import pytest
 
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import NEWEST_VERSION, OLDEST_VERSION
-from gateway.startup.standstill import CERTAIN_TIMES
+from gateway.startup.repeated_failure import CERTAIN_TIMES
 from tests.conftest import Database
 from tests.exactly_once.test_ways_on import Place, _place
-from tests.exactly_once.written import command
+from tests.support.written import command
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -14,8 +14,8 @@ import pytest
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import Database
 from tests.exactly_once.test_ways_on import Place, _place
-from tests.slots import until_confirmed
 from tests.startup.test_standby_that_is_down import PRIMARY_SETTINGS, STANDBY_SETTINGS
+from tests.support.slots import until_confirmed
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 

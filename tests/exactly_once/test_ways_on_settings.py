@@ -18,9 +18,9 @@ from gateway.local.ports import HOST, free_port
 from schemas.lsn import Lsn
 from tests.conftest import _new_database
 from tests.exactly_once.test_ways_on import Place, Walk, _left_out, _place, _set_as_told, _with
-from tests.exactly_once.written import checked, command
-from tests.gateway_process import COMMAND
 from tests.postgres.writer import error
+from tests.support.gateway_process import COMMAND
+from tests.support.written import checked, command
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -377,7 +377,7 @@ async def _between(
 ) -> AsyncIterator[int]:
     """Yields the port of a proxy that changes what the server, or the client, says."""
 
-    async def pump(
+    async def replication_loop(
         reader: asyncio.StreamReader, writer: asyncio.StreamWriter, change: Callable[[bytes], bytes]
     ) -> None:
         try:
@@ -388,7 +388,10 @@ async def _between(
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(HOST, server_port)
-        to_server, to_client = pump(reader, server_writer, of_client), pump(server_reader, writer, of_server)
+        to_server, to_client = (
+            replication_loop(reader, server_writer, of_client),
+            replication_loop(server_reader, writer, of_server),
+        )
         await asyncio.gather(to_server, to_client, return_exceptions=True)
 
     async with await asyncio.start_server(serve, HOST, 0) as server:

@@ -15,9 +15,9 @@ from gateway.cli.check import run_check
 from gateway.cli.check_report import exit_code, render
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database
-from tests.exactly_once.proxy import UNRESOLVABLE, ProxiedKafka
 from tests.exactly_once.test_check import Place, wrong
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
+from tests.support.proxy import UNRESOLVABLE, ProxiedKafka
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 SOON_S = 8.0

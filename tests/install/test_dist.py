@@ -15,7 +15,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tests.quick_java import users_environment
+from tests.support.quick_java import users_environment
 
 ROOT = Path(__file__).parents[2]
 DIST = str(ROOT / "tools/dist.py")

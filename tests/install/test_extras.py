@@ -17,8 +17,8 @@ import pytest_asyncio
 from gateway.local import Kafka, Registry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from tests.quick_java import users_environment
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation, words_of
+from tests.support.quick_java import users_environment
 
 ROOT = Path(__file__).parents[2]
 UV = str(Path(sys.executable).with_name("uv"))

@@ -34,13 +34,13 @@ from gateway.errors import Retry, RetrySlowly, StopForOperator
 from gateway.kafka.aiokafka_internals import CONNECT_TIMEOUT_S
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Topics
+from gateway.kafka.relation_topics import Topics
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
 from gateway.local.ports import HOST, free_port
 from schemas.topic_names import POSITION_TOPIC, transaction_topic
-from tests.oidc import AUDIENCE, CLIENT, SECRET, Provider, oidc_provider
-from tests.tls import certificate, client_certificate
+from tests.support.oidc import AUDIENCE, CLIENT, SECRET, Provider, oidc_provider
+from tests.support.tls import certificate, client_certificate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

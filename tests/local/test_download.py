@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gateway.local.download import ATTEMPTS, CHUNK, Download, DownloadFailed, DownloadStopped, WrongHash, fetch
-from tests.tls import certificate
+from tests.support.tls import certificate
 
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 SHA256 = hashlib.sha256(CONTENT).hexdigest()

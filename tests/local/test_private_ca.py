@@ -27,7 +27,7 @@ from zipfile import ZipFile
 import pytest
 
 from gateway.local.download import Download, DownloadFailed, fetch
-from tests.tls import private_authority
+from tests.support.tls import private_authority
 
 ROOT = Path(__file__).parents[2]
 UV = str(Path(sys.executable).with_name("uv"))

@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema
 
 from gateway.local import Registry
-from tests import stock_registry
+from tests.support import stock_registry
 
 pytestmark = pytest.mark.integration
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from gateway.local.ports import answers
-from tests.quick_java import JAVA_HOME
-from tests.shared_servers import shared
+from tests.support.quick_java import JAVA_HOME
+from tests.support.shared_servers import shared
 
 _USER = """
 import sys, time
 from pathlib import Path
-from tests.shared_servers import shared
+from tests.support.shared_servers import shared
 
 with shared("kafka", Path(sys.argv[1])) as port:
     print(port, flush=True)

@@ -21,8 +21,8 @@ from gateway.observe.status_board import StatusBoard
 from gateway.observe.status_types import Counts, OpenStream, RetainedWal, SlotStatus, WalRetentionCause
 from gateway.observe.table_status import QuarantinedTable
 from gateway.observe.web_ui import SHOWN_TOPICS
-from tests.browser import browser_path, open_page
 from tests.observe.test_http import connect, get
+from tests.support.browser import browser_path, open_page
 
 END = 1 << 33
 EVIL = "<img src=x onerror=alert(1)>"

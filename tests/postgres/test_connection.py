@@ -26,7 +26,7 @@ from gateway.startup.server_notices import LeftOut
 from schemas.lsn import Lsn
 from tests.conftest import Database
 from tests.postgres.throttle import throttle
-from tests.slots import until_free
+from tests.support.slots import until_free
 
 pytestmark = pytest.mark.integration
 

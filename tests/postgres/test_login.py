@@ -17,7 +17,7 @@ from gateway.postgres import credentials, login
 from gateway.postgres.asyncpg_internals import address_of
 from gateway.postgres.connection import connect_replication, connect_sql
 from tests.conftest import Database
-from tests.tls import TlsPostgres, tls_postgres
+from tests.support.tls import TlsPostgres, tls_postgres
 
 pytestmark = pytest.mark.integration
 

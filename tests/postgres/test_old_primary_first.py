@@ -16,7 +16,7 @@ import pytest
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS
-from tests.evolution.theatre import theatre
+from tests.support.theatre import theatre
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -27,7 +27,7 @@ from tests.postgres.test_connection import (
     sql_of,
     wal_end,
 )
-from tests.tls import ROLE, TlsPostgres, between, certificate, tls_postgres
+from tests.support.tls import ROLE, TlsPostgres, between, certificate, tls_postgres
 
 pytestmark = pytest.mark.integration
 __all__ = ["on_loop"]

@@ -12,7 +12,7 @@ async def throttle(host: str, port: int, bytes_per_s: int) -> AsyncIterator[int]
     """Yields the port to connect to."""
     tasks: set[asyncio.Task[None]] = set()
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rate: int | None) -> None:
+    async def replication_loop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, rate: int | None) -> None:
         try:
             while data := await reader.read(64 << 10):
                 writer.write(data)
@@ -27,8 +27,8 @@ async def throttle(host: str, port: int, bytes_per_s: int) -> AsyncIterator[int]
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         server_reader, server_writer = await asyncio.open_connection(host, port)
         for task in (
-            asyncio.create_task(pump(reader, server_writer, None)),
-            asyncio.create_task(pump(server_reader, writer, bytes_per_s)),
+            asyncio.create_task(replication_loop(reader, server_writer, None)),
+            asyncio.create_task(replication_loop(server_reader, writer, bytes_per_s)),
         ):
             tasks.add(task)
 

@@ -16,9 +16,9 @@ from typing import Any, Final
 
 import asyncpg
 
-from tests.exactly_once.delivered import Decoder, Delivered, Record
-from tests.exactly_once.markers import read_story
 from tests.subscription.replica import PostgresText, Replica, apply, array_text
+from tests.support.delivered import Decoder, Delivered, Record
+from tests.support.markers import read_story
 
 Shape = tuple[Any, ...]
 Picture = Counter[tuple[str | None, ...]]

@@ -21,11 +21,11 @@ import pytest
 from confluent_kafka.schema_registry import ConfigCompatibilityLevel, Schema, SchemaRegistryClient, ServerConfig
 
 from gateway.local import Kafka, Postgres, Registry
-from tests import stock_registry
-from tests.exactly_once.delivered import Decoder, read_delivered
-from tests.gateway_process import GatewayProcess
 from tests.regression.pictures import compare, rebuild
 from tests.regression.sql import FILL, first_file, regression_files
+from tests.support import stock_registry
+from tests.support.delivered import Decoder, read_delivered
+from tests.support.gateway_process import GatewayProcess
 
 PARTS = 8
 FILE_TIMEOUT_S = 60.0

@@ -8,8 +8,8 @@ import pytest_asyncio
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import GatewayProcess
+from tests.support.topics import Topics
 
 
 @pytest.fixture

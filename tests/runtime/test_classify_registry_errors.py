@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import structlog
 
-from gateway.classify_registry_errors import classified_schema_errors
 from gateway.errors import StopForOperator
+from gateway.schema_errors import classified_schema_errors
 from schemas.errors import IncompatibleSchema
 
 

@@ -19,7 +19,7 @@ from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.debezium.encoded import Record
 from tests.debezium.scene import Reader
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = pytest.mark.integration
 

@@ -14,9 +14,9 @@ import pytest
 import pytest_asyncio
 
 from gateway.local import Kafka, Registry
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
-from tests.tls import ROLE, TlsPostgres, tls_postgres
+from tests.support.gateway_process import GatewayProcess
+from tests.support.tls import ROLE, TlsPostgres, tls_postgres
+from tests.support.topics import Topics
 
 NewGateway = Callable[..., GatewayProcess]
 

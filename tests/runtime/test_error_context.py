@@ -11,7 +11,7 @@ import pytest
 
 from schemas.lsn import Lsn
 from tests.conftest import Database
-from tests.gateway_process import OPTIONS, GatewayProcess
+from tests.support.gateway_process import OPTIONS, GatewayProcess
 
 NewGateway = Callable[..., GatewayProcess]
 

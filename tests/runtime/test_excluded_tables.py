@@ -14,8 +14,8 @@ from confluent_kafka.admin import AdminClient
 from gateway.local import Kafka, Registry
 from gateway.local.ports import free_port
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess, ended, environment_of
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import GatewayProcess, ended, environment_of
+from tests.support.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import GatewayProcess
+from tests.support.topics import Topics
 
 NewGateway = Callable[..., GatewayProcess]
 

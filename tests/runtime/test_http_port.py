@@ -16,8 +16,8 @@ from gateway.local.ports import free_port
 from gateway.observe.http_client import probe
 from gateway.observe.http_server import MOST_CONNECTIONS, RESERVED_DESCRIPTORS
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import GatewayProcess
+from tests.support.topics import Topics
 
 HALF_SENT = 1_500
 HELD_S = 12.0

@@ -15,8 +15,8 @@ import pytest
 
 from spark_consumer.reader.transactions import TransactionReader
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import GatewayProcess
+from tests.support.topics import Topics
 
 NewGateway = Callable[..., GatewayProcess]
 PEAK_LIMIT_BYTES = 250 << 20

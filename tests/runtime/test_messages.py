@@ -20,10 +20,10 @@ import pytest_asyncio
 from confluent_kafka.schema_registry import SchemaRegistryClient
 
 from gateway.local import Kafka, Postgres, Registry
-from tests import stock_registry
-from tests.gateway_process import GatewayProcess
-from tests.runtime.topics import Topics
-from tests.slots import until_free
+from tests.support import stock_registry
+from tests.support.gateway_process import GatewayProcess
+from tests.support.slots import until_free
+from tests.support.topics import Topics
 
 PREFIX = f"messages_{uuid4().hex[:8]}"
 Values = list[dict[str, Any]]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
 from tests.runtime.test_gateway import committed
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import GatewayProcess
+from tests.support.topics import Topics
 
 NewGateway = Callable[..., GatewayProcess]
 EXIT_CONFIGURATION = 78

@@ -10,10 +10,10 @@ import pytest
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
 from tests.runtime.test_gateway import committed
-from tests.runtime.topics import Topics
-from tests.slots import until_confirmed, until_free
+from tests.support.gateway_process import GatewayProcess
+from tests.support.slots import until_confirmed, until_free
+from tests.support.topics import Topics
 
 NewGateway = Callable[..., GatewayProcess]
 

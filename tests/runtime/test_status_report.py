@@ -18,7 +18,7 @@ from gateway.kafka import position_topic
 from schemas.change_schema import change_schema
 from tests.conftest import Database
 from tests.events.rows import ALL, relation
-from tests.gateway_process import GatewayProcess, ended, environment_of
+from tests.support.gateway_process import GatewayProcess, ended, environment_of
 
 
 def test_columns_are_counted_in_the_row() -> None:

@@ -11,9 +11,9 @@ from confluent_kafka.admin import AdminClient
 
 from schemas.topic_names import topic_name, topic_names
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
 from tests.runtime.test_gateway import committed
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import GatewayProcess
+from tests.support.topics import Topics
 
 NewGateway = Callable[..., GatewayProcess]
 LONG = ("производство данных", "заказы клиентов за прошлый год")

@@ -32,11 +32,11 @@ from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
 from schemas.relation import ColumnDescription
 from schemas.topic_names import value_subject
-from tests import stock_registry
 from tests.events.rows import EVERYDAY, wire_row
 from tests.events.rows import relation as everyday_relation
 from tests.events.test_row_encoder import CONTEXT, encode, new
 from tests.schemas.relations import column, numeric_typmod, relation
+from tests.support import stock_registry
 
 INTEGER = relation(column("id", "int8", key=True), column("c", "int4"))
 WIDER = relation(column("id", "int8", key=True), column("c", "int8"), column("more", "text"))

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from gateway.classify_registry_errors import classified_schema_errors
 from gateway.config.settings import RegistrySettings
 from gateway.errors import Retry, RetrySlowly, StopForOperator
 from gateway.local import Registry
+from gateway.schema_errors import classified_schema_errors
 from schemas.records import POSITION
 from schemas.registry_client import RegistryClient
-from tests.oidc import CLIENT, SECRET, Provider, oidc_provider
-from tests.tls import certificate, client_certificate
+from tests.support.oidc import CLIENT, SECRET, Provider, oidc_provider
+from tests.support.tls import certificate, client_certificate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -130,7 +130,7 @@ async def behind_tls(port: int, pem: Path) -> AsyncIterator[int]:
     tls.load_verify_locations(pem / "server.crt")
     tls.verify_mode = ssl.CERT_REQUIRED
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def replication_loop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             while data := await reader.read(1 << 16):
                 writer.write(data)
@@ -139,7 +139,7 @@ async def behind_tls(port: int, pem: Path) -> AsyncIterator[int]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, back = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pump(reader, back), pump(there, writer))
+        await asyncio.gather(replication_loop(reader, back), replication_loop(there, writer))
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls) as server:
         yield server.sockets[0].getsockname()[1]

@@ -13,11 +13,11 @@ import asyncpg
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.delivered import read_delivered
-from tests.exactly_once.scene import wait_for_commit
-from tests.gateway_process import GatewayProcess
 from tests.snapshot.load import PUBLICATION, QUERIES
 from tests.snapshot.target import Target, differences
+from tests.support.delivered import read_delivered
+from tests.support.gateway_process import GatewayProcess
+from tests.support.scene import wait_for_commit
 
 
 @dataclass(slots=True)

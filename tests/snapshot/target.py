@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from tests.exactly_once.delivered import Delivered, Record
+from tests.support.delivered import Delivered, Record
 
 COMMITTING = ("COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED")
 Row = tuple[tuple[str, Any], ...]

@@ -15,8 +15,8 @@ from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinat
 from gateway.snapshot.pending_chunks import ChunkMark
 from gateway.snapshot.reader_tasks import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
 from gateway.snapshot.rules.ctid_ranges import CtidPlan, Leaf
-from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT

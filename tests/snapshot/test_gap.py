@@ -9,11 +9,11 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.delivered import read_delivered
-from tests.exactly_once.written import walgate
-from tests.slots import until_free
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.scene import open_scene
+from tests.support.delivered import read_delivered
+from tests.support.slots import until_free
+from tests.support.written import walgate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -16,9 +16,9 @@ import pytest
 from gateway.local import Kafka, Postgres, Registry
 from gateway.snapshot.coordinator import MOST_AT_ONCE
 from tests.conftest import Database
-from tests.exactly_once.delivered import read_delivered
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.scene import open_scene
+from tests.support.delivered import read_delivered
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(1200)]
 

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from gateway.snapshot.rules import staleness, table_progress
+from gateway.snapshot.rules import stale_rows, table_progress
 from tests.snapshot import reselecting
 from tests.snapshot.world import RULES, first_wrong
 
@@ -18,9 +18,9 @@ PARTS = 4
 
 @pytest.fixture
 def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(staleness, "MAX_KEYS", 4)
-    monkeypatch.setattr(staleness, "MAX_KEYS_OF_ONE", 3)
-    monkeypatch.setattr(staleness, "MAX_UNSEEN", 3)
+    monkeypatch.setattr(stale_rows, "MAX_KEYS", 4)
+    monkeypatch.setattr(stale_rows, "MAX_KEYS_OF_ONE", 3)
+    monkeypatch.setattr(stale_rows, "MAX_UNSEEN", 3)
     monkeypatch.setattr(table_progress, "MAX_AGAIN", 4)
     monkeypatch.setattr(table_progress, "KEYS_FIRST", 2)
 

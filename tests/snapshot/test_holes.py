@@ -18,11 +18,11 @@ import pytest_asyncio
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database, _new_database
-from tests.reset_wal import reset_wal
 from tests.snapshot.load import PUBLICATION, QUERIES, set_up
 from tests.snapshot.naive import Copy, Step
 from tests.snapshot.scene import Scene, open_scene
 from tests.snapshot.target import differences
+from tests.support.reset_wal import reset_wal
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

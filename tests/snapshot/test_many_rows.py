@@ -14,10 +14,10 @@ from confluent_kafka import Consumer, TopicPartition
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.delivered import partition_counts
 from tests.snapshot.load import PUBLICATION, Load, set_up
 from tests.snapshot.scene import Scene, open_scene
 from tests.snapshot.target import Target, differences
+from tests.support.delivered import partition_counts
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(3000)]
 

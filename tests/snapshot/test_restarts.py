@@ -12,10 +12,10 @@ import pytest
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database
-from tests.gateway_process import GatewayProcess
 from tests.snapshot.load import PUBLICATION, Load, set_up
 from tests.snapshot.scene import Scene, open_scene
 from tests.startup.test_standby_that_is_down import PRIMARY_SETTINGS, STANDBY_SETTINGS
+from tests.support.gateway_process import GatewayProcess
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(600)]
 

@@ -15,7 +15,7 @@ from gateway.relations.type_catalog import TYPES_QUERY, read_types
 from gateway.snapshot.chunk_reader import _SHARED_STEP_BYTES, ReadChunk, read_chunk
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, as_message, read_plan, survey
-from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import LOOK

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 
 from gateway.pgoutput import UNCHANGED, Delete, Insert, Relation, Text, Truncate, TupleData, Update, decode
 from gateway.postgres.connection import transaction
-from gateway.snapshot.comparison import keeps_old_row
-from gateway.snapshot.content_query import content_query
+from gateway.snapshot.discovery.content_query import content_query
+from gateway.snapshot.discovery.unsent_changes import keeps_old_row
 from gateway.snapshot.rules.published_content import PublishedContent, new_files, read_contents, unsent
 from gateway.snapshot.sql import HORIZON
 from tests.conftest import Database

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.snapshot.rules.staleness import StalenessJudge
+from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.visibility import UnreadableSnapshot, Visibility, parse_visibility
 from tests.conftest import Database
 

@@ -19,8 +19,8 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.scene import Scene, open_scene
 from tests.exactly_once.workload import PUBLICATION
+from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

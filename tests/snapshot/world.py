@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from gateway.snapshot.rules import staleness
+from gateway.snapshot.rules import stale_rows
 from gateway.snapshot.rules.ctid_ranges import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
-from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import KeyTrack, StalenessJudge
+from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.rules.visibility import Visibility
 from tests.snapshot.source import BLOCKS, UNCHANGED, Big, Change, Entry, Source, Unchanged
@@ -236,9 +236,9 @@ class World:
         self.judge.committed(entry.wire_xid)
 
     def _track(self, track: KeyTrack, entry: Entry) -> None:
-        if len(track.keys) > staleness.MAX_KEYS:
+        if len(track.keys) > stale_rows.MAX_KEYS:
             self.judge.relieve(track)
-        if len(entry.changes) > staleness.MAX_KEYS_OF_ONE or any(c.op == "TRUNCATE" for c in entry.changes):
+        if len(entry.changes) > stale_rows.MAX_KEYS_OF_ONE or any(c.op == "TRUNCATE" for c in entry.changes):
             self.judge.committed_whole(track, entry.wire_xid)
         else:
             wide = self.judge.visibility.widen(entry.wire_xid)

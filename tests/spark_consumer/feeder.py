@@ -29,7 +29,7 @@ from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.topic_names import avro_name, message_topic, topic_name, transaction_topic, value_subject
 from schemas.wire_format import frame
-from tests import stock_registry
+from tests.support import stock_registry
 
 
 class WrittenTopics(Protocol):

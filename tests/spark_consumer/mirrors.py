@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import manifest, versions
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.append.append_batch import AppendingMirror
 
 merging_mirror = partial(AppendingMirror, merge_every_s=0.0)
 waiting_mirror = partial(AppendingMirror, merge_every_s=math.inf)

@@ -27,8 +27,8 @@ from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, Store
 from gateway.startup.periodic_check import check_held, check_running
 from gateway.startup.position_changes import accept_gap
 from gateway.startup.position_checks import check_first_start, check_prefix, check_progress
+from gateway.startup.repeated_failure import CERTAIN_TIMES, DecodingFailed, ServerCrashed, counted_again, from_record
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, kind_of
-from gateway.startup.standstill import CERTAIN_TIMES, DecodingFailed, ServerCrashed, counted_again, from_record
 from gateway.startup.start import (
     BeginEpoch,
     CreateSlot,
@@ -188,8 +188,8 @@ class World:
         return f"{self.moment:09}"
 
     def has_recorded(self, cause: str, resume_lsn: int) -> bool:
-        """A standstill is counted in the newest position."""
-        failed = self.positions[-1][1].standstill
+        """A repeated_failure is counted in the newest position."""
+        failed = self.positions[-1][1].failed_place
         return failed is not None and (failed.cause, failed.resume_lsn) == (cause, resume_lsn)
 
     # -- the source, and faults
@@ -298,7 +298,7 @@ class Gateway:
 
     def restart(self) -> None:
         """A supervisor starts the process again after exit code 78."""
-        if _is_standstill(self.verdict):
+        if _is_repeated_failure(self.verdict):
             self.kill()
             self.verdict = None
 
@@ -605,13 +605,13 @@ def run(seed: int, broken: str = "", *, with_loss: bool = False, with_poison: bo
         else:
             rng.choice(faults)()
     _let_through(world, gateways)
-    if with_poison and any(_is_standstill(gateway.verdict) for gateway in gateways):
+    if with_poison and any(_is_repeated_failure(gateway.verdict) for gateway in gateways):
         for _ in range(3):
             for gateway in gateways:
                 gateway.restart()
             _let_through(world, gateways)
     found = _violations(world, gateways)
-    is_over = all(isinstance(gateway.verdict, DataGap) or _is_standstill(gateway.verdict) for gateway in gateways)
+    is_over = all(isinstance(gateway.verdict, DataGap) or _is_repeated_failure(gateway.verdict) for gateway in gateways)
     if is_over and "markers deleted" not in world.lost:
         found += _accept(world, gateways)
     return found
@@ -647,7 +647,7 @@ def _let_through(world: World, gateways: list[Gateway]) -> None:
             return
 
 
-def _is_standstill(verdict: StopForOperator | None) -> bool:
+def _is_repeated_failure(verdict: StopForOperator | None) -> bool:
     return verdict is not None and bool(_STANDSTILL.search(verdict.message))
 
 

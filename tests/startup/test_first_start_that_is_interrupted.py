@@ -16,7 +16,7 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.scene import open_scene
+from tests.support.scene import open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

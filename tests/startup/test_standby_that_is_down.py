@@ -19,7 +19,7 @@ import pytest
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import TEST_SETTINGS, Database
-from tests.exactly_once.scene import Scene, open_scene
+from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

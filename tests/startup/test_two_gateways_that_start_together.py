@@ -19,9 +19,9 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.proxy import FaultProxy
-from tests.exactly_once.scene import open_scene
-from tests.gateway_process import GatewayProcess
+from tests.support.gateway_process import GatewayProcess
+from tests.support.proxy import FaultProxy
+from tests.support.scene import open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -14,10 +14,10 @@ import pytest_asyncio
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import Database, _new_database
-from tests.exactly_once.delivered import Decoder, Delivered, read_delivered
-from tests.exactly_once.scene import wait_for_commit
-from tests.gateway_process import GatewayProcess
 from tests.subscription.replica import Replica, differences, rebuild
+from tests.support.delivered import Decoder, Delivered, read_delivered
+from tests.support.gateway_process import GatewayProcess
+from tests.support.scene import wait_for_commit
 
 DELIVERY_TIMEOUT_S = 60.0
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import asyncpg
 
-from tests.exactly_once.delivered import Decoder, Delivered, Record
-from tests.exactly_once.markers import read_story
+from tests.support.delivered import Decoder, Delivered, Record
+from tests.support.markers import read_story
 
 Row = dict[str, Any]
 Key = tuple[tuple[str, str], ...]

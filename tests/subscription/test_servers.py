@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.conftest import Database
-from tests.slots import until_free
 from tests.subscription.conftest import Publisher, open_publisher
+from tests.support.slots import until_free
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

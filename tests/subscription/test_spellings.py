@@ -14,8 +14,8 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.exactly_once.delivered import Decoder
 from tests.subscription.conftest import Publisher, open_publisher
+from tests.support.delivered import Decoder
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

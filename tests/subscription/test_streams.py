@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exactly_once.delivered import read_delivered
 from tests.subscription.conftest import Publisher
+from tests.support.delivered import read_delivered
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 

@@ -16,7 +16,7 @@ from gateway.errors import StopForOperator
 from gateway.local import Kafka, Postgres, Registry
 from gateway.postgres.classify_errors import classify_exception
 from tests.conftest import Database
-from tests.evolution.theatre import theatre
+from tests.support.theatre import theatre
 from tests.values.oracle import Stream
 
 pytestmark = pytest.mark.integration

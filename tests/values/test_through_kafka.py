@@ -16,7 +16,7 @@ import pytest
 from gateway.local import Kafka, Postgres, Registry
 from gateway.local.binaries import OLDEST_VERSION
 from tests.evolution.delivered import Delivered
-from tests.evolution.theatre import theatre
+from tests.support.theatre import theatre
 from tests.values.oracle import column_text
 from tests.values.test_oracle import CASES, SEED, USER_TYPES, Case, generated
 

@@ -22,8 +22,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from gateway.local import Postgres, Registry
 from gateway.local.ports import HOST
 from tests.kafka.test_logins import Listeners
-from tests.oidc import oidc_provider
-from tests.tls import certificate
+from tests.support.oidc import oidc_provider
+from tests.support.tls import certificate
 from tests.walk.walk import PASSWORD as OF_ROLE
 from tests.walk.walk import Walk, commands, shop, walk
 
@@ -46,7 +46,7 @@ async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem / "server.crt", pem / "server.key")
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def replication_loop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, ssl.SSLError):
             while data := await reader.read(1 << 16):
                 writer.write(data)
@@ -61,7 +61,7 @@ async def guarded_registry(registry: Registry, pem: Path) -> AsyncIterator[str]:
             else:
                 there, back = await asyncio.open_connection(HOST, registry.port)
                 back.write(first)
-                await asyncio.gather(pump(reader, back), pump(there, writer))
+                await asyncio.gather(replication_loop(reader, back), replication_loop(there, writer))
         writer.close()
 
     async with await asyncio.start_server(serve, HOST, 0, ssl=context) as server:

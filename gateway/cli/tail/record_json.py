@@ -14,10 +14,10 @@ from uuid import UUID
 
 import fastavro
 
-from gateway.classify_registry_errors import classified_schema_errors
 from gateway.cli.tail.message_json import Shown, readable
 from gateway.config.settings import RegistrySettings
 from gateway.errors import WalgateError
+from gateway.schema_errors import classified_schema_errors
 from schemas.errors import SchemaError
 from schemas.lsn import Lsn
 from schemas.registry_client import RegistryClient

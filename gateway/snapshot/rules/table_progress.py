@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from gateway.snapshot.rules.ctid_ranges import ChunkSizer, CtidPlan, Leaf, TidRange
-from gateway.snapshot.rules.key_segments import KeyList
-from gateway.snapshot.rules.staleness import KeyTrack, StalenessJudge
+from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_AGAIN = 50_000
@@ -158,7 +158,7 @@ class TableProgress:
     # -- what the stream changes
 
     def note_unchanged(self, key: bytes, old_key: bytes) -> None:
-        """Apply rule T (see staleness.py) to an UPDATE that left columns out.
+        """Apply rule T (see stale_rows.py) to an UPDATE that left columns out.
 
         Once all blocks are read, only a key that is still to be read passes this on to the key that
         takes its place. With `reselects`, other keys wait until the table is complete.

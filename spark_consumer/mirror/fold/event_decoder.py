@@ -21,9 +21,9 @@ import pyarrow.compute as pc
 from schemas.lsn import format_lsn
 from spark_consumer.columnar.arrays import booleans, numbers
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.columns import decode_records
 from spark_consumer.mirror.fold.key_text import parse_keys
-from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.columns import decode_records
+from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.source.frames import STRINGS, TEXTS
 
 Mask = npt.NDArray[np.bool_]

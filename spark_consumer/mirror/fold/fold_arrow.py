@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from spark_consumer.columnar.arrays import numbers
 from spark_consumer.mirror.fold.fold_spark import STATE
-from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.source.frames import STRINGS, TEXTS
 
 Key = tuple[Any, ...]

@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.table_schema import TableSchema
 
 STATE = ("key", "deleted", "row", "unchanged", "special")
 

@@ -24,9 +24,9 @@ from pyspark.sql.types import StructType
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.columnar.arrays import booleans, numbers, strings
-from spark_consumer.mirror.columns import decode_records
 from spark_consumer.mirror.fold.event_decoder import BEFORE, fill_from_before, special_of_row
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
+from spark_consumer.mirror.tables.columns import decode_records
+from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.source.frames import INSTANT, RAW, TEXTS
 
 _POSITION = list(zip(LOG_COLUMNS, (pa.string(), pa.int64(), INSTANT, pa.int64()), strict=True))

@@ -12,7 +12,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.table_schema import TableSchema, special_key
+from spark_consumer.mirror.tables.table_schema import TableSchema, special_key
 
 # Prefixes of the columns of a merge's source that have a state's key and row.
 KEY, ROW = "key.", "row."

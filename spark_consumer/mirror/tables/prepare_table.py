@@ -12,17 +12,17 @@ from pyspark.sql import DataFrame, SparkSession
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import manifest
-from spark_consumer.mirror.batch_contents import TablePart
-from spark_consumer.mirror.columns import ColumnChange, change_of_columns, doubts_of, missing_values
+from spark_consumer.mirror.append.batch_contents import TablePart
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyless_log import log_table_schema
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import Superseded
-from spark_consumer.mirror.table_schema import TableSchema
-from spark_consumer.mirror.table_schemas import TableSchemas
 from spark_consumer.mirror.table_states import TableStates
+from spark_consumer.mirror.tables.columns import ColumnChange, change_of_columns, doubts_of, missing_values
+from spark_consumer.mirror.tables.table_schema import TableSchema
+from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.tables.write_table import NEW, ColumnRewrite, TableWork
 from spark_consumer.tables import TableName
 

@@ -12,9 +12,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, MapType, StructType
 
 from spark_consumer.arrow import to_frame
-from spark_consumer.mirror.columns import FILL, ColumnChange, fill_value
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema, is_log
+from spark_consumer.mirror.tables.columns import FILL, ColumnChange, fill_value
+from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema, is_log
 
 
 def rewritten(

@@ -16,8 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_consumer.arrow import to_frame
-from spark_consumer.mirror.batch_contents import TablePart
-from spark_consumer.mirror.columns import ColumnChange
+from spark_consumer.mirror.append.batch_contents import TablePart
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.fold_table import (
     arrow_merge_input,
@@ -32,8 +31,9 @@ from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, 
 from spark_consumer.mirror.fold.merge_source import merge_input, merged_columns, merged_rows, rows
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
-from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.columns import ColumnChange
 from spark_consumer.mirror.tables.rewrite_columns import rewritten
+from spark_consumer.mirror.tables.table_schema import TableSchema
 
 NEW = -1
 # For tables up to this size, no files are skipped by key bounds: finding the files with keys

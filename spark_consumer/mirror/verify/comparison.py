@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_consumer.arrow import to_frame
-from spark_consumer.mirror.batch_contents import split_by_chunks
+from spark_consumer.mirror.append.batch_contents import split_by_chunks
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyless_log import decode_rows, log_rows, log_schema, log_table_schema
@@ -27,8 +27,8 @@ from spark_consumer.mirror.paths import differences_path
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
-from spark_consumer.mirror.table_schema import OUT, TableSchema, is_log, special_key
 from spark_consumer.mirror.table_states import StoredMark
+from spark_consumer.mirror.tables.table_schema import OUT, TableSchema, is_log, special_key
 from spark_consumer.source.frames import STRINGS
 
 CHANGED, MISSING, SURPLUS = "CHANGED", "MISSING", "SURPLUS"

@@ -17,7 +17,7 @@ import pytest
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess, environment_of, variables_of
+from tests.support.gateway_process import GatewayProcess, environment_of, variables_of
 
 pytestmark = pytest.mark.integration
 

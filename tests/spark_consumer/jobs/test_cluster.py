@@ -22,11 +22,11 @@ import pytest_asyncio
 from gateway.local import Kafka, Registry
 from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
-from spark_consumer.mirror.dump import newest
+from spark_consumer.mirror.local.dump import newest
 from tests.conftest import Database
-from tests.fork_server import die_with_parent
 from tests.spark_consumer.cluster import Cluster, ObjectStorage
 from tests.spark_consumer.mirror.test_pgbench import SUMS, TABLES, buy, fill, gateway_of
+from tests.support.fork_server import die_with_parent
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1800)]
 

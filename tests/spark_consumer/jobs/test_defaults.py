@@ -28,8 +28,8 @@ from spark_consumer.jobs.options import SparkChoice
 from spark_consumer.jvm import cloned
 from tests.conftest import Database
 from tests.debezium.scene import Reader, is_the_end
-from tests.gateway_process import COMMAND, GatewayProcess
-from tests.runtime.topics import Topics
+from tests.support.gateway_process import COMMAND, GatewayProcess
+from tests.support.topics import Topics
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 

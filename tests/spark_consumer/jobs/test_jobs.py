@@ -26,7 +26,7 @@ from gateway.local.spark import delta_jars
 from schemas.lsn import format_lsn, parse_lsn
 from schemas.topic_names import transaction_topic
 from spark_consumer.mirror.delta.delta_files import open_delta
-from spark_consumer.mirror.dump import newest
+from spark_consumer.mirror.local.dump import newest
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, WrittenTopics, relation, words_of
 from tests.spark_consumer.here import run_here
 from tests.spark_consumer.workload import Workload

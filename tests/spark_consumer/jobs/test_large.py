@@ -15,10 +15,10 @@ from pyspark.sql import functions as f
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
-from tests.slots import until_confirmed
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation
 from tests.spark_consumer.workload import Workload
+from tests.support.gateway_process import GatewayProcess
+from tests.support.slots import until_confirmed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3600)]
 

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from spark_consumer.errors import SourceUnavailable
 from spark_consumer.jobs import cli
 from spark_consumer.jobs.run import Run
-from spark_consumer.mirror import changes, manifest, merger, versions
+from spark_consumer.mirror import changes, manifest, versions
+from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.tables import write_table
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 from tests.spark_consumer.here import run_here

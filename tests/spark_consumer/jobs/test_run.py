@@ -17,8 +17,8 @@ from spark_consumer.errors import BatchInterrupted, MirrorError, told_by
 from spark_consumer.jobs.run import Run, offset_of
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.source.options import parse_options
-from tests.gateway_process import COMMAND
 from tests.spark_consumer.jobs.test_jobs import foreign_folder
+from tests.support.gateway_process import COMMAND
 
 NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
 # As Spark 4.2.0 gives them, shortened.

@@ -19,9 +19,9 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from gateway.local.ports import free_port
 from tests.conftest import Database
-from tests.exactly_once.scene import Scene, open_scene
-from tests.exactly_once.watching import NAMED_S, TRUE_S, Watcher, status_of
 from tests.spark_consumer.feeder import words_of
+from tests.support.scene import Scene, open_scene
+from tests.support.watching import NAMED_S, TRUE_S, Watcher, status_of
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600), pytest.mark.long]
 REACHED_S = 240.0

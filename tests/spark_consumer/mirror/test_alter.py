@@ -17,15 +17,16 @@ from pyspark.sql import SparkSession
 
 from gateway.local import Kafka
 from gateway.local import Registry as LocalRegistry
-from spark_consumer.mirror import batch_contents, versions
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror import versions
+from spark_consumer.mirror.append import batch_contents
+from spark_consumer.mirror.append.append_batch import AppendingMirror
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, is_log
+from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
-from tests.slots import until_confirmed
 from tests.spark_consumer.mirrors import merging_mirror
+from tests.support.gateway_process import GatewayProcess
+from tests.support.slots import until_confirmed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -21,16 +21,17 @@ from pyspark.sql import SparkSession
 from schemas.relation import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned, java_frame
-from spark_consumer.mirror import changes, manifest, paths, single_merge, unmerged_overlay, versions, writer_epoch
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror import changes, manifest, paths, unmerged_overlay, versions, writer_epoch
+from spark_consumer.mirror.append.append_batch import AppendingMirror
 from spark_consumer.mirror.delta.delta_table import noted_number
 from spark_consumer.mirror.delta.session_settings import COMPACT, session_defaults
-from spark_consumer.mirror.dump import newest
-from spark_consumer.mirror.merger import Merger
+from spark_consumer.mirror.local.dump import newest
+from spark_consumer.mirror.merge import single_merge
+from spark_consumer.mirror.merge.merger import Merger
+from spark_consumer.mirror.merge.single_merge import merge_once
 from spark_consumer.mirror.mirror_state import state_of
 from spark_consumer.mirror.paths import changes_path, manifest_path
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.single_merge import merge_once
 from spark_consumer.mirror.spark_settings import tune, use_pool
 from spark_consumer.mirror.tables.prepare_table import STOP
 from spark_consumer.reader.registry import Registry, SchemaCache

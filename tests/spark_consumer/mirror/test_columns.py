@@ -15,9 +15,9 @@ from schemas.change_schema import MOST_DEFAULT_BYTES, change_schema
 from schemas.relation import ColumnDescription, MissingValue, RelationDescription, TypeFacts
 from schemas.topic_names import avro_name
 from schemas.wire_format import frame
-from spark_consumer.mirror.columns import change_of_columns, decode_records, doubts_of, missing_values, texts_of
 from spark_consumer.mirror.fold.replica_identity import keys_of
-from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.columns import change_of_columns, decode_records, doubts_of, missing_values, texts_of
+from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import INT4, INT8, NUMERIC, NUMERIC_12_2, TEXT, relation
 
 SEVEN = MissingValue(b"\2\x0e")

@@ -13,7 +13,7 @@ from schemas.relation import RelationDescription, ReplicaIdentity
 from schemas.topic_names import avro_name
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.fold_arrow import replay_events, states, whole_states
-from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, relation
 from tests.spark_consumer.mirror.test_columns import record, schema, shape
 

@@ -19,7 +19,7 @@ from spark_consumer.mirror.fold.fold_arrow import (
     states,
     whole_states,
 )
-from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, relation
 
 COLUMNS = ("a", "b")

@@ -30,16 +30,16 @@ from gateway.local import Registry as LocalRegistry
 from schemas.topic_names import transaction_topic
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, versions
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.merge.single_merge import merge_once
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.single_merge import merge_once
-from spark_consumer.mirror.table_schema import OUT, is_log
+from spark_consumer.mirror.tables.table_schema import OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.conftest import Database
 from tests.evolution.delivered import Delivered
-from tests.gateway_process import GatewayProcess
-from tests.slots import until_confirmed
 from tests.spark_consumer.queries import run_to_end
+from tests.support.gateway_process import GatewayProcess
+from tests.support.slots import until_confirmed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]
 

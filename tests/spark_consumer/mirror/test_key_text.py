@@ -13,7 +13,7 @@ from gateway.values.special_values import UnrepresentableValue
 from schemas.change_schema import change_schema
 from schemas.relation import Kind, TypeFacts
 from spark_consumer.mirror.fold.key_text import parse_keys
-from spark_consumer.mirror.table_schema import TableSchema
+from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import TEXT, relation
 
 DATES = ("0001-01-01", "9999-12-31", "10000-01-01", "5874897-12-31", "0044-03-15 BC", "infinity")

@@ -26,14 +26,15 @@ from pyspark.sql import SparkSession
 from schemas.relation import RelationDescription, ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, maintenance, manifest, merger, table_snapshots, versions, writer_epoch
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror import changes, maintenance, manifest, table_snapshots, versions, writer_epoch
+from spark_consumer.mirror.append.append_batch import AppendingMirror
 from spark_consumer.mirror.delta import cleanup, delta_format, delta_log, delta_table
 from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.merge import merger
+from spark_consumer.mirror.merge.single_merge import merge_once
 from spark_consumer.mirror.paths import kept_path
-from spark_consumer.mirror.single_merge import merge_once
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, is_log
 from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS
+from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, is_log
 from spark_consumer.mirror.tables.write_table import TableWork
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName

@@ -17,13 +17,13 @@ from pyspark.sql import SparkSession
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, maintenance, manifest, versions
-from spark_consumer.mirror.batch_contents import BatchSize, batch_size
+from spark_consumer.mirror.append.batch_contents import BatchSize, batch_size
 from spark_consumer.mirror.delta import cleanup, delta_table
 from spark_consumer.mirror.delta.delta_files import open_delta
 from spark_consumer.mirror.delta.delta_log import needless
 from spark_consumer.mirror.delta.delta_write import write_once
 from spark_consumer.mirror.delta.java_delta import delta_log
-from spark_consumer.mirror.merger import Merger
+from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.source.frames import RAW

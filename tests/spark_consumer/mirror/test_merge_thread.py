@@ -8,10 +8,10 @@ import time
 import pytest
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import merge_thread as merging_module
-from spark_consumer.mirror.append_batch import AppendingMirror
-from spark_consumer.mirror.background_merges import BACKLOG_CHANGES, MANY_CHANGES
-from spark_consumer.mirror.merge_thread import PAUSES_S, MergeThread
+from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.merge import merge_thread as merging_module
+from spark_consumer.mirror.merge.background_merges import BACKLOG_CHANGES, MANY_CHANGES
+from spark_consumer.mirror.merge.merge_thread import PAUSES_S, MergeThread
 
 LONG_S = 10_000.0
 

@@ -15,8 +15,10 @@ from pyspark.sql import SparkSession
 from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import batch_contents, manifest, merge_slices, unmerged_overlay, versions
-from spark_consumer.mirror.dump import dump_json
+from spark_consumer.mirror import manifest, unmerged_overlay, versions
+from spark_consumer.mirror.append import batch_contents
+from spark_consumer.mirror.local.dump import dump_json
+from spark_consumer.mirror.merge import merge_slices
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache

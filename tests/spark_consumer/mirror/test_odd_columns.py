@@ -12,7 +12,8 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from schemas.relation import RelationDescription, ReplicaIdentity
-from spark_consumer.mirror import batch_contents, versions
+from spark_consumer.mirror import versions
+from spark_consumer.mirror.append import batch_contents
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import FLOAT8, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation

@@ -13,9 +13,9 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import manifest, versions
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.merge.single_merge import merge_once
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.single_merge import merge_once
 from tests.spark_consumer.feeder import Feeder, Row, Table
 from tests.spark_consumer.older import ARCHIVE, Source, query
 from tests.spark_consumer.queries import run_to_end

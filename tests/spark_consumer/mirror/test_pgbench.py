@@ -20,8 +20,8 @@ from spark_consumer.reader.registry import Registry as Schemas
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.tables import TableName
 from tests.conftest import Database
-from tests.gateway_process import GatewayProcess
 from tests.spark_consumer.mirrors import merging_mirror
+from tests.support.gateway_process import GatewayProcess
 
 BRANCHES, TELLERS, ACCOUNTS = 2, 20, 500
 TABLES = """

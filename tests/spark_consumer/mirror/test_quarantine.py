@@ -24,11 +24,11 @@ import pytest
 from gateway.local import Kafka, Registry
 from gateway.local.ports import HOST, free_port
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.dump import newest
+from spark_consumer.mirror.local.dump import newest
 from tests.conftest import Database
-from tests.exactly_once.written import walgate
-from tests.gateway_process import GatewayProcess
 from tests.spark_consumer.jobs.test_jobs import Topics, start
+from tests.support.gateway_process import GatewayProcess
+from tests.support.written import walgate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1000)]
 

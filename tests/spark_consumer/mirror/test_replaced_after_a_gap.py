@@ -17,14 +17,14 @@ from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.append.append_batch import AppendingMirror
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry as SchemaRegistry
 from spark_consumer.reader.registry import SchemaCache
 from tests.conftest import Database
-from tests.exactly_once.written import walgate
-from tests.gateway_process import GatewayProcess
-from tests.slots import until_free
+from tests.support.gateway_process import GatewayProcess
+from tests.support.slots import until_free
+from tests.support.written import walgate
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

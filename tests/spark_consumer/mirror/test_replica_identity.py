@@ -15,16 +15,16 @@ from schemas.change_schema import change_schema
 from schemas.relation import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.dump import newest
 from spark_consumer.mirror.fold.replica_identity import (
     change_of_key,
     check_log_names,
     first_positions,
     schema_ids_after,
 )
+from spark_consumer.mirror.local.dump import newest
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, TableSchema
+from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation

@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from schemas.relation import ReplicaIdentity
 from schemas.verdict import decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import batch_contents, versions
+from spark_consumer.mirror import versions
+from spark_consumer.mirror.append import batch_contents
 from spark_consumer.mirror.paths import differences_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache

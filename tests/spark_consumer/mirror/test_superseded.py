@@ -16,11 +16,12 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, manifest, merger, snapshot_keys, versions
-from spark_consumer.mirror.append_batch import AppendingMirror
-from spark_consumer.mirror.merger import Merger
+from spark_consumer.mirror import changes, manifest, snapshot_keys, versions
+from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.merge import merger
+from spark_consumer.mirror.merge.merger import Merger
+from spark_consumer.mirror.merge.single_merge import merge_once
 from spark_consumer.mirror.paths import seen_path
-from spark_consumer.mirror.single_merge import merge_once
 from spark_consumer.mirror.tables import write_table
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName

@@ -29,13 +29,13 @@ from schemas.lsn import format_lsn
 from schemas.topic_names import transaction_topic
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, versions
-from spark_consumer.mirror.dump import newest, text_rows
-from spark_consumer.mirror.table_schema import LOG_COLUMNS, OUT, is_log
+from spark_consumer.mirror.local.dump import newest, text_rows
+from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, is_log
 from tests.conftest import Database
 from tests.evolution.delivered import Delivered
-from tests.gateway_process import GatewayProcess
-from tests.slots import until_confirmed
 from tests.spark_consumer.jobs.test_jobs import Topics, errors_of, lines, start
+from tests.support.gateway_process import GatewayProcess
+from tests.support.slots import until_confirmed
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(3600)]
 

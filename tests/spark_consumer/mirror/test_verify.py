@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.append_batch import AppendingMirror
+from spark_consumer.mirror.append.append_batch import AppendingMirror
 from spark_consumer.mirror.delta.delta_write import despite_conflicts
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
@@ -30,7 +30,7 @@ from spark_consumer.reader.registry import Registry as SchemaRegistry
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.tables import TableName
 from tests.conftest import Database
-from tests.gateway_process import DEFAULTS, GatewayProcess, environment_of
+from tests.support.gateway_process import DEFAULTS, GatewayProcess, environment_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(3000)]
 

@@ -14,13 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java_frame
-from spark_consumer.mirror import changes, manifest, merger, versions, writer_epoch
-from spark_consumer.mirror.batch_contents import BatchSize
+from spark_consumer.mirror import changes, manifest, versions, writer_epoch
+from spark_consumer.mirror.append.batch_contents import BatchSize
 from spark_consumer.mirror.delta import delta_append
 from spark_consumer.mirror.delta.delta_table import files_below, noted_numbers, noted_versions
 from spark_consumer.mirror.delta.delta_write import despite_conflicts, once, write_once
 from spark_consumer.mirror.delta.java_delta import delta_log
-from spark_consumer.mirror.merger import Merger
+from spark_consumer.mirror.merge import merger
+from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import manifest_path, table_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION

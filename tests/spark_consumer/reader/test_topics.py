@@ -17,8 +17,8 @@ from spark_consumer.reader.topics import table_of_topic, topic_of_table
 from spark_consumer.reader.transactions import TransactionReader
 from spark_consumer.source.rows import decode
 from spark_consumer.tables import TableName
-from tests import stock_registry
 from tests.spark_consumer.feeder import INT8, Feeder, relation
+from tests.support import stock_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

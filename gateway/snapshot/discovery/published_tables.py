@@ -1,0 +1,233 @@
+"""Finds published tables that were never read, and tables whose rows came, went or changed without
+an event."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import asyncpg
+
+from gateway.config.settings import SnapshotSettings
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.publication import PublicationLoader
+from gateway.snapshot.discovery.unsent_changes import Comparison
+from gateway.snapshot.progress_log import log_late, log_quarantined, log_unsent
+from gateway.snapshot.rules.published_content import ANNOUNCED, LeafContent, PublishedContent
+from gateway.snapshot.sql import EXISTING
+from gateway.snapshot.stored_state import TableState
+from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_tasks import TableTasks
+
+HORIZON_STEP: Final = 50_000_000
+"""The stored horizon of an unchanged table is renewed after this many transactions."""
+
+
+class Discovery:
+    """Looks at the publications and the catalog, and queues tables to be read.
+
+    `is_first`: nothing was delivered before this session, so all tables are new. `is_late`: changes
+    were delivered before, but no snapshot was taken.
+
+    `names` are the publications. `published` is (schema, name) -> oid as of the last look.
+    """
+
+    def __init__(
+        self,
+        settings: SnapshotSettings,
+        sql: asyncpg.Connection,
+        names: Sequence[str],
+        publications: PublicationLoader,
+        tasks: TableTasks,
+        *,
+        is_first: bool,
+        is_late: bool,
+    ) -> None:
+        self._settings = settings
+        self._sql = sql
+        self._publications = publications
+        self._tasks = tasks
+        self._is_first = is_first
+        self._is_late = is_late
+        self.published: dict[tuple[str, str], int] = {}
+        self._comparison = Comparison(sql, names)
+        self._logged_names: dict[int, set[tuple[str, str]]] = {}
+        """Other names of a relation of which the log has said that they are, or were, its name. The
+        stream may announce them later."""
+        self._returned: set[int] = set()
+        """Relations of `_logged_names` that the stream has announced under their name again."""
+        self._announced_renames: set[int] = set()
+        """Relations that were reported since the last look because the stream has announced them
+        under another name."""
+        self._announced_leaves: dict[int, set[int]] = {}
+        """Announced partitions, by the oid of their root, that are not compared yet."""
+        self._departed_leaves: set[int] = set()
+        """Partitions that a look has missed. The stream may announce them later."""
+        self._strangers: set[int] = set()
+        """Announced relations that no look has seen."""
+
+    async def look(self) -> None:
+        """Look at the publications and the catalog once.
+
+        Tables that are no longer published are forgotten. New ones are queued, or noted as KNOWN if
+        they are in quarantine, snapshot.mode is not initial, or changes were delivered before any
+        snapshot. Then the tables that are KNOWN or DONE are compared with what they were at the
+        last look. Raises classified errors.
+        """
+        tasks = self._tasks
+        strangers, self._strangers = self._strangers, set()
+        publications = await self._publications.facts(self._sql)
+        relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
+        for oid in [oid for oid in {*tasks.by_oid, *tasks.known} if oid not in relations]:
+            tasks.leave(oid)
+        self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
+        excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
+        await self._leave_strangers(strangers - relations.keys() - excluded)
+        new = [each for oid, each in relations.items() if oid not in tasks.known and oid not in tasks.by_oid]
+        quarantined = [each for each in new if each.relation_oid in tasks.quarantined]
+        if quarantined:
+            new = [each for each in new if each not in quarantined]
+            log_quarantined([f"{relation.namespace}.{relation.name}" for relation in quarantined])
+        for relation in quarantined:
+            tasks.never_read(TableState(relation.relation_oid, relation.namespace, relation.name, ""))
+        is_late = self._is_late or self._settings.mode != "initial"
+        if self._is_late and new and self._settings.mode == "initial":
+            log_late([f"{relation.namespace}.{relation.name}" for relation in new])
+        elif new and not is_late:
+            tasks.begin_snapshot(len(new))
+        for relation in new:
+            oid = relation.relation_oid
+            state = TableState(oid, relation.namespace, relation.name, "" if is_late else tasks.snapshot_id)
+            if is_late:
+                tasks.never_read(state)
+                if oid in tasks.left:
+                    tasks.left.discard(oid)
+                    log_unsent(relation.namespace, relation.name, "it was not published for a time", reads=False)
+            elif oid in tasks.left:
+                tasks.left.discard(oid)
+                tasks.wait(TableTask(replace(state, purpose="REPLACE"), misses_keys=True))
+            else:  # a waiting table needs no record: a published table that is not known is read
+                tasks.by_oid[oid] = TableTask(state, encoded=state, misses_keys=not self._is_first)
+        self._is_late = self._is_first = False
+        await self._compare()
+
+    async def _leave_strangers(self, oids: set[int]) -> None:
+        """Note existing tables that were published only for a time. Consumers have some of their
+        rows, so they are read with the purpose REPLACE if they are published again."""
+        if not oids:
+            return
+        try:
+            existing = await self._sql.fetch(EXISTING, sorted(oids))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying tables that were published for a time") from error
+        for oid, namespace, name in existing:
+            self._tasks.leave(oid, f"{namespace}.{name}")
+
+    async def _compare(self) -> None:
+        """Read known tables again whose rows have come, gone or changed without an event."""
+        tasks = self._tasks
+        for oid in self._announced_leaves.keys() & tasks.contents.keys() & tasks.known:
+            self._note_leaves(oid, self._announced_leaves.pop(oid))
+        returned, self._returned = self._returned, set()
+        renamed = set(self._announced_renames)
+        contents = dict(tasks.contents)  # what is announced during the look is compared by the next one
+        look = await self._comparison.look(tasks.known)
+        changed = []
+        for oid, now in list(look.contents.items()):
+            before = contents.get(oid)
+            if before is None or not look.is_as_before(oid, before):
+                changed.append((oid, now, before))
+            elif tasks.contents.get(oid) is not before:
+                continue
+            elif look.horizon - before.horizon >= HORIZON_STEP:
+                tasks.note_content(oid, replace(now, horizon=look.horizon))
+            else:
+                tasks.horizons[oid] = look.horizon
+        for oid, now, before in changed:
+            await self._account_for(oid, replace(now, horizon=look.horizon), before, look.until)
+        for oid in returned:
+            self._logged_names.pop(oid, None)
+        self._announced_renames -= renamed
+
+    async def _account_for(
+        self, oid: int, now: PublishedContent, before: PublishedContent | None, until: float
+    ) -> None:
+        tasks = self._tasks
+        reason: str | None = ""
+        if before is not None:
+            horizon = tasks.horizons.get(oid, before.horizon)
+            if now.account is not None and not now.account.memberships:
+                return  # it is no longer published, which the next look finds, too
+            reason = await self._comparison.reason(self._renamed(oid, before, now), now, horizon, until)
+            if reason is None or tasks.contents.get(oid) is not before or oid not in tasks.known:
+                return
+            self._departed_leaves |= {leaf.oid for leaf in before.leaves}
+            self._departed_leaves -= {leaf.oid for leaf in now.leaves}
+            if (before.schema, before.name) != (now.schema, now.name):
+                self._logged_names.setdefault(oid, set()).add((before.schema, before.name))
+        if not reason or oid in tasks.quarantined or not self._reads(oid, now, reason):
+            tasks.note_content(oid, now)
+
+    def _renamed(self, oid: int, before: PublishedContent, now: PublishedContent) -> PublishedContent:
+        """Return `before` with the names of `now`, if the stream has announced another name since
+        the last look: that was reported."""
+        if oid not in self._announced_renames or before.account is None or now.account is None:
+            return before
+        account = replace(before.account, moved=now.account.moved, named=now.account.named)
+        return replace(before, schema=now.schema, name=now.name, account=account)
+
+    def announced(self, oid: int, namespace: str, name: str) -> None:
+        """Note that the stream has announced a relation under this name.
+
+        If it is known under another name, its changes go to another topic from here on, even if it
+        is renamed back before the next look. If a schema is renamed and renamed back, only the
+        stream shows it.
+        """
+        tasks = self._tasks
+        content = tasks.contents.get(oid)
+        if oid not in tasks.known and oid not in tasks.by_oid and oid not in tasks.left:
+            self._strangers.add(oid)
+        if content is None or oid not in tasks.known or oid in tasks.quarantined:
+            return
+        if (content.schema, content.name) == (namespace, name):
+            if oid in self._logged_names:
+                self._returned.add(oid)
+        elif (namespace, name) not in self._logged_names.setdefault(oid, set()):
+            self._logged_names[oid].add((namespace, name))
+            self._announced_renames.add(oid)
+            self._reads(oid, content, f"it was renamed to {namespace}.{name}, for a time or for good")
+
+    def announced_leaf(self, oid: int, root: int) -> bool:
+        """Note that the stream has announced a partition whose rows come as rows of its root.
+        Return whether no look has seen it: if the next one does not see it either, its rows are
+        gone.
+        """
+        content = self._tasks.contents.get(root)
+        if oid in self._departed_leaves:
+            return False
+        if root not in self._tasks.known and root not in self._tasks.by_oid:
+            return False
+        if content is None or root not in self._tasks.known:
+            self._announced_leaves.setdefault(root, set()).add(oid)
+            return False
+        return self._note_leaves(root, {oid})
+
+    def _note_leaves(self, root: int, oids: set[int]) -> bool:
+        """Note partitions of a relation that no look has seen, also durably."""
+        content = self._tasks.contents[root]
+        new = oids - {leaf.oid for leaf in content.leaves} if content.is_partitioned else set()
+        if new:
+            leaves = (*content.leaves, *(LeafContent(oid, ANNOUNCED, "") for oid in sorted(new)))
+            self._tasks.note_content(root, replace(content, leaves=leaves))
+        return bool(new)
+
+    def _reads(self, oid: int, content: PublishedContent, reason: str) -> bool:
+        """Return whether the table is read again, and queue it if so. Logs the reason in either
+        case."""
+        reads = self._settings.mode == "initial" and self._settings.read_again
+        log_unsent(content.schema, content.name, reason, reads=reads)
+        if reads:
+            self._tasks.begin_snapshot(1)
+            self._tasks.queue(oid, content.schema, content.name, "REPLACE")
+        return reads

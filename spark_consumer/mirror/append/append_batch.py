@@ -1,0 +1,229 @@
+"""Mirror that appends each batch at once and merges it into the tables later, in another thread.
+
+A batch is one commit to `changes`, however many tables it has; nothing is decoded or folded for it.
+Every `merge_every_s` seconds the merges beside the batches (background_merges.py) apply what was
+appended to the tables, reading it from `changes` instead of Kafka. `versions.read` combines both.
+They also merge what an earlier run has left, so that the first batch does not wait for it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from spark_consumer.jvm import cloned
+from spark_consumer.mirror import changes, manifest, table_selection, writer_epoch
+from spark_consumer.mirror.append.appended_batch import AppendedBatch, summary_of
+from spark_consumer.mirror.merge.background_merges import BackgroundMerges
+from spark_consumer.mirror.merge.merge_thread import RETENTION_S
+from spark_consumer.mirror.merge.merger import Merger
+from spark_consumer.mirror.paths import APPENDED_FORMAT, changes_path
+from spark_consumer.mirror.progress import ProgressListener, ignore_progress, report_progress, task_share
+from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.spark_settings import tune, use_pool
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_states import TableStates
+from spark_consumer.mirror.tables.catalog import Catalog
+from spark_consumer.mirror.tables.prepare_table import EMPTY
+from spark_consumer.reader.registry import Schema
+from spark_consumer.reader.table_marks import KINDS
+from spark_consumer.tables import TableName
+
+_POOL = "batches"
+
+
+@dataclass
+class AppendingMirror:
+    """Mirror that is written batch by batch: `apply` is the function for foreachBatch, and `finish`
+    is called after the last batch. Most fields are those of merger.Merger.
+
+    `merge_every_s`: seconds from one merge to the next; None: see MergeThread; 0: each batch waits
+    until it is merged; infinity: only `finish` or another process merges. `retention_s`: seconds
+    for which versions of the mirror can be read, at any commit LSN.
+    """
+
+    path: str
+    schemas: dict[int, Schema]
+    report: Callable[[BatchReport], None] = lambda _: None
+    tables: Sequence[TableName] = ()
+    exclude: Sequence[str] = ()
+    on_recreated: str = EMPTY
+    deletion_vectors: bool = True
+    strict: bool = False
+    retention_s: float = RETENTION_S
+    catalog: Catalog | None = None
+    merge_every_s: float | None = None
+    retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # before a merge is retried
+    handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
+    working: ProgressListener = ignore_progress  # called during a long batch or merge
+    _merges: BackgroundMerges = field(init=False)
+    _known: set[str] = field(default_factory=set, init=False)  # names of the tables in the mirror
+    _appended: int = field(default=-1, init=False)
+    _epoch: int = field(default=0, init=False)
+    _is_unsure: bool = field(default=False, init=False)  # whether the last batch failed, and may have been appended
+
+    def __post_init__(self) -> None:
+        self._merges = BackgroundMerges(self._new_merger, self.merge_every_s, self.retrying, self.handed_over)
+
+    def _new_merger(self, schemas: dict[int, Schema]) -> Merger:
+        return Merger(
+            self.path,
+            schemas,
+            self.report,
+            self.tables,
+            self.exclude,
+            self.on_recreated,
+            self.deletion_vectors,
+            self.strict,
+            self.retention_s,
+            self.catalog,
+            working=self.working,
+        )
+
+    def apply(self, raw: DataFrame, batch: int) -> None:
+        """Append a batch, in the columns of frames.RAW and of whole transactions. Raise
+        MirrorError, also for an error that ended the merges.
+
+        After a batch that failed, a new query may go on with the same mirror; a merge that runs
+        goes on beside it.
+        """
+        self.check()
+        began = time.monotonic()
+        spark = raw.sparkSession
+        if self._merges.session is None:
+            self._open(spark)
+        elif self._is_unsure:
+            self._look_again(spark)
+        self._is_unsure = True  # until this batch has ended
+        # Compaction is left to the merges, so that batches do not wait for it.
+        tune(spark, TABLES.session_defaults(compacts=False))
+        use_pool(spark, _POOL)
+        rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
+        try:
+            with report_progress(self.working, f"micro-batch {batch}", task_share(spark), lambda: None):
+                found = summary_of(rows)
+                if found is not None:
+                    self._append(rows, found, batch, began)
+        except TABLES.TAKEN_OVER as problem:
+            raise writer_epoch.taken_over(self.path) from problem
+        finally:
+            rows.unpersist()
+        self._is_unsure = False
+        if self.merge_every_s == 0 and self.taken_lsn > self._merges.merger.merged_lsn:
+            self._merges.thread.merge_now()
+
+    def check(self) -> None:
+        """Raise the error that ended the merges. `apply` does so too, but is not called while
+        nothing arrives. May be called from any thread."""
+        self._merges.thread.check()
+
+    def _open(self, spark: SparkSession) -> None:
+        """Take over the mirror, and start the merges."""
+        session = self._take_over(spark)
+        self._merges.start(session, self._epoch, self._appended)
+
+    def _take_over(self, spark: SparkSession) -> SparkSession:
+        """Take over the mirror. Return the session for the merges."""
+        session = cloned(spark)  # of its own, since `once` changes settings for all writes of a session
+        tune(session, TABLES.session_defaults(compacts=True))
+        writer_epoch.check_format_version(session, self.path)
+        last = manifest.recorded_version(session, self.path)
+        merger = self._merges.merger
+        merger.check_scope(session, last)
+        changes.create(session, self.path)
+        self._epoch = writer_epoch.claim_appends(session, self.path, changes.nothing(session))
+        writer_epoch.note_format_version(session, self.path, APPENDED_FORMAT, manifest.nothing(session))
+        merger.note_options(session)
+        self._merges.open(session)
+        last = last if merger.last is None else merger.last
+        self._appended = changes.appended_lsn(session, self.path)
+        merger.schemas.update(changes.kept_schemas(session, self.path))
+        self._known = set(last.tables) if last is not None else set()
+        self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
+        self._merges.has_first = last is not None
+        if last is not None:  # a merge compares the tables' present schemas with those of new changes
+            self._keep_schemas(session, sorted({*last.schema_ids.values()}))
+        return session
+
+    def _look_again(self, spark: SparkSession) -> None:
+        """Read what was appended: the last batch may have failed after its commit."""
+        writer_epoch.check_appends(spark, self.path, self._epoch)
+        before_lsn, self._appended = self._appended, changes.appended_lsn(spark, self.path)
+        self._known |= self._waiting_tables(spark, before_lsn)
+        if self._appended > before_lsn and self._merges.merges_here:
+            self._merges.thread.want(at_once=True)
+
+    def _waiting_tables(self, spark: SparkSession, after_lsn: int) -> set[str]:
+        """Return the names of the tables that have changes after `after_lsn`."""
+        if self._appended <= after_lsn:
+            return set()
+        rows, _ = changes.unmerged(spark, self.path, after_lsn, self._appended)
+        return set() if rows is None else changes.table_names(rows)
+
+    @property
+    def taken_lsn(self) -> int:
+        """Commit LSN up to which the mirror has all changes, merged or not."""
+        return max(self._appended, self._merges.merger.merged_lsn)
+
+    def _new_rows(self, raw: DataFrame) -> DataFrame:
+        """Return the rows that the mirror does not have. A new checkpoint may start at an earlier
+        offset, so rows up to `taken_lsn` are dropped, except those of tables that are new to the
+        mirror: `_append` raises an error for these."""
+        is_mark = f.col("op").isin(list(KINDS))
+        known = f.col("table").isin(list(self._known)) | is_mark
+        raw = raw.where(f.col("table").isNotNull() | is_mark)
+        return raw.where(~known | (f.col("commit_lsn") > self.taken_lsn))
+
+    def _append(self, rows: DataFrame, found: AppendedBatch, batch: int, began: float) -> None:
+        late = [name for name, lsn in found.first_lsns.items() if name not in self._known and lsn <= self.taken_lsn]
+        if late:
+            raise table_selection.too_late_error(late[0], self.path, self.taken_lsn)
+        spark = rows.sparkSession
+        self._keep_schemas(spark, found.schema_ids)
+        writer_epoch.check_appends(spark, self.path, self._epoch, self._appended)
+        changes.append(rows, self.path, found.size, writer_epoch.expected_epoch(self._epoch))
+        self._appended = found.last_lsn
+        self._known.update(found.tables)
+        self._report_batch(found, batch, time.monotonic() - began)
+        self._merges.note_batch(batch, found.size.changes, ends_snapshot=bool(found.ends))
+
+    def _keep_schemas(self, spark: SparkSession, schema_ids: Sequence[int]) -> None:
+        kept = self._merges.merger.schemas
+        new = {schema_id: self.schemas[schema_id] for schema_id in schema_ids if schema_id not in kept}
+        if new:
+            changes.keep_schemas(spark, self.path, new, new)
+            kept.update(new)
+
+    def _report_batch(self, found: AppendedBatch, batch: int, seconds: float) -> None:
+        last = self._merges.last
+        states = None if last is None else TableStates.of(last.standing)
+        self.report(
+            BatchReport(
+                batch,
+                found.last_lsn,
+                found.transactions,
+                found.size.changes,
+                dict(found.tables),
+                seconds,
+                commit_time=found.commit_time,
+                stale=0 if states is None or last is None else len(states.stale(last.complete)),
+                filling=0 if states is None else len(states.filling),
+            )
+        )
+
+    def stop(self) -> None:
+        """Wait for the running merge, without raising its error."""
+        self._merges.thread.end()
+
+    def finish(self, spark: SparkSession, *, merge: bool) -> None:
+        """Wait for the running merge, then, if `merge`, merge everything that was appended. Raise
+        MirrorError."""
+        self._merges.thread.end()
+        self.check()
+        if not merge or (self._merges.session is None and not TABLES.exists(spark, changes_path(self.path))):
+            return
+        self._merges.finish(self._merges.session or self._take_over(spark))

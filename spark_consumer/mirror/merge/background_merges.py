@@ -1,0 +1,147 @@
+"""Merges of a mirror in the process that appends to it, beside the batches: when one is due, how
+many cores it gets, and how `walgate merge` takes them over for a while."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from pyspark.sql import SparkSession
+
+from spark_consumer.mirror import manifest, writer_epoch
+from spark_consumer.mirror.merge.merge_thread import MergeThread
+from spark_consumer.mirror.merge.merger import TABLES_AT_ONCE, Merger
+from spark_consumer.mirror.spark_settings import NO_SETTINGS, settings, tasks
+from spark_consumer.reader.registry import Schema
+
+# With this many unmerged changes, merge at once, even while more of a backlog is being read.
+MANY_CHANGES = 10_000_000
+# A batch of at least this many changes is part of a backlog.
+BACKLOG_CHANGES = 250_000
+_LOOK_AGAIN_S = 1.0  # least time between checks whether `walgate merge` has ended
+
+
+@dataclass
+class BackgroundMerges:
+    """The merges of a mirror, made in a thread. `new_merger`: returns a Mirror with these value
+    schemas; `every_s`, `retrying`, `handed_over`: as for AppendingMirror."""
+
+    new_merger: Callable[[dict[int, Schema]], Merger]
+    every_s: float | None
+    retrying: Callable[[Exception, float], None]
+    handed_over: Callable[[], None]
+    merger: Merger = field(init=False)
+    thread: MergeThread = field(init=False)
+    session: SparkSession | None = field(default=None, init=False)
+    has_first: bool = field(default=False, init=False)  # whether there is a version, or its merge was requested
+    waiting: int = field(default=0, init=False)  # number of unmerged changes
+    has_backlog: bool = field(default=False, init=False)  # whether any unmerged batch was large
+    _was_large: bool = field(default=False, init=False)  # whether the last batch had BACKLOG_CHANGES
+    _batch: int = field(default=0, init=False)
+    _append_epoch: int = field(default=0, init=False)
+    _is_handed_over: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.merger = self.new_merger({})
+        self.thread = MergeThread(self._merge_in_background, self.every_s, self.retrying)
+
+    @property
+    def merges_here(self) -> bool:
+        """Whether this process merges before its end."""
+        return self.every_s is None or math.isfinite(self.every_s)
+
+    @property
+    def last(self) -> manifest.RecordedVersion | None:
+        return self.merger.last
+
+    def open(self, session: SparkSession) -> None:
+        """Take over the merges, unless another process makes all of them."""
+        if self.merges_here:
+            self.merger.open(session)
+
+    def start(self, session: SparkSession, append_epoch: int, appended_lsn: int) -> None:
+        """Start the thread, and merge at once what an earlier run has appended."""
+        self.session, self._append_epoch = session, append_epoch
+        if self.merges_here and appended_lsn > self.merger.merged_lsn:
+            self.thread.want(at_once=True)
+        self.thread.start()
+
+    def note_batch(self, batch: int, changes: int, *, ends_snapshot: bool) -> None:
+        """Note that a batch of so many changes was appended, and request a merge.
+
+        A backlog is merged after its last batch: one large merge costs less than several, and
+        batches need the cores. The end of a snapshot is merged at once, since only a merge applies
+        and reports it. So is the first batch of a new mirror, which can then soon be read by its
+        first version. Where each batch is merged, `merge_now` requests that.
+        """
+        self._batch = batch
+        self.waiting += changes
+        if not self.merges_here or self.every_s == 0:
+            return
+        was_large, self._was_large = self._was_large, changes >= BACKLOG_CHANGES
+        self.has_backlog |= self._was_large
+        if ends_snapshot or self.waiting >= MANY_CHANGES:
+            self.thread.want(at_once=True)
+        elif self._was_large:
+            self.thread.postpone()
+        else:
+            self.thread.want(at_once=was_large or not self.has_first)
+            self.has_first = True
+
+    def finish(self, session: SparkSession) -> None:
+        """Merge everything that was appended, in this thread, when no other merge begins any
+        more."""
+        self.session = session
+        if not self.merges_here:
+            self.merger.open(session)
+        self._merge(TABLES_AT_ONCE)
+
+    def _merge_in_background(self) -> None:
+        """Merge while batches run. Batches need cores too, so merges get half of the cores, and
+        write at most one table for each of them, unless a backlog has just been read. The cores are
+        counted for each merge, since executors may have been added."""
+        assert self.session is not None
+        if self.has_backlog or self.every_s == 0:
+            self._merge(TABLES_AT_ONCE)
+        else:
+            half = max(1, self.session.sparkContext.defaultParallelism // 2)
+            self._merge(min(TABLES_AT_ONCE, half), tasks(half))
+
+    def _merge(self, tables_at_once: int, own: Mapping[str, str] = NO_SETTINGS) -> None:
+        """Merge, then do maintenance. While `walgate merge` has taken over the merges, do nothing.
+        `own`: settings for the session of the merges."""
+        assert self.session is not None
+        self.waiting, self.has_backlog = 0, False
+        with settings(self.session, own):
+            try:
+                self.merger.tables_at_once = tables_at_once
+                self.merger.merge_waiting(self.session, self._batch)
+            except writer_epoch.WriterSuperseded:
+                if not self._merges_again(self.session, tables_at_once):
+                    return
+        self.merger.maintain(self.session, self._batch, compacts=True)
+
+    def _merges_again(self, spark: SparkSession, tables_at_once: int) -> bool:
+        """Return whether the merges were taken back from a `walgate merge` that has ended. If so,
+        everything appended has been merged."""
+        while self._is_given_back(spark):
+            merger = self.new_merger(self.merger.schemas)
+            merger.tables_at_once = tables_at_once
+            with suppress(writer_epoch.WriterSuperseded):  # raised if the next `walgate merge` has taken over
+                merger.open(spark)
+                merger.merge_waiting(spark, self._batch)
+                self.merger, self._is_handed_over = merger, False
+                return True
+        if not self._is_handed_over:
+            self._is_handed_over = True
+            self.handed_over()
+        self.thread.postpone(_LOOK_AGAIN_S)
+        return False
+
+    def _is_given_back(self, spark: SparkSession) -> bool:
+        """Return whether `walgate merge` has given the merges back. Raise WriterSuperseded if
+        another writer has taken over the appends."""
+        writer_epoch.check_appends(spark, self.merger.path, self._append_epoch)
+        return writer_epoch.is_given_back(spark, self.merger.path)

@@ -1,0 +1,132 @@
+"""Slices of appended changes, each of which a merge applies in one step.
+
+Within a slice the changes of a table have one key, and no snapshot's end or chunk comes before
+changes that must not be in the table yet.
+
+A slice is cut when the one before it has been merged, since the states and keys of the tables
+decide where the next cut is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+
+from spark_consumer.mirror import table_selection
+from spark_consumer.mirror.append.batch_contents import (
+    BatchContent,
+    BatchSize,
+    BatchSlice,
+    Verified,
+    batch_size,
+    marks_in,
+    own_records,
+    split_by_chunks,
+    summarize,
+    without_marks,
+)
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.manifest import RecordedVersion
+from spark_consumer.mirror.table_states import StoredMark, TableStates, first_cut, verified_chunks
+from spark_consumer.mirror.tables.table_schemas import TableSchemas
+from spark_consumer.mirror.verify.comparison import first_later_change
+from spark_consumer.tables import TableName
+
+Merged = tuple[TableStates, RecordedVersion | None, str]
+"""What was merged before a slice: states of the tables, last version; and the path of the
+mirror."""
+
+
+@contextmanager
+def persisted(rows: DataFrame) -> Iterator[None]:
+    rows.persist()
+    try:
+        yield
+    finally:
+        rows.unpersist()
+
+
+def slices(
+    rows: DataFrame, batch: int, size: BatchSize, shapes: TableSchemas, merged: Callable[[], Merged]
+) -> Iterator[BatchSlice]:
+    """Yield the slices of `rows` in order; the caller merges each before it asks for the next.
+    `merged`: returns what was merged until then. Raise MirrorError as _first_change_of_key does."""
+    left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
+    while left:
+        part, its_size = left.pop()
+        made = _slice_or_cut(part, batch, its_size or batch_size(part), shapes, merged())
+        if isinstance(made, BatchSlice):
+            yield made
+        elif made is not None:
+            below, above = (part.where(f.col("commit_lsn") < made), part.where(f.col("commit_lsn") >= made))
+            left += [(above, None), (below, None)]
+
+
+def _slice_or_cut(
+    raw: DataFrame, batch: int, size: BatchSize, shapes: TableSchemas, merged: Merged
+) -> BatchSlice | int | None:
+    """Return all of `raw` as a slice, or the commit LSN at which it has to be cut first, or None if
+    it is empty."""
+    states = merged[0]
+    marks = marks_in(raw) if size.signs else []
+    to_apply = without_marks(raw) if marks else raw
+    chunks = verified_chunks(marks)
+    cut = _cut_by_marks(states, marks, chunks, to_apply, size)
+    if cut is not None:
+        return cut
+    verified = None
+    if chunks:
+        compared, to_apply = split_by_chunks(to_apply, chunks)
+        read = summarize(compared, batch_size(compared))
+        verified = None if read is None else Verified(compared, read[1], read[0])
+        size = replace(batch_size(to_apply), last_lsn=size.last_lsn)
+    summary = summarize(to_apply, size)
+    if summary is None and not marks:
+        return None
+    content, records = summary or (BatchContent(size.last_lsn, None, 0, 0, []), {})
+    cut = _first_change_of_key(to_apply, records, content, shapes, merged)
+    if cut is not None:
+        return cut
+    times = [content.commit_time, *(mark.commit_time for mark in marks)]
+    content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
+    return BatchSlice(batch, to_apply, records, content, marks, verified)
+
+
+def _cut_by_marks(
+    states: TableStates, marks: list[StoredMark], chunks: list[StoredMark], to_apply: DataFrame, size: BatchSize
+) -> int | None:
+    """Return the commit LSN at which table marks require a cut. `to_apply`: the rows without them;
+    `chunks`: those that a VERIFY has read."""
+    cuts = [first_cut(states, marks, size.first_lsn, size.last_lsn)]
+    if chunks:
+        cuts.append(first_later_change(to_apply, chunks))
+    return min((cut for cut in cuts if cut is not None), default=None)
+
+
+def _first_change_of_key(
+    raw: DataFrame,
+    records: dict[TableName, pa.Table] | None,
+    content: BatchContent,
+    shapes: TableSchemas,
+    merged: Merged,
+) -> int | None:
+    """Return the commit LSN of the first transaction in which the key of a table changes. Raise
+    MirrorError, also for a table that is new to the mirror although the mirror is already past its
+    first change."""
+    _, last, path = merged
+    cuts = []
+    for part in content.parts:
+        is_new = last is not None and str(part.table) not in last.tables
+        key_of = replica_identity.keys_of({schema_id: shapes.of(schema_id) for schema_id in part.schema_ids})
+        if not is_new and len({key_of(schema_id) for schema_id in part.schema_ids}) == 1:
+            continue
+        first = replica_identity.first_positions(own_records(raw, records, part.table))
+        if last is not None and min(first.values())[0] <= last.commit_lsn:
+            raise table_selection.too_late_error(str(part.table), path, last.commit_lsn)
+        cuts.append(replica_identity.change_of_key(part.table, first, key_of))
+    return min((cut for cut in cuts if cut is not None), default=None)

@@ -1,0 +1,371 @@
+"""Merge what was appended to a mirror's `changes` into its tables: whole transactions, one
+commit for each table, then one version of the mirror.
+
+A merge is idempotent: when it is repeated after a crash, tables that it has written already are
+skipped. tables/write_table.py does the writes; manifest.py defines what readers see meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC
+from functools import partial
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from schemas.lsn import format_lsn
+from schemas.topic_names import counted
+from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import remove_folder
+from spark_consumer.mirror import changes, manifest, snapshot_keys, table_selection, table_snapshots, writer_epoch
+from spark_consumer.mirror.append.batch_contents import (
+    BatchContent,
+    BatchSize,
+    BatchSlice,
+    as_arrow_if_small,
+    batch_size,
+    own_records,
+)
+from spark_consumer.mirror.changes import COLUMNS
+from spark_consumer.mirror.maintenance import Maintenance
+from spark_consumer.mirror.merge.merge_slices import persisted, slices
+from spark_consumer.mirror.merge.merge_thread import RETENTION_S
+from spark_consumer.mirror.paths import changes_path, seen_path, table_path
+from spark_consumer.mirror.progress import ChangeCount, ProgressListener, ignore_progress, report_progress
+from spark_consumer.mirror.report import BatchReport, notes_of
+from spark_consumer.mirror.spark_settings import settings, tune
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, unfinished
+from spark_consumer.mirror.tables.catalog import Catalog
+from spark_consumer.mirror.tables.prepare_table import EMPTY, TablePreparation
+from spark_consumer.mirror.tables.table_schemas import TableSchemas
+from spark_consumer.mirror.tables.write_table import TableWork, write
+from spark_consumer.reader.registry import Schema
+from spark_consumer.tables import TableName
+
+TABLES_AT_ONCE = 2
+_ATTEMPTS = 3
+_CHECK_EVERY_S = 1.0
+
+
+@dataclass
+class Merger:
+    """Merges what AppendingMirror, in this process or an earlier one, has appended. A mirror has
+    one writer at a time.
+
+    `tables`, `exclude`: the same as the options of the reader, a selection that cannot be widened
+    later. `on_recreated`: what to do when a table was dropped and recreated: EMPTY, STOP or KEEP_AS
+    (keep a copy of the old rows). `deletion_vectors`: whether new tables get them. `strict`:
+    whether an ALTER TABLE whose effect on existing rows is unknown is an error; otherwise it is
+    reported. `retention_s`: seconds for which versions of the mirror can be read. `catalog`:
+    registers the tables under names. `tables_at_once`: number of tables that are written at the
+    same time.
+    """
+
+    path: str
+    schemas: dict[int, Schema]  # a SchemaCache, if a registry is available
+    report: Callable[[BatchReport], None] = lambda _: None
+    tables: Sequence[TableName] = ()
+    exclude: Sequence[str] = ()
+    on_recreated: str = EMPTY
+    deletion_vectors: bool = True
+    strict: bool = False
+    retention_s: float = RETENTION_S
+    catalog: Catalog | None = None
+    tables_at_once: int = TABLES_AT_ONCE
+    working: ProgressListener = ignore_progress  # called during a long merge
+    last: manifest.RecordedVersion | None = field(default=None, init=False)
+    opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
+    maintenance: Maintenance = field(init=False)
+    _states: TableStates = field(default_factory=TableStates, init=False)
+    _shapes: TableSchemas = field(init=False)
+    _preparation: TablePreparation = field(init=False)
+    _epoch: int = field(default=0, init=False)
+    _checked_at: float = field(default=0.0, init=False)  # when the epoch was last checked; monotonic clock
+    _notes: list[str] = field(default_factory=list, init=False)  # for the next report
+    _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # progress of the running merge
+
+    def __post_init__(self) -> None:
+        self.maintenance = Maintenance(self.path, self.retention_s)
+        self._shapes = TableSchemas(self.schemas)
+        self._preparation = TablePreparation(
+            self.path, self._shapes, self.on_recreated, self.deletion_vectors, self.strict
+        )
+
+    def maintain(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
+        """Remove what is too old, if that is due; if `compacts`, also compact `changes`. Errors are
+        only reported."""
+        if self.last is not None:
+            self._report_notes(self.maintenance.run_if_due(spark, compacts=compacts), batch)
+
+    def _report_notes(self, notes: Sequence[str], batch: int = 0) -> None:
+        """Report notes outside the report of a merge."""
+        if notes and self.last is not None:
+            states, stale = self._states, len(self._states.stale(self.last.complete))
+            self.report(
+                BatchReport(
+                    *(batch, self.last.commit_lsn, 0, 0, {}, 0.0),
+                    notes=tuple(notes),
+                    stale=stale,
+                    filling=len(states.filling),
+                    is_merge=True,
+                )
+            )
+
+    def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
+        """Merge what was appended to `changes` since the last merge, up to `last_lsn` (None:
+        everything). Raise MirrorError."""
+        after_lsn = self.merged_lsn
+        if last_lsn is None:
+            last_lsn = changes.appended_lsn(spark, self.path)
+        rows, size = changes.unmerged(spark, self.path, after_lsn, last_lsn) if last_lsn > after_lsn else (None, None)
+        if rows is None:
+            return
+        writer_epoch.check(spark, self.path, self._epoch)  # before anything is read
+        is_earlier = after_lsn < self.opened_lsn  # appended by a run that may have had tables that this one leaves out
+        out = self._left_out(rows) if is_earlier and (self.tables or self.exclude) else []
+        try:
+            if out:
+                wanted = rows.where(f.col("table").isNull() | ~f.col("table").isin(out))
+                self._merge_rows(wanted.select(*COLUMNS), batch, None)
+                self._pass_left_out(spark, rows, batch, last_lsn)
+            else:
+                self._merge_rows(rows.select(*COLUMNS), batch, size)
+        except TABLES.TAKEN_OVER as problem:
+            raise writer_epoch.taken_over(self.path) from problem
+        if self.merged_lsn < last_lsn:
+            reached = "nothing" if self.last is None else format_lsn(self.last.commit_lsn)
+            raise MirrorError(
+                f"changes up to {format_lsn(last_lsn)} were appended to {changes_path(self.path)}, but reading it gave "
+                f"{reached}: the tables were not changed any further"
+            )
+
+    @property
+    def merged_lsn(self) -> int:
+        """Commit LSN of the last version; -1 if there is none."""
+        return -1 if self.last is None else self.last.commit_lsn
+
+    def _left_out(self, rows: DataFrame) -> list[str]:
+        """Return the tables in these rows that are not in the selection (any more)."""
+        names = changes.table_names(rows)
+        out = sorted(name for name in names if not table_selection.is_selected(name, self.tables, self.exclude))
+        notes = [f"{name} is left out: its changes that were waiting to be merged are not merged" for name in out]
+        self._notes += [note for note in notes if note not in self._notes]  # a retry after an error finds the same ones
+        return out
+
+    def _pass_left_out(self, spark: SparkSession, rows: DataFrame, batch: int, last_lsn: int) -> None:
+        """Record a version at `last_lsn` if rows of unwanted tables come last: all others are
+        merged already."""
+        found = rows.agg(f.max("commit_lsn").alias("lsn"), f.max("commit_time").alias("time")).head()
+        reached = -1 if self.last is None else self.last.commit_lsn
+        if found is not None and found["lsn"] == last_lsn > reached:
+            time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # a Row has local times
+            content = BatchContent(last_lsn, time_utc, 0, 0, [])
+            self._apply_slice(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
+
+    def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
+        """Merge `rows`, in slices that are cut before each is merged. `size`: None if it is not
+        known.
+
+        The rows are in files, and reading these again costs less than caching the rows, unless
+        there may be many slices.
+        """
+        spark = rows.sparkSession
+        tune(spark, TABLES.session_defaults())
+        self._count = ChangeCount()
+        with report_progress(self.working, "merge", self._count.share, lambda: self._count.total or None):
+            size = size or batch_size(rows)
+            self._count.total = size.changes
+            began = time.monotonic()
+            with persisted(rows) if size.signs else nullcontext():
+                for batch_slice in slices(
+                    rows, batch, size, self._shapes, lambda: (self._states, self.last, self.path)
+                ):
+                    self._apply_slice(spark, batch_slice, began)
+                    began = time.monotonic()
+
+    def open(self, spark: SparkSession) -> None:
+        """Take over the merges. Raise MirrorError if the mirror was created for other tables."""
+        if self.catalog is not None:
+            self.catalog.check(spark)
+        tune(spark, TABLES.session_defaults(compacts=True))
+        writer_epoch.check_format_version(spark, self.path)
+        self.check_scope(spark, manifest.recorded_version(spark, self.path))
+        self._epoch = writer_epoch.claim(spark, self.path, manifest.nothing(spark))
+        # From here on, no other writer records a version.
+        last = manifest.recorded_version(spark, self.path)
+        self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
+        self._states = TableStates.of(None if last is None else last.standing)
+        snapshot_keys.remove_ended(spark, self.path, {name: each.begin_lsn for name, each in self._states.open.items()})
+        self.opened_lsn = changes.appended_lsn(spark, self.path)
+        self.schemas.update(changes.kept_schemas(spark, self.path))  # schemas of all changes appended so far
+        self._register(spark)
+        self._report_notes(self._notes)
+        self._notes.clear()
+
+    def give_back(self, spark: SparkSession) -> None:
+        """Return the merges to the mirror from which they were taken over."""
+        if self._epoch:
+            writer_epoch.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
+
+    def check_scope(self, spark: SparkSession, last: manifest.RecordedVersion | None) -> None:
+        """Raise MirrorError if the mirror was run for other tables before: see
+        table_selection.check."""
+        table_selection.check(last, manifest.noted_options(spark, self.path), self.path, self.tables, self.exclude)
+
+    def note_options(self, spark: SparkSession) -> None:
+        """Store the options in the manifest, before anything is appended: the next run cannot have
+        more tables, and `walgate merge` has to merge as this mirror does."""
+        options = {name: getattr(self, name) for name in ("on_recreated", "deletion_vectors", "strict", "retention_s")}
+        options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
+        manifest.note_options(spark, self.path, options)
+
+    def _apply_slice(self, spark: SparkSession, batch_slice: BatchSlice, began: float) -> None:
+        """Apply a slice: note keys, write tables, compare rows of a VERIFY, delete surplus rows of
+        an ended REPLACE, write verdicts and, last, the version. A crash before that shows readers
+        nothing of the slice; all steps can be repeated."""
+        writer_epoch.check(spark, self.path, self._epoch)
+        content = batch_slice.content
+        known = {} if self.last is None else self.last.tables
+        states, ended = advance(self._states, batch_slice.marks, content.first_lsns(known))
+        over = unfinished(self._states, batch_slice.marks)
+        for snapshots in (states.open, ended):
+            table_snapshots.note_key_change(self._shapes, batch_slice, snapshots)
+        table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.open, **ended})
+        if content.parts:
+            self._write_tables(spark, batch_slice.changes, batch_slice.records, content)
+        differences = table_snapshots.compare(spark, self.path, self._shapes, batch_slice, ended, self.last)
+        if ended:  # before rows are deleted: a writer that has taken over may have removed the collected keys
+            writer_epoch.check(spark, self.path, self._epoch)
+        kept = [
+            table_snapshots.end_replace(spark, self.path, self._shapes, batch_slice, name, window, self.last)
+            for name, window in ended.items()
+            if window.purpose == REPLACE
+        ]
+        writer_epoch.check(spark, self.path, self._epoch)
+        table_snapshots.write_verdicts(spark, self.path, batch_slice, ended)
+        self._record(spark, batch_slice, states, ended)
+        self._register(spark)
+        for name, window in ended.items():
+            remove_folder(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
+        tables = Counter[str]()
+        for part in batch_slice.parts:
+            tables[str(part.table)] += part.changes
+        notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
+        self._notes.clear()
+        notes += notes_of(batch_slice.marks, ended, over) + (
+            [counted(differences, "difference")] if differences else []
+        )
+        report = BatchReport(
+            batch_slice.batch,
+            content.commit_lsn,
+            batch_slice.transactions,
+            tables.total(),
+            dict(tables),
+            time.monotonic() - began,
+            tuple(notes),
+            differences,
+            content.commit_time,
+            len(states.stale(self.last.complete)) if self.last is not None else 0,
+            len(states.filling),
+            is_merge=True,
+        )
+        self.report(report)
+
+    def _write_tables(
+        self, spark: SparkSession, raw: DataFrame, records: dict[TableName, pa.Table] | None, content: BatchContent
+    ) -> None:
+        """Write the tables of a slice. They are altered before `once` applies, which affects every
+        write of the session: otherwise an ALTER TABLE would be taken for the commit of the
+        batch."""
+        own = {part.table: own_records(raw, records, part.table) for part in content.parts}
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._prepare_and_write(spark, own, content)
+                return
+            except TABLES.TAKEN_OVER:
+                writer_epoch.check(spark, self.path, self._epoch)
+                if attempt == _ATTEMPTS - 1:
+                    raise
+                self._preparation.forget()  # the former writer has written a table since it was prepared
+            except MirrorError:
+                writer_epoch.check(spark, self.path, self._epoch)  # another writer is the cause of what was found
+                raise
+
+    def _prepare_and_write(
+        self, spark: SparkSession, own: Mapping[TableName, pa.Table | DataFrame], content: BatchContent
+    ) -> None:
+        work = [
+            self._preparation.prepare(spark, part, own[part.table], content.commit_lsn, self.last)
+            for part in content.parts
+        ]
+        work = [item for item in work if item.applied < content.commit_lsn]
+        are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
+        with (
+            settings(spark, TABLES.without_compaction()),  # Maintenance compacts
+            TABLES.once(spark, content.commit_lsn, content.changes if are_here else None),
+            ThreadPoolExecutor(self.tables_at_once) as threads,
+        ):
+            for future in [
+                threads.submit(self._write_table, spark, item, own[item.part.table], content.commit_lsn)
+                for item in work
+            ]:
+                future.result()
+
+    def _write_table(self, spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
+        if time.monotonic() > self._checked_at + _CHECK_EVERY_S:
+            writer_epoch.check(spark, self.path, self._epoch)
+            self._checked_at = time.monotonic()
+        own = as_arrow_if_small(spark, own, work.part, len(work.shape.columns))
+        TABLES.despite_conflicts(partial(write, spark, work, own, commit_lsn))
+        self._count.done += work.part.changes
+
+    def _record(self, spark: SparkSession, batch_slice: BatchSlice, states: TableStates, ended: Iterable[str]) -> None:
+        versions = {} if self.last is None else dict(self.last.tables)
+        keys = {} if self.last is None else dict(self.last.keys)
+        oids = {} if self.last is None else dict(self.last.oids)
+        schema_ids = {} if self.last is None else dict(self.last.schema_ids)
+        content, written = batch_slice.content, set(ended)
+        compacts = TABLES.compacts(spark)
+        for part in content.parts:
+            name, shape = str(part.table), self._shapes.of(part.newest)
+            self._preparation.note_applied(part.table, content.commit_lsn)
+            written.add(name)
+            if oids.get(name, shape.oid) != shape.oid:
+                states.former.setdefault(name, []).append(oids[name])
+            keys[name], oids[name], schema_ids[name] = shape.key, shape.oid, part.newest
+        for name in written:
+            location = table_path(self.path, TableName.parse(name))
+            if name in states.frozen and name not in versions:
+                states.filling.add(name)
+            if (name not in states.frozen or name not in versions) and TABLES.exists(spark, location):
+                before, versions[name] = versions.get(name, 0), TABLES.version(spark, location)
+                if compacts:
+                    self.maintenance.note_version(location, before, versions[name])
+                self._preparation.note_version(TableName.parse(name), versions[name])
+        wanted = [str(table) for table in self.tables]
+        states.excludes = list(self.exclude)
+        version = manifest.RecordedVersion(
+            batch_slice.batch,
+            content.commit_lsn,
+            content.commit_time,
+            versions,
+            keys,
+            wanted,
+            oids,
+            schema_ids,
+            states.text(),
+        )
+        manifest.record(spark, self.path, version, writer_epoch.expected_epoch(self._epoch))
+        self.last, self._states = version, states
+
+    def _register(self, spark: SparkSession) -> None:
+        if self.catalog is not None and self.last is not None:
+            self._notes += self.catalog.register(spark, self.last.complete)

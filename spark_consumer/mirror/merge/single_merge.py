@@ -1,0 +1,64 @@
+"""A single merge of everything that was appended to a mirror, as `walgate merge` makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pyspark.sql import SparkSession
+
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import manifest
+from spark_consumer.mirror.merge.merge_thread import RETENTION_S
+from spark_consumer.mirror.merge.merger import Merger
+from spark_consumer.mirror.paths import changes_path
+from spark_consumer.mirror.progress import ProgressListener, ignore_progress
+from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.table_states import TableStates
+from spark_consumer.mirror.tables.catalog import Catalog
+from spark_consumer.mirror.tables.prepare_table import EMPTY
+from spark_consumer.tables import TableName
+
+
+def merge_once(
+    spark: SparkSession,
+    path: str,
+    report: Callable[[BatchReport], None],
+    retention_s: float | None = None,
+    catalog: Catalog | None = None,
+    working: ProgressListener = ignore_progress,
+) -> int | None:
+    """Merge everything appended, with the options of the mirror, and remove what is older than the
+    retention (None: that of the mirror).
+
+    Return the commit LSN that the tables have reached, or None if nothing was ever appended. Raise
+    MirrorError.
+    """
+    last = manifest.recorded_version(spark, path)
+    if last is None and not TABLES.exists(spark, changes_path(path)):
+        raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
+    noted = manifest.noted_options(spark, path)
+    tables = noted.get("tables", last.scope if last is not None else [])
+    excludes = noted.get("exclude", TableStates.of(last.standing).excludes if last is not None else [])
+    merger = Merger(
+        path,
+        {},
+        report,
+        [TableName.parse(name) for name in tables],
+        excludes,
+        noted.get("on_recreated", EMPTY),
+        noted.get("deletion_vectors", True),
+        noted.get("strict", False),
+        noted.get("retention_s", RETENTION_S) if retention_s is None else retention_s,
+        catalog,
+        working=working,
+    )
+    try:
+        merger.open(spark)
+        merger.merge_waiting(spark, last_lsn=merger.opened_lsn)
+        merger.maintenance.compact(spark)
+        merger.maintenance.compact_tables(spark)
+        merger.maintenance.remove(spark)
+    finally:
+        merger.give_back(spark)
+    return None if merger.last is None else merger.last.commit_lsn

@@ -1,0 +1,1 @@
+"""Servers, gateways, scenes and readers that the tests of several rooms share."""
