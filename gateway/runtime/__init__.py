@@ -14,8 +14,7 @@
     monitor  stream_status        probes of the servers beside the stream; how far the stream is
     wal_budget                    advances a slot that retains too much WAL
     stored_positions              positions that gateways have stored in Kafka
-    snapshot_status  apply_position_change
-                                  for commands: the state of snapshots, changes of a position
+    snapshot_status               for commands: the state of snapshots
 
 Errors say what follows: Retry and RetrySlowly begin another session, StopForOperator ends the
 process. gateway/kafka/classify_errors.py and gateway/postgres/classify_errors.py decide which one
