@@ -79,8 +79,8 @@ class CrashedHere(RetrySlowly):
 
 
 class Session:
-    """Runs one session. It reads and changes `memory`. After its end, `repeated_failure` is what kept
-    it from getting past a place in the WAL, or None."""
+    """Runs one session. It reads and changes `memory`. After its end,
+    `repeated_failure` is what kept it from getting past a place in the WAL, or None."""
 
     def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
