@@ -40,6 +40,7 @@ from gateway.postgres.receive_buffer import ReceiveBuffer
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
+from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.replication_loop import ReplicationLoop
 from gateway.snapshot.change_tracking import RecordingObserver
@@ -241,7 +242,7 @@ class _SnapshotAnnouncer(_Registrar):
 
 
 class _Stand:
-    """Stands in for stream, feedback and delivery: nothing is closed or acknowledged."""
+    """Stands in for stream, feedback, status and delivery: nothing is closed or acknowledged."""
 
     is_free = is_quiet = holds_unclosed = False
     received_lsn = in_flight_bytes = 0
@@ -267,7 +268,8 @@ def _pump_of(machine: TransactionMachine, writer: BatchWriter, registrar: Any) -
     stand: Any = _Stand()
     position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
     errors = QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True)
-    return ReplicationLoop(stand, stand, machine, writer, registrar, stand, position, 4, table_errors=errors)
+    kafka = KafkaTransactions(machine, writer, stand, stand, position, stand)
+    return ReplicationLoop(stand, stand, machine, registrar, kafka, 4, status=stand, table_errors=errors)
 
 
 def encode_debezium(captured: Capture) -> None:

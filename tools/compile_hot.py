@@ -41,6 +41,7 @@ HOT_MODULES = (
     "gateway/pgoutput/tuple_data.py",
     "gateway/postgres/copy_frames.py",
     "gateway/postgres/receive_buffer.py",
+    "gateway/runtime/kafka_transactions.py",
     "gateway/runtime/replication_loop.py",
     "gateway/snapshot/copy_decoder.py",
     "gateway/snapshot/rules/stale_rows.py",

@@ -9,7 +9,7 @@
 While one transaction is committed the next one is filled; at the broker, two are never open. A
 PostgreSQL transaction that must not be split may be larger than memory: its batches are sent as
 they fill, and `room` makes the reader wait while too much is in flight.
-gateway/transactions/commit_policy.py decides when to close a transaction. Any failed or unknown
+gateway/runtime/kafka_transactions.py decides when to close a transaction. Any failed or unknown
 result raises; the caller abandons the producer and starts again from the position.
 
 With kafka.delivery = at_least_once, rows and markers are sent without a Kafka transaction, and

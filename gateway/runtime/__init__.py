@@ -3,8 +3,8 @@
     supervisor  restart_state     one session after another, with a pause between them
     session  tasks                one session of replication, from the start to its end
     bootstrap                     carries out a start, in the order that gateway/startup decides
-    replication_loop              frames -> events -> Kafka transactions; it decides when PostgreSQL
-                                  gets a flush LSN
+    replication_loop              frames -> messages -> state machine
+    kafka_transactions            closes each Kafka transaction, and gives PostgreSQL its flush LSN
     quarantine                    what an error of one table means: go on without it, or stop
     relation_registrar            Relation messages -> topics and registered schemas
     dialect  native_dialect       all that depends on the dialect of the records, and Walgate's own

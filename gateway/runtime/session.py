@@ -36,12 +36,13 @@ from gateway.postgres.start_replication import pgoutput_options, protocol_versio
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.dialect import dialect_of
+from gateway.runtime.kafka_transactions import KafkaTransactions, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
 from gateway.runtime.relation_registrar import RowsOfPartition
-from gateway.runtime.replication_loop import ReadWhole, ReplicationLoop, WholeFirst
+from gateway.runtime.replication_loop import ReadWhole, ReplicationLoop
 from gateway.runtime.restart_state import RestartState, StreamEnd
 from gateway.runtime.source_catalog import SourceCatalog
-from gateway.runtime.stream_status import show_position
+from gateway.runtime.stream_status import StreamStatus, show_position
 from gateway.runtime.tasks import run_together
 from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
@@ -95,7 +96,7 @@ class Session:
         self.repeated_failure: RepeatedFailure | None = None
         self._recovery = Recovery("", "")
         self._stream: ReplicationStream | None = None
-        self._pump: ReplicationLoop | None = None
+        self._kafka: KafkaTransactions | None = None
         self._feedback: StandbyStatus | None = None
         self._end_at_start = Lsn(0)
 
@@ -147,9 +148,9 @@ class Session:
     def _place(self) -> tuple[Lsn, Lsn]:
         """Return the LSN with which the next session resumes, and the LSN before which every
         transaction was received."""
-        if self._pump is None:
+        if self._kafka is None:
             return Lsn(self._resume_lsn), Lsn(0)
-        return self._pump.closed_lsn, self._pump.received_until
+        return self._kafka.closed_lsn, self._kafka.received_until
 
     def _remember(self, reported: Reported) -> None:
         before = self._memory.reported
@@ -228,21 +229,28 @@ class Session:
         feedback = self._feedback = await self._start_stream(start, machine, position)
         leave_with(sql, start.stream)
         protocol = protocol_version(catalog.server.version_num)
+        status = StreamStatus(self._board, feedback, machine, start.delivery, position)
+        kafka = self._kafka = KafkaTransactions(
+            machine,
+            start.writer,
+            start.delivery,
+            feedback,
+            position,
+            status,
+            memory.careful_until,
+            take_states=None if snapshot is None else snapshot.take_states,
+        )
         replication_loop = ReplicationLoop(
             start.stream,
             feedback,
             machine,
-            start.writer,
             registrar,
-            start.delivery,
-            position,
+            kafka,
             protocol,
-            memory.careful_until,
-            board=self._board,
+            status=status,
             snapshot=snapshot,
             table_errors=table_errors,
         )
-        self._pump = replication_loop
         show_position(self._board, position)
         if snapshot is not None:
             self._board.watch_snapshot(snapshot.status)
@@ -253,16 +261,16 @@ class Session:
             with table_errors.of_snapshot():
                 await run_together(
                     replication_loop.run(),
-                    replication_loop.deliver(),
-                    replication_loop.confirm(),
+                    kafka.deliver(),
+                    kafka.confirm(),
                     feedback.run(),
                     catalog.watch(position, start.stream.backend_pid, budget.check),
                     self._rest(start.producer),
                     *([] if snapshot is None else [snapshot.run()]),
-                    until=self._drain(stop, replication_loop),
+                    until=self._drain(stop, kafka),
                 )
         except TransactionTimedOut as error:
-            self._stop_if_again(replication_loop.closed_lsn, error)
+            self._stop_if_again(kafka.closed_lsn, error)
             raise
 
     def _log_quarantined(self, position: Position) -> None:
@@ -405,7 +413,7 @@ class Session:
             await asyncio.sleep(10)
         raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")
 
-    async def _drain(self, stop: asyncio.Event, replication_loop: ReplicationLoop) -> None:
+    async def _drain(self, stop: asyncio.Event, kafka: KafkaTransactions) -> None:
         """Wait for `stop`; then read no more, wait until everything up to the last complete
         transaction is durable, and acknowledge it to PostgreSQL."""
         await stop.wait()
@@ -414,7 +422,7 @@ class Session:
         self._board.stopping()
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                await replication_loop.drain()
+                await kafka.drain()
                 failpoint("shutdown_drained")
         except TimeoutError:
             log.warning("drain_timed_out", note="unacknowledged changes will be sent again")

@@ -16,9 +16,8 @@ Whether it is closed there depends on the moment:
 A Kafka transaction costs gateway and brokers a few ms of CPU time, however little it holds. Kafka
 therefore counts as free no sooner than `commit_interval_s` after the last one was begun.
 
-The replication loop (gateway/runtime/replication_loop.py) and the delivery
-(gateway/kafka/transaction_delivery.py) ask this module. All times are in seconds and are passed by
-the caller.
+gateway/runtime/kafka_transactions.py and the delivery (gateway/kafka/transaction_delivery.py) ask
+this module. All times are in seconds and are passed by the caller.
 """
 
 from __future__ import annotations

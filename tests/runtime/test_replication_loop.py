@@ -23,8 +23,10 @@ from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Begin, Message, StreamStart
+from gateway.runtime.kafka_transactions import KafkaTransactions, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy
-from gateway.runtime.replication_loop import MORE_AT_HAND_BYTES, ReplicationLoop, WholeFirst
+from gateway.runtime.replication_loop import MORE_AT_HAND_BYTES, ReplicationLoop
+from gateway.runtime.stream_status import StreamStatus
 from gateway.runtime.tasks import run_together
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.event_writer import EventVersion, EventWriter
@@ -154,17 +156,17 @@ class Place:
         version = EventVersion("public.t", 8, cast(Any, Rows()), writer.sink("cdc.public.t", 1, "public.t"))
         machine.announce(RELATION_OID, None, version)
         self.position = Position("1", 1, "d", "s", "cdc", ("p",), "v", "ACTIVE", 3, Lsn(100), Lsn(1))
+        feedback = cast(Any, self.feedback)
+        status = StreamStatus(self.board, feedback, machine, self.delivery, self.position)
+        self.kafka = KafkaTransactions(machine, writer, self.delivery, feedback, self.position, status, careful_until)
         self.replication_loop = ReplicationLoop(
             cast(Any, self.stream),
-            cast(Any, self.feedback),
+            feedback,
             machine,
-            writer,
             cast(Any, None),
-            self.delivery,
-            self.position,
+            self.kafka,
             4,
-            careful_until,
-            board=self.board,
+            status=status,
             table_errors=QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True),
         )
 
@@ -175,7 +177,7 @@ class Place:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self.replication_loop.run()), asyncio.create_task(self.replication_loop.deliver())]
+        tasks = [asyncio.create_task(self.replication_loop.run()), asyncio.create_task(self.kafka.deliver())]
         async with asyncio.timeout(10):
             yield
         for task in tasks:
@@ -184,9 +186,7 @@ class Place:
 
     async def fails(self, *meanwhile: Coroutine[Any, Any, None]) -> None:
         async with asyncio.timeout(10):
-            await run_together(
-                self.replication_loop.run(), self.replication_loop.deliver(), *meanwhile, until=asyncio.sleep(3600)
-            )
+            await run_together(self.replication_loop.run(), self.kafka.deliver(), *meanwhile, until=asyncio.sleep(3600))
 
 
 def message(lsn: int, content: bytes, xid: int | None = None) -> bytes:
@@ -211,7 +211,7 @@ async def test_a_batch_that_left_before_its_end_was_known_is_committed(while_com
             await asyncio.sleep(0)
         place.stream.put(message(300, b"x" * (OPEN_BYTES + 1)))
         await place.feedback.reach(300)
-        await place.replication_loop.drain()
+        await place.kafka.drain()
 
 
 async def acknowledged(place: Place, batch_count: int) -> list[int]:
@@ -249,7 +249,7 @@ async def test_a_kafka_transaction_that_waits_is_closed_by_a_stop() -> None:
     async with place.running():
         place.stream.put(message(200, b"x" * MORE_AT_HAND_BYTES))
         await asyncio.sleep(0)
-        await place.replication_loop.drain()
+        await place.kafka.drain()
     assert place.feedback.acknowledged == [200]
 
 
@@ -372,7 +372,7 @@ async def test_small_transactions_share_a_kafka_transaction_within_the_commit_in
         await place.feedback.reach(500)
         assert asyncio.get_running_loop().time() - began >= 0.2
         assert place.feedback.acknowledged == [200, 500]
-        await place.replication_loop.drain()
+        await place.kafka.drain()
 
 
 async def test_with_at_least_once_positions_keep_to_the_commit_interval_and_rows_do_not() -> None:
