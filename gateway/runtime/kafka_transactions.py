@@ -22,7 +22,7 @@ from collections.abc import Callable
 
 import structlog
 
-from gateway.errors import DataGap, Retry, StopForOperator
+from gateway.errors import DataGap, NextSession, Retry, StopForOperator
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.transaction_delivery import Delivery
@@ -44,6 +44,9 @@ class WholeFirst(Retry):
     def __init__(self, error: StopForOperator | CannotDecode, whole_until: Lsn) -> None:
         super().__init__(f"{error.message}; everything committed before it will be delivered first", hint=error.hint)
         self.whole_until = whole_until
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.deliver_one_by_one(self.whole_until)
 
 
 class KafkaTransactions:

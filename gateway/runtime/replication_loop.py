@@ -12,7 +12,7 @@ import asyncio
 from contextlib import suppress
 from typing import Protocol
 
-from gateway.errors import Retry, StopForOperator
+from gateway.errors import NextSession, Retry, StopForOperator
 from gateway.failpoints import failpoint
 from gateway.pgoutput import (
     Begin,
@@ -76,6 +76,9 @@ class ReadWhole(Retry):
             f"{error.message}; the transaction will be received again, with the streaming of in-progress transactions off",
             hint=error.hint,
         )
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.read_whole()
 
 
 class HandOver(Protocol):

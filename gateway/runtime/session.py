@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from datetime import UTC, datetime
 
 import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.errors import NeedsText, Retry, RetrySlowly, StopForOperator
-from gateway.events.errors import NeedsOptional
+from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
 from gateway.kafka.producer import Producer
 from gateway.kafka.transaction_delivery import TransactionTimedOut
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Relation
-from gateway.postgres.asyncpg_internals import address_of
-from gateway.postgres.classify_errors import CannotDecode, LossReported, StreamCut, beside_stream
+from gateway.postgres.asyncpg_internals import Address, address_of
+from gateway.postgres.classify_errors import StreamCut, beside_stream
 from gateway.postgres.connection import connect_sql, leave_with
 from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import filters_that_can_fail
@@ -36,39 +33,25 @@ from gateway.postgres.start_replication import pgoutput_options, protocol_versio
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.dialect import dialect_of
-from gateway.runtime.kafka_transactions import KafkaTransactions, WholeFirst
-from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
-from gateway.runtime.relation_registrar import RowsOfPartition
-from gateway.runtime.replication_loop import ReadWhole, ReplicationLoop
-from gateway.runtime.restart_state import RestartState, StreamEnd
+from gateway.runtime.kafka_transactions import KafkaTransactions
+from gateway.runtime.quarantine import QuarantinePolicy
+from gateway.runtime.replication_loop import ReplicationLoop
+from gateway.runtime.restart_state import RestartState, SessionEnd, StreamEnd
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stream_status import StreamStatus, show_position
 from gateway.runtime.tasks import run_together
 from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
-from gateway.snapshot.pending_chunks import ChunksAreStreamed
 from gateway.startup.periodic_check import check_held
-from gateway.startup.repeated_failure import (
-    DecodingFailed,
-    RepeatedFailure,
-    ServerCrashed,
-    counted_again,
-    from_record,
-    wait_s,
-)
-from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
-from gateway.startup.timeline_checks import NotPrimary
-from gateway.transactions.machine import RolledBackMessages, TransactionMachine
+from gateway.startup.repeated_failure import ServerCrashed, from_record, wait_s
+from gateway.startup.server_notices import LeftOut
+from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from schemas.lsn import Lsn
 
 log = structlog.get_logger()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 DRAIN_TIMEOUT_S = 10.0
@@ -80,8 +63,7 @@ class CrashedHere(RetrySlowly):
 
 
 class Session:
-    """Runs one session. It reads and changes `memory`. After its end,
-    `repeated_failure` is what kept it from getting past a place in the WAL, or None."""
+    """Runs one session. It reads and changes `memory`."""
 
     def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
         self.is_streaming = False
@@ -91,9 +73,8 @@ class Session:
         self._memory = memory
         self._notices: set[str] = set()
         self._resume_lsn = 0
-        self._sql: asyncpg.Connection | None = None
+        self._server: Address | None = None
         self._reads_whole = False
-        self.repeated_failure: RepeatedFailure | None = None
         self._recovery = Recovery("", "")
         self._stream: ReplicationStream | None = None
         self._kafka: KafkaTransactions | None = None
@@ -102,48 +83,25 @@ class Session:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set and everything received is durable. Raises WalgateError."""
+        memory = self._memory
+        memory.repeated_failure = None
         async with AsyncExitStack() as stack:
             stack.callback(self._leave)
             try:
-                await self._run_noting_cut(stack, stop)
-            except NeedsText:
-                self._memory.text_only = True
-                raise
-            except NeedsOptional as error:
-                self._memory.optional_fields.add(error.field)
-                raise
-            except (RolledBackMessages, ReadWhole, ChunksAreStreamed):
-                self._memory.whole_once = True
-                raise
-            except WholeFirst as error:
-                self._memory.careful_until = error.whole_until
-                self._memory.whole_once = self._reads_whole
-                raise
-            except QuarantineRelation as error:
-                self._memory.quarantine[error.relation.relation_oid] = error.relation
-                raise
-            except (LossReported, CannotDecode) as error:
-                self._remember(error.reported)
-                raise
-            except RowsOfPartition:
-                self._memory.partitions_have_topics = True
-                raise
-            except NotPrimary:
-                if self._sql is not None:
-                    self._memory.avoid(address_of(self._sql))
+                await self._run(stack, stop)
+            except WalgateError as error:
+                place, received_until = self._place()
+                memory.ended = SessionEnd(self._resume_lsn, place, self._has_passed, self._reads_whole, self._server)
+                if isinstance(error, Retry) and self._was_cut:
+                    memory.cut = StreamEnd(error.message, place, self._recovery, self._has_passed, received_until)
+                error.change(memory)
                 raise
 
-    async def _run_noting_cut(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
-        """Run the session. If the stream ends without a message from the server, remember where, so
-        that the next session can find out whether the server has crashed."""
-        try:
-            await self._run(stack, stop)
-        except Retry as error:
-            failure = None if self._stream is None else self._stream.failure
-            if self._stream is not None and isinstance(failure, StreamCut | None):
-                place, received_until = self._place()
-                self._memory.cut = StreamEnd(error.message, place, self._recovery, self._has_passed, received_until)
-            raise
+    @property
+    def _was_cut(self) -> bool:
+        """Return whether the stream ended without a message from the server. The next session finds
+        out whether the server has crashed."""
+        return self._stream is not None and isinstance(self._stream.failure, StreamCut | None)
 
     def _place(self) -> tuple[Lsn, Lsn]:
         """Return the LSN with which the next session resumes, and the LSN before which every
@@ -151,17 +109,6 @@ class Session:
         if self._kafka is None:
             return Lsn(self._resume_lsn), Lsn(0)
         return self._kafka.closed_lsn, self._kafka.received_until
-
-    def _remember(self, reported: Reported) -> None:
-        before = self._memory.reported
-        if isinstance(reported, WalRemoved):
-            again = isinstance(before, WalRemoved) and before.resume_lsn == self._resume_lsn
-            times = before.times + 1 if again and isinstance(before, WalRemoved) else 1
-            reported = replace(reported, resume_lsn=self._resume_lsn, times=times)
-        elif isinstance(reported, DecodingFailed):
-            reported = counted_again(before, reported, self._place()[0], _now(), has_passed=self._has_passed)
-            self.repeated_failure = reported
-        self._memory.reported = reported
 
     @property
     def _has_passed(self) -> bool:
@@ -176,13 +123,12 @@ class Session:
         cut, self._memory.cut = self._memory.cut, None
         if cut is None or not self._recovery.follows_crash_since(cut.recovery):
             return
-        before, now = self._memory.reported, ServerCrashed(cut.message)
-        crash = counted_again(before, now, cut.resume_lsn, _now(), has_passed=cut.has_passed)
+        crash = self._memory.count(ServerCrashed(cut.message), cut.resume_lsn, has_passed=cut.has_passed)
         self._memory.reported = crash
         # Deliver what can be delivered before the server reads that place again.
         self._memory.careful_until = max(self._memory.careful_until, cut.received_until)
         if 1 < crash.times < crash.certain_times:
-            self.repeated_failure = crash
+            self._memory.repeated_failure = crash
             raise CrashedHere(
                 f"the server has crashed {crash.times} times since {crash.since} while it read the WAL after {cut.resume_lsn}",
                 hint=f"each crash ends all sessions of the server, so the next attempt is made in {wait_s(crash):.0f} s. See the "
@@ -200,7 +146,8 @@ class Session:
         settings, memory = self._settings, self._memory
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
-        self._sql = sql = await self._connect_sql(stack)
+        sql = await self._connect_sql(stack)
+        self._server = address_of(sql)
         await self._note_crash(sql)
         reads_new_tables = settings.snapshot.mode == "initial"
         catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)

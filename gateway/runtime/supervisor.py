@@ -116,7 +116,7 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
             return
         except (Retry, RetrySlowly) as error:
             metrics.RESTARTS.labels(type(error).__name__).inc()
-            repeated_failure = session.repeated_failure
+            repeated_failure = memory.repeated_failure
             place = {} if repeated_failure is None else _place(repeated_failure)
             board.failed(error, **place)
             board.wait_for(f"the restart of replication, after this error: {error.message}")

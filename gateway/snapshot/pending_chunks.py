@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.errors import Retry
+from gateway.errors import NextSession, Retry
 from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.table_task import TableTask
@@ -20,6 +20,9 @@ session has the streaming of in-progress transactions off."""
 
 class ChunksAreStreamed(Retry):
     """The server streams each transaction of the snapshot before it commits."""
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.read_whole()
 
 
 @dataclass(slots=True, eq=False)

@@ -66,7 +66,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.errors import UNTIL_NOW, DataGap, Retry
+from gateway.errors import UNTIL_NOW, DataGap, NextSession, Retry
 from gateway.pgoutput import (
     BeginPrepare,
     CommitPrepared,
@@ -86,6 +86,9 @@ from gateway.transactions.transaction import MessageSelection, Prepared, Quarant
 class RolledBackMessages(Retry):
     """Messages of a subtransaction that was rolled back cannot be told from others. Replication
     starts again without streaming; the server then leaves them out."""
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.read_whole()
 
 
 class TransactionMachine(LogicalMessages):
