@@ -30,7 +30,7 @@ from gateway.postgres.server import Recovery, recovery_of
 from gateway.postgres.server_message import ServerMessage
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
-from gateway.runtime.bootstrap import Bootstrap
+from gateway.runtime.bootstrap import Bootstrap, StartResult
 from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.dialect import dialect_of
 from gateway.runtime.kafka_transactions import KafkaTransactions
@@ -154,8 +154,8 @@ class Session:
         budget = WalBudget(settings, memory, self._board)
         await budget.keep(catalog)
         await budget.record(catalog)
-        start = Bootstrap(settings, self._dialect, memory, stack, self._board)
-        position = memory.position = await start.run(catalog)
+        start = await Bootstrap(settings, self._dialect, memory, stack, self._board).run(catalog)
+        position = memory.position = start.position
         memory.reported = from_record(position) or memory.reported
         self._resume_lsn = position.resume_lsn
         self._end_at_start = catalog.server.flush_lsn
@@ -164,58 +164,45 @@ class Session:
         self._log_quarantined(position)
 
         # A connection apart from that of the periodic check: asyncpg runs one query at a time.
-        writer = start.record_writer(position)
-        registrar = start.registrar(await self._connect_sql(stack), position, writer)
+        writer = start.record_writer()
+        registrar = start.registrar(await self._connect_sql(stack), writer)
         await registrar.prepare(catalog.relations)
-        machine = start.machine(position, writer)
+        machine = start.machine(writer)
         table_errors = QuarantinePolicy(
             settings.errors, registrar.topic_of, records_exclusions=self._dialect.records_exclusions
         )
         with table_errors.of_snapshot():
-            snapshot = await self._snapshot(stack, start, machine, position, writer)
-        feedback = self._feedback = await self._start_stream(start, machine, position)
+            snapshot = await self._snapshot(stack, start, machine, writer)
+        feedback = self._feedback = await self._start_stream(start, machine)
         leave_with(sql, start.stream)
-        protocol = protocol_version(catalog.server.version_num)
         status = StreamStatus(self._board, feedback, machine, start.delivery, position)
+        take_states = None if snapshot is None else snapshot.take_states
         kafka = self._kafka = KafkaTransactions(
-            machine,
-            start.writer,
-            start.delivery,
-            feedback,
-            position,
-            status,
-            memory.careful_until,
-            take_states=None if snapshot is None else snapshot.take_states,
-        )
+            machine, start.writer, start.delivery, feedback, position, status, memory.careful_until,
+            take_states=take_states,
+        )  # fmt: skip
         replication_loop = ReplicationLoop(
-            start.stream,
-            feedback,
-            machine,
-            registrar,
-            kafka,
-            protocol,
-            status=status,
-            snapshot=snapshot,
-            table_errors=table_errors,
-        )
+            start.stream, feedback, machine, registrar, kafka, protocol_version(catalog.server.version_num),
+            status=status, snapshot=snapshot, table_errors=table_errors,
+        )  # fmt: skip
         show_position(self._board, position)
         if snapshot is not None:
             self._board.watch_snapshot(snapshot.status)
         self._wait_for("")
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
+        tasks = [
+            replication_loop.run(),
+            kafka.deliver(),
+            kafka.confirm(),
+            feedback.run(),
+            catalog.watch(position, start.stream.backend_pid, budget.check),
+            self._rest(start.producer),
+            *([] if snapshot is None else [snapshot.run()]),
+        ]
         try:
             with table_errors.of_snapshot():
-                await run_together(
-                    replication_loop.run(),
-                    kafka.deliver(),
-                    kafka.confirm(),
-                    feedback.run(),
-                    catalog.watch(position, start.stream.backend_pid, budget.check),
-                    self._rest(start.producer),
-                    *([] if snapshot is None else [snapshot.run()]),
-                    until=self._drain(stop, kafka),
-                )
+                await run_together(*tasks, until=self._drain(stop, kafka))
         except TransactionTimedOut as error:
             self._stop_if_again(kafka.closed_lsn, error)
             raise
@@ -273,17 +260,16 @@ class Session:
     async def _snapshot(
         self,
         stack: AsyncExitStack,
-        start: Bootstrap,
+        start: StartResult,
         machine: TransactionMachine,
-        position: Position,
         writer: RecordWriter,
     ) -> SnapshotCoordinator | None:
-        settings = self._settings
+        settings, position = self._settings, start.position
         if not settings.takes_snapshots:
             return None
         self._wait_for("the stored snapshot state")
-        states = await start.snapshot_states(position)
-        registrar = start.registrar(await self._connect_sql(stack), position, writer)
+        states, frame = await start.snapshot_states()
+        registrar = start.registrar(await self._connect_sql(stack), writer)
 
         async def announce(
             relations: Sequence[tuple[Relation, RelationVersion | None]],
@@ -302,7 +288,7 @@ class Session:
             announce,
             states,
             position_key=position.key,
-            frame=start.snapshot_frame,
+            frame=frame,
             is_first=states.stream is None and position.last_commit_lsn == 0,
             text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
             publications=start.catalog.publications,
@@ -312,8 +298,8 @@ class Session:
             await snapshot.prepare()
         return snapshot
 
-    async def _start_stream(self, start: Bootstrap, machine: TransactionMachine, position: Position) -> StandbyStatus:
-        source, memory = self._settings.source, self._memory
+    async def _start_stream(self, start: StartResult, machine: TransactionMachine) -> StandbyStatus:
+        source, memory, position = self._settings.source, self._memory, start.position
         failpoint("before_start_replication")
         # position.skip_lsn is a commit LSN, which is unknown while a transaction is streamed.
         self._reads_whole, memory.whole_once = memory.whole_once or position.skip_lsn > 0, False
