@@ -35,7 +35,7 @@ from gateway.local import Postgres
 from gateway.pgoutput import Relation
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.postgres.connection import connect_replication
-from gateway.postgres.copy_frames import XLOG_DATA, split
+from gateway.postgres.copy_frames import XLOG_DATA, Received
 from gateway.postgres.receive_buffer import ReceiveBuffer
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.relations.describe import describe
@@ -124,8 +124,8 @@ async def capture(
     seen = 0
     while seen < count:
         piece = await stream.read()
-        pieces.append(piece)
-        seen += sum(1 for kind, _, start, _ in split(piece) if kind == XLOG_DATA and piece[start] in ROW_MESSAGES)
+        pieces.append(piece.data)
+        seen += sum(1 for kind, _, start, _ in piece.frames if kind == XLOG_DATA and piece.data[start] in ROW_MESSAGES)
     await stream.close()
     while await sql.fetchval("select active from pg_replication_slots where slot_name = $1", slot):
         await asyncio.sleep(0.05)
@@ -137,7 +137,7 @@ async def capture(
 # -- the stages; each includes all before it
 
 
-def receive(captured: Capture) -> list[bytes]:
+def receive(captured: Capture) -> list[Received]:
     """Fill the receive buffer with bytes as a socket would, and take whole frames from it."""
     receive_buffer = ReceiveBuffer(lambda kind, body: True, lambda lsn, reply: None)
     _fill(receive_buffer, COPY_BOTH)
@@ -160,8 +160,8 @@ def _fill(receive_buffer: ReceiveBuffer, data: bytes | memoryview) -> int:
 
 def walk(captured: Capture) -> None:
     """Iterate over the frames without processing them."""
-    for data in receive(captured):
-        for _ in split(data):
+    for received in receive(captured):
+        for _ in received.frames:
             pass
 
 
@@ -295,8 +295,8 @@ def encode(captured: Capture) -> None:
 
 def _take_all(captured: Capture, machine: TransactionMachine, registrar: _Registrar) -> None:
     replication_loop = _pump_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), registrar)
-    for data in receive(captured):
-        _run(replication_loop._take(data))
+    for data, frames in receive(captured):
+        _run(replication_loop._take(data, frames))
 
 
 def _builder(compression: int) -> Callable[[], BatchBuilder]:
@@ -328,8 +328,8 @@ def mark(captured: Capture) -> None:
 def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[ReplicationLoop, list[Batch]]:
     writer = BatchWriter(_builder(compression), 1 << 24)
     replication_loop = _pump(captured, writer, lambda name: writer.sink(f"bench.public.{name}", 3, name))
-    for data in receive(captured):
-        _run(replication_loop._take(data))
+    for data, frames in receive(captured):
+        _run(replication_loop._take(data, frames))
     if send:
         writer.close_all()
         for ready in writer.ready:

@@ -34,7 +34,7 @@ from gateway.pgoutput import (
 from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
 from gateway.pgoutput.transaction import begin_at, commit_at
 from gateway.postgres.classify_errors import CannotDecode
-from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, FrameError, drained_size, split
+from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, Frame, Received, drained_size
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.runtime.kafka_transactions import KafkaTransactions
@@ -132,10 +132,10 @@ class ReplicationLoop:
         kafka = self._kafka
         try:
             while not kafka.is_stopping:
-                data = await self._read()
+                data, frames = await self._read()
                 failpoint("socket_read")
                 kafka.begin_read()
-                rest = await self._take(data)
+                rest = await self._take(data, frames)
                 self._more_at_hand = len(data) >= MORE_AT_HAND_BYTES
                 await kafka.end_read(rest, more_at_hand=self._more_at_hand)
             kafka.end_stream()
@@ -146,14 +146,14 @@ class ReplicationLoop:
             raise
         await asyncio.Event().wait()  # `KafkaTransactions.drain` decides when the session ends
 
-    async def _read(self) -> bytes:
+    async def _read(self) -> Received:
         """Return at least one frame from the stream. If the last read was large, so that more was
-        expected, return no bytes when nothing arrives within `PAUSE_S`."""
+        expected, return nothing when nothing arrives within `PAUSE_S`."""
         if self._more_at_hand:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
                     return await self._stream.read()
-            return b""
+            return Received(b"", [])
         return await self._stream.read()
 
     def _decide(self, error: StopForOperator) -> None:
@@ -168,7 +168,7 @@ class ReplicationLoop:
             raise ReadWhole(error) from error
         self._table_errors.of_change(error, name, machine.current_commit_lsn or Lsn(machine.resume_lsn))
 
-    async def _take(self, data: bytes) -> int:
+    async def _take(self, data: bytes, frames: list[Frame]) -> int:
         """Process every frame of one read. Return the number of its bytes after the last message
         that the Kafka transactions were told of. This is the loop of the rows: see bench/ before
         adding to it."""
@@ -177,7 +177,7 @@ class ReplicationLoop:
         received_lsn = counted = 0
         kind = lsn = start = end = 0
         try:
-            for kind, lsn, start, end in split(data):
+            for kind, lsn, start, end in frames:
                 received_lsn = lsn
                 if kind == XLOG_DATA:
                     tag = data[start]
@@ -204,8 +204,6 @@ class ReplicationLoop:
                     kafka.keepalive(lsn, reply_requested=bool(start))
                 elif kind == DRAINED:
                     machine.drained(data, start, end, drained_size(data, start))
-        except FrameError:
-            raise
         except Exception as error:
             if kind != KEEPALIVE:
                 add_context(error, machine, data[start:end], lsn)

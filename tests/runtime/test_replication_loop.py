@@ -23,6 +23,7 @@ from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Begin, Message, StreamStart
+from gateway.postgres.copy_frames import Received, split
 from gateway.runtime.kafka_transactions import KafkaTransactions, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.replication_loop import MORE_AT_HAND_BYTES, ReplicationLoop
@@ -91,11 +92,11 @@ class ScriptedStream:
         self._arrived: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self.put: Callable[[bytes | Exception], None] = self._arrived.put_nowait
 
-    async def read(self) -> bytes:
+    async def read(self) -> Received:
         found = await self._arrived.get()
         if isinstance(found, Exception):
             raise found
-        return found
+        return Received(found, list(split(found)))
 
 
 class Feedback:
@@ -262,14 +263,15 @@ async def test_pieces_count_in_the_memory_of_a_kafka_transaction_that_waits() ->
     sinks = [place.writer.sink(f"cdc.t{number}", 1, "t") for number in range(500)]
     piece_count = 0
 
-    async def read() -> bytes:
+    async def read() -> Received:
         nonlocal piece_count
         manifest = Manifest(3)
         for sink in sinks:
             sink.append(None, b"x", manifest)
         piece_count += len(sinks)
         await asyncio.sleep(0)
-        return message(200 + piece_count, b"small")
+        data = message(200 + piece_count, b"small")
+        return Received(data, list(split(data)))
 
     place.stream.read = read  # type: ignore[method-assign]
     async with place.running():
