@@ -169,7 +169,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/cli/verify_mirror_folder.py _file_system", ""): _VERIFY,
     ("gateway/cli/verify_mirror_folder.py __init__", ""): _VERIFY,
     ("gateway/cli/verify.py choose_tables", ""): _VERIFY,
-    ("gateway/kafka/aiokafka_internals.py check_version", ""): _MENDED,
+    ("gateway/kafka/aiokafka_internals/version.py check_version", ""): _MENDED,
     ("gateway/transactions/machine.py _commit_prepared", ""): _STATE,
     ("gateway/transactions/position.py _not_a_position", ""): _SHARED,
     ("gateway/startup/repeated_failure.py judge_repeated_failure", "the server has crashed"): _CRASHES,

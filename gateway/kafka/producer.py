@@ -1,7 +1,7 @@
 """The transactional producer, and how it is given up. gateway/kafka/transaction_delivery.py decides
 when it begins a Kafka transaction, and when it commits.
 
-aiokafka's producer is used as gateway/kafka/aiokafka_internals.py changes it, and with three rules
+aiokafka's producer is used as gateway/kafka/aiokafka_internals changes it, and with three rules
 (found by measurements and in its source, version 0.14):
 
 * `commit_transaction` returns normally although a batch of the transaction failed, so every batch's
@@ -25,7 +25,7 @@ from aiokafka.errors import KafkaError
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
-from gateway.kafka.aiokafka_internals import DirectProducer
+from gateway.kafka.aiokafka_internals.producer import DirectProducer
 from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, Batch
 from gateway.kafka.classify_errors import classify
 from gateway.kafka.shutdown import close_with_timeout
