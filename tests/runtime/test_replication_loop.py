@@ -4,10 +4,15 @@ show on demand."""
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -22,7 +27,7 @@ from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWrite
 from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
-from gateway.pgoutput import Begin, Message, StreamStart
+from gateway.pgoutput import Begin, Commit, Message, StreamStart
 from gateway.postgres.copy_frames import Received, split
 from gateway.runtime.kafka_transactions import KafkaTransactions, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy
@@ -39,6 +44,7 @@ from schemas.wire_format import frame
 from tests.pgoutput.writer import write
 from tests.postgres.writer import xlog_data
 
+ROOT = Path(__file__).parents[2]
 _NOWHERE = Lsn(0)
 RELATION_OID = 4711
 POLICY = CommitPolicy(memory_bytes=64 << 20)
@@ -65,15 +71,13 @@ class ScriptedProducer:
     async def begin(self, always: object) -> None:
         self.log.append("begin")
 
-    def send(self, batch: Any) -> asyncio.Future[int]:
+    def send(self, batch: Any, *, in_transaction: bool = False) -> asyncio.Future[int]:
         self.log.append(batch.topic)
         future = asyncio.get_running_loop().create_future()
         future.set_result(0)
         self._sent[future] = batch.size
         self.most_sent_bytes = max(self.most_sent_bytes, sum(self._sent.values()))
         return future
-
-    send_in_transaction = send
 
     async def delivered(self, future: asyncio.Future[int]) -> int:
         await asyncio.sleep(self.delay_s)
@@ -400,3 +404,45 @@ async def test_what_is_under_way_is_seen_while_kafka_does_not_answer() -> None:
         place.stream.put(message(200, b"x" * (OPEN_BYTES + 1)))
         while not (REGISTRY.get_sample_value("walgate_in_flight_bytes") or 0) > OPEN_BYTES:
             await asyncio.sleep(0)
+
+
+LONGEST_PATH, MOST_FILES = 35, 12
+SCRIPTED = {"kafka/producer.py", "postgres/standby_status.py", "postgres/replication_stream.py"}
+"""Files whose part is played by a script here."""
+
+
+def path_of_a_commit() -> list[tuple[str, str]]:
+    """(file, function) of each step in docs/how-it-works.md."""
+    rows = re.findall(r"^\|[^|]*\| (`[^|]*) \| `([^`|]*\.py)` \|$", (ROOT / "docs/how-it-works.md").read_text(), re.M)
+    return [(file, function) for functions, file in rows for function in re.findall(r"`([^`]+)`", functions)]
+
+
+async def test_the_path_of_a_commit_is_the_documented_one() -> None:
+    path = path_of_a_commit()
+    assert 30 <= len(set(path)) == len(path) <= LONGEST_PATH
+    assert len({file for file, _ in path}) <= MOST_FILES
+    for file, function in path:
+        found: Any = import_module(f"gateway.{file.removesuffix('.py').replace('/', '.')}")
+        for name in function.split("."):
+            found = getattr(found, name)
+    root = f"{ROOT}/gateway/"
+    called: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(root):
+            called.append((code.co_filename.removeprefix(root), code.co_qualname))
+
+    place = Place()
+    async with place.running():
+        place.stream.put(row(200, b"a row"))
+        while not place.writer.open:
+            await asyncio.sleep(0)
+        sys.setprofile(note)
+        try:
+            place.stream.put(xlog_data(300, write(Commit(0, Lsn(200), Lsn(300), 0)), 300))
+            await place.feedback.reach(300)
+        finally:
+            sys.setprofile(None)
+    played = [step for step in path if step[0] not in SCRIPTED]
+    assert [step for step in dict.fromkeys(called) if step in played] == played
