@@ -14,9 +14,9 @@ records reach Kafka, apart from the calls of Delivery that make a chunk wait.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
 replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop calls
-`announced` at a Relation message and `take_states` when it closes a Kafka transaction.
-At the Commit of a transaction with a chunk, a mark or a command, it calls `hand_over` before it
-passes the Commit to the state machine.
+`announced` at a Relation message. At the Commit of a transaction with a chunk, a mark or a command,
+it calls `hand_over` before it passes the Commit to the state machine. kafka_transactions.py beside
+it calls `take_states` when it closes a Kafka transaction.
 
 A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or KNOWN if it is not to be
 read (stored_state). After a restart, tables that were READING or ENDING go on with the ranges that
