@@ -23,7 +23,7 @@ from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
 from gateway.snapshot.rules import stale_rows as judging
 from gateway.snapshot.rules.stale_rows import StalenessJudge
-from gateway.snapshot.rules.table_progress import MAX_AGAIN, TableProgress
+from gateway.snapshot.rules.table_progress import MAX_KEYS_TO_READ_AGAIN, TableProgress
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.record_writer import RelationVersion
 from gateway.transactions.transaction import Transaction
@@ -38,7 +38,7 @@ class TrackedTable:
     """A relation whose changes are recorded. `schema_ids`: all schema ids that its changes are
     known to have been encoded with."""
 
-    table: TableProgress
+    progress: TableProgress
     schema_ids: set[int] = field(default_factory=set)
 
 
@@ -70,12 +70,12 @@ class RecordingObserver:
         """Notes of transactions that have not ended: xid -> relation oid -> notes. A relation with
         an empty list was changed, too."""
 
-    def begin(self, relation_oid: int, table: TableProgress, schema_ids: Iterable[int]) -> None:
-        """Record the changes to the relation from now on. `table` must have begun, so that its
+    def begin(self, relation_oid: int, progress: TableProgress, schema_ids: Iterable[int]) -> None:
+        """Record the changes to the relation from now on. `progress` must have begun, so that its
         `track` is set."""
         in_force = self.machine.in_force(relation_oid)
-        known = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
-        self.relations[relation_oid] = TrackedTable(table, known)
+        schema_ids_ = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
+        self.relations[relation_oid] = TrackedTable(progress, schema_ids_)
         self.machine.set_observer(self)
 
     def end(self, relation_oid: int) -> None:
@@ -89,7 +89,7 @@ class RecordingObserver:
         if tracked is None:
             return version
         tracked.schema_ids.add(version.schema_id)
-        return version.tracked(RelationRecorder(self, relation_oid, tracked.table, version.encoder.left_out_count))
+        return version.tracked(RelationRecorder(self, relation_oid, tracked.progress, version.encoder.left_out_count))
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
         return self._on_message(prefix, content, xid, in_stream)
@@ -105,18 +105,18 @@ class RecordingObserver:
         notes = self._notes.pop(xid, {})
         for relation_oid, tracked in list(self.relations.items()):
             if relation_oid in notes or self._may_have_changed(tracked, xid, manifest):
-                tracked.table.committed_whole(xid, notes.get(relation_oid, ()))
+                tracked.progress.committed_without_keys(xid, notes.get(relation_oid, ()))
 
     def prepared(self, xid: int) -> None:
         for relation_oid, found in self._notes.pop(xid, {}).items():
             tracked = self.relations.get(relation_oid)
             if tracked is not None:
-                tracked.table.prepared(xid, found)
+                tracked.progress.prepared(xid, found)
 
     def aborted(self, xid: int) -> None:
         self._notes.pop(xid, None)
         for tracked in self.relations.values():
-            tracked.table.rolled_back(xid)
+            tracked.progress.rolled_back(xid)
 
     def _may_have_changed(self, tracked: TrackedTable, xid: int, manifest: Manifest) -> bool:
         """Return whether the transaction may have changed the relation. A transaction of an earlier
@@ -160,11 +160,11 @@ class RelationRecorder:
     """Implements `gateway.transactions.transaction.RelationChangeTracker` for one relation."""
 
     def __init__(
-        self, observer: RecordingObserver, relation_oid: int, table: TableProgress, left_out_count: int
+        self, observer: RecordingObserver, relation_oid: int, progress: TableProgress, left_out_count: int
     ) -> None:
         self._observer = observer
         self._relation_oid = relation_oid
-        self._table = table
+        self._progress = progress
         self._most_keys, self._most_of_one = judging.MAX_KEYS, judging.MAX_KEYS_OF_ONE
         # One more than the limit: a full deque shows that there were too many keys.
         self._keys: deque[bytes | None] = deque(maxlen=self._most_of_one + 1)
@@ -193,26 +193,26 @@ class RelationRecorder:
             return
         note = key[FRAME_BYTES:], old_key[FRAME_BYTES:]
         if self._notes is None:
-            self._table.note_unchanged(*note)
-        elif len(self._notes) < MAX_AGAIN:
+            self._progress.record_unchanged_toast(*note)
+        elif len(self._notes) < MAX_KEYS_TO_READ_AGAIN:
             self._notes.append(note)
-        elif self._table.track is not None:
-            self._table.track.suspects.add(self._wire_xid)
+        elif self._progress.track is not None:
+            self._progress.track.suspects.add(self._wire_xid)
 
     def truncated(self) -> None:
         self._changed_all = self._notes is None
 
     def committed(self, xid: int) -> None:
         """Record the keys of the ordinary transaction that was entered. `xid` is its 64-bit id."""
-        keys, table = self._keys, self._table
-        track = table.track
+        keys, progress = self._keys, self._progress
+        track = progress.track
         if track is None:
             pass
-        elif self._changed_all or table.is_read_at_once or len(keys) > self._most_of_one:
-            track.whole.add(xid)
+        elif self._changed_all or progress.is_read_at_once or len(keys) > self._most_of_one:
+            track.xids_without_keys.add(xid)
         else:
             if len(track.keys) > self._most_keys:
-                self._observer.judge.relieve(track)
+                self._observer.judge.reduce_keys(track)
             noted = track.keys
             for key in keys:
                 if key is not None:

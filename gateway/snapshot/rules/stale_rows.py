@@ -24,7 +24,7 @@ was read before, so that no chunk might ever find it.
 
 The keys of some transactions are not known: those received before the table was begun, those of the
 epoch before (rule R: the ids of what was published and not yet seen are durable), streamed and
-prepared ones, large ones, and TRUNCATE. For these the table keeps only the id (`whole`), and a
+prepared ones, large ones, and TRUNCATE. For these the table keeps only the id (`xids_without_keys`), and a
 chunk whose S does not see one of them is read again.
 
 Transactions received before any of this was recorded have no id here at all. `floor` stands for
@@ -59,21 +59,25 @@ class KeyTrack:
     """The recorded changes to one relation since it was begun. Tracks compare by identity.
 
     `keys`: key -> the transaction that changed it last. (The one before it had ended by then,
-    because of row locks.) `whole`: transactions whose keys are not known. `suspects`: 32-bit ids of
+    because of row locks.) `xids_without_keys`: transactions whose keys are not known. `suspects`: 32-bit ids of
     transactions that were streamed or prepared, and open, when the relation was begun; which of
     their updates left columns out is not known either. `renamed`: new and old keys of prepared
     transactions, by 32-bit id, where an update changed the key and left columns out.
     """
 
-    whole: set[int]
+    xids_without_keys: set[int]
     suspects: set[int] = field(default_factory=set)
     keys: dict[bytes, int] = field(default_factory=dict)
     renamed: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
 
     @property
-    def handed_on(self) -> set[int]:
+    def suspects_to_store(self) -> set[int]:
         """Return the suspects for the next process, which does not know `renamed`."""
         return self.suspects | self.renamed.keys()
+
+    def record_renamed(self, xid: int, keys: list[tuple[bytes, bytes]]) -> None:
+        """Record the new and old keys of a prepared transaction."""
+        self.renamed[xid] = keys
 
     def is_stale(self, key: bytes, visibility: Visibility) -> bool:
         xid = self.keys.get(key)
@@ -95,6 +99,10 @@ class StalenessJudge:
         self.unseen = set(unseen)
         self._in_use: dict[object, Visibility] = {}
         self._tracks: list[KeyTrack] = []
+
+    def wait_for_all_below(self, xid: int) -> None:
+        """Set `floor` to the 64-bit id of a transaction that was assigned when recording began."""
+        self.floor = xid
 
     # -- what comes in the stream
 
@@ -120,33 +128,33 @@ class StalenessJudge:
             self.unseen.clear()
         return wide
 
-    def committed_whole(self, track: KeyTrack, xid: int) -> None:
+    def committed_without_keys(self, track: KeyTrack, xid: int) -> None:
         """Note that a transaction has changed the relation, with keys that are not known."""
-        track.whole.add(self.visibility.widen(xid))
+        track.xids_without_keys.add(self.visibility.widen(xid))
 
-    def relieve(self, track: KeyTrack) -> None:
+    def reduce_keys(self, track: KeyTrack) -> None:
         """Reduce the number of keys: forget those whose transaction every snapshot sees and, if
         many are left, keep only the ids of their transactions. All of them were received
         completely."""
         seen_by_all = self._seen_by_all
         track.keys = {key: xid for key, xid in track.keys.items() if not seen_by_all(xid)}
         if len(track.keys) > MAX_KEYS // 2:
-            track.whole.update(track.keys.values())
+            track.xids_without_keys.update(track.keys.values())
             track.keys.clear()
 
     # -- chunks
 
-    def expect(self, chunk: object) -> None:
+    def snapshot_requested(self, chunk: object) -> None:
         """Note that the chunk's snapshot is about to be taken. It will see at least what the latest
-        one sees; what else is not known until `take`."""
+        one sees; what else is not known until `snapshot_taken`."""
         self._in_use[chunk] = self.visibility
 
-    def take(self, chunk: object, visibility: Visibility) -> None:
-        """Note that a chunk reads with this snapshot, until `drop`."""
+    def snapshot_taken(self, chunk: object, visibility: Visibility) -> None:
+        """Note that a chunk reads with this snapshot, until `release`."""
         self._in_use[chunk] = visibility
         self.observe(visibility)
 
-    def drop(self, chunk: object) -> None:
+    def release(self, chunk: object) -> None:
         self._in_use.pop(chunk, None)
 
     def observe(self, visibility: Visibility) -> None:
@@ -156,13 +164,13 @@ class StalenessJudge:
         seen_by_all = self._seen_by_all
         self.unseen = {xid for xid in self.unseen if not seen_by_all(xid)}
         for track in self._tracks:
-            if track.whole:
-                track.whole = {xid for xid in track.whole if not seen_by_all(xid)}
+            if track.xids_without_keys:
+                track.xids_without_keys = {xid for xid in track.xids_without_keys if not seen_by_all(xid)}
 
     def admits(self, track: KeyTrack, visibility: Visibility) -> bool:
         """Return whether the recorded keys suffice to tell which rows of a chunk with this snapshot
         are stale. If not, the chunk must be read again later."""
-        return self.floor <= visibility.xmin and all(map(visibility.sees, track.whole))
+        return self.floor <= visibility.xmin and all(map(visibility.sees, track.xids_without_keys))
 
     def _seen_by_all(self, xid: int) -> bool:
         return self.visibility.sees(xid) and all(each.sees(xid) for each in self._in_use.values())
