@@ -102,17 +102,17 @@ class HandOver(Protocol):
     """The part of a snapshot that the loop calls (gateway/snapshot/coordinator.py)."""
 
     async def at_commit(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """Take over `arrived`, which was received in the transaction that is about to be committed
-        in the state machine."""
+        """Apply `arrived`, which was received in the transaction that is about to be committed in
+        the state machine."""
         ...
 
     def relation_received(self, relation: Relation, *, is_again: bool) -> None:
-        """Note that a relation is announced in the stream, for the first time in this session or
-        (`is_again`) once more."""
+        """Report a Relation message: the first one of this relation in this session, or
+        (`is_again`) a later one."""
         ...
 
     def partition_received(self, relation_oid: int, root: int) -> None:
-        """Note that a partition is announced in the stream; its changes come as those of `root`."""
+        """Report a Relation message of a partition; its changes come as those of `root`."""
         ...
 
     def pop_states(self) -> dict[bytes, bytes]:

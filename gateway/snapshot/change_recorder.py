@@ -1,5 +1,6 @@
 """Switches the recording of the stream's changes on and off. It is on while a snapshot is in
-progress, and always if rows are reselected (debezium.reselect_unavailable_values)."""
+progress, and always if rows are reselected (debezium.reselect_unavailable_values). It begins before
+the first boundary is emitted: a table that begins later has the ids of all transactions since."""
 
 from __future__ import annotations
 

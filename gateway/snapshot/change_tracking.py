@@ -35,14 +35,14 @@ _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
 
 @dataclass(slots=True)
 class TrackedTable:
-    """A relation whose changes are recorded. `schema_ids`: all schema ids that its changes are
-    known to have been encoded with."""
+    """A relation whose changes are recorded. `schema_ids`: all schema ids that its changes were
+    encoded with."""
 
     progress: TableProgress
     schema_ids: set[int] = field(default_factory=set)
 
 
-Note = tuple[bytes, bytes]
+NewAndOldKey = tuple[bytes, bytes]
 """New and old key of an UPDATE that left columns out."""
 
 
@@ -50,8 +50,8 @@ class RecordingObserver:
     """Implements `gateway.transactions.relations_in_force.ChangeObserver` while tables are under
     snapshot.
 
-    `on_message(prefix, content, xid, in_stream)` returns the object to be handed over at the commit
-    of the message's transaction, or None.
+    `on_message(prefix, content, xid, in_stream)` returns the object to be published or carried out
+    at the commit of the message's transaction, or None.
     """
 
     def __init__(
@@ -66,16 +66,16 @@ class RecordingObserver:
         self.relations: dict[int, TrackedTable] = {}
         self.machine = machine
         self._on_message = on_message
-        self._notes: dict[int, dict[int, list[Note]]] = {}
-        """Notes of transactions that have not ended: xid -> relation oid -> notes. A relation with
-        an empty list was changed, too."""
+        self._left_out: dict[int, dict[int, list[NewAndOldKey]]] = {}
+        """Keys of UPDATEs that left columns out, of transactions that have not ended: xid ->
+        relation oid -> keys. A relation with an empty list was changed, too."""
 
     def begin(self, relation_oid: int, progress: TableProgress, schema_ids: Iterable[int]) -> None:
         """Record the changes to the relation from now on. `progress` must have begun, so that its
         `track` is set."""
         in_force = self.machine.in_force(relation_oid)
-        schema_ids_ = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
-        self.relations[relation_oid] = TrackedTable(progress, schema_ids_)
+        all_ids = {*schema_ids} if in_force is None else {*schema_ids, in_force.schema_id}
+        self.relations[relation_oid] = TrackedTable(progress, all_ids)
         self.machine.set_observer(self)
 
     def end(self, relation_oid: int) -> None:
@@ -102,19 +102,19 @@ class RecordingObserver:
 
     def committed_whole(self, xid: int, manifest: Manifest) -> None:
         self.judge.committed(xid)
-        notes = self._notes.pop(xid, {})
+        left_out = self._left_out.pop(xid, {})
         for relation_oid, tracked in list(self.relations.items()):
-            if relation_oid in notes or self._may_have_changed(tracked, xid, manifest):
-                tracked.progress.committed_without_keys(xid, notes.get(relation_oid, ()))
+            if relation_oid in left_out or self._may_have_changed(tracked, xid, manifest):
+                tracked.progress.committed_without_keys(xid, left_out.get(relation_oid, ()))
 
     def prepared(self, xid: int) -> None:
-        for relation_oid, found in self._notes.pop(xid, {}).items():
+        for relation_oid, keys in self._left_out.pop(xid, {}).items():
             tracked = self.relations.get(relation_oid)
             if tracked is not None:
-                tracked.progress.prepared(xid, found)
+                tracked.progress.prepared(xid, keys)
 
     def aborted(self, xid: int) -> None:
-        self._notes.pop(xid, None)
+        self._left_out.pop(xid, None)
         for tracked in self.relations.values():
             tracked.progress.rolled_back(xid)
 
@@ -127,8 +127,8 @@ class RecordingObserver:
 
     # -- the changes' side
 
-    def notes_of(self, xid: int, relation_oid: int) -> list[Note]:
-        return self._notes.setdefault(xid, {}).setdefault(relation_oid, [])
+    def left_out_of(self, xid: int, relation_oid: int) -> list[NewAndOldKey]:
+        return self._left_out.setdefault(xid, {}).setdefault(relation_oid, [])
 
 
 class MessageObserver:
@@ -171,36 +171,36 @@ class RelationRecorder:
         self.hold_key: Callable[[bytes | None], None] = self._keys.append
         self.left_out_count = left_out_count
         self._wire_xid = 0
-        self._notes: list[Note] | None = None
-        """Notes of the streamed or prepared transaction that was entered last; None for an ordinary
-        one."""
+        self._left_out: list[NewAndOldKey] | None = None
+        """Keys for rule T of the streamed or prepared transaction that was entered last; None for
+        an ordinary one."""
         self._changed_all = False
 
     def enter(self, transaction: Transaction) -> None:
         if transaction.commit_lsn is not None:
-            if self._notes is not None:
-                self._notes = None
+            if self._left_out is not None:
+                self._left_out = None
                 self.hold_key = self._keys.append
             self._observer.entered.append(self)
         else:
             self._wire_xid = transaction.xid
-            self._notes = self._observer.notes_of(transaction.xid, self._relation_oid)
+            self._left_out = self._observer.left_out_of(transaction.xid, self._relation_oid)
             self.hold_key = _NOWHERE.append
 
     def left_out(self, encoder: RowEncoder, key: bytes | None, old_key: bytes | None) -> None:
         self.left_out_count = encoder.left_out_count
         if key is None or old_key is None:
             return
-        note = key[FRAME_BYTES:], old_key[FRAME_BYTES:]
-        if self._notes is None:
-            self._progress.record_unchanged_toast(*note)
-        elif len(self._notes) < MAX_KEYS_TO_READ_AGAIN:
-            self._notes.append(note)
+        keys = key[FRAME_BYTES:], old_key[FRAME_BYTES:]
+        if self._left_out is None:
+            self._progress.record_unchanged_toast(*keys)
+        elif len(self._left_out) < MAX_KEYS_TO_READ_AGAIN:
+            self._left_out.append(keys)
         elif self._progress.track is not None:
             self._progress.track.suspects.add(self._wire_xid)
 
     def truncated(self) -> None:
-        self._changed_all = self._notes is None
+        self._changed_all = self._left_out is None
 
     def committed(self, xid: int) -> None:
         """Record the keys of the ordinary transaction that was entered. `xid` is its 64-bit id."""
@@ -213,9 +213,9 @@ class RelationRecorder:
         else:
             if len(track.keys) > self._most_keys:
                 self._observer.judge.reduce_keys(track)
-            noted = track.keys
+            recorded = track.keys
             for key in keys:
                 if key is not None:
-                    noted[key[FRAME_BYTES:]] = xid
+                    recorded[key[FRAME_BYTES:]] = xid
         keys.clear()
         self._changed_all = False

@@ -51,7 +51,7 @@ class RelationChanged(WalgateError):
 
 class SnapshotTooOld(WalgateError):
     """The chunk's PostgreSQL snapshot cannot be used, because it does not see a transaction whose
-    keys are not known (rules/stale_rows.py), or because the table has begun again meanwhile."""
+    keys were not recorded (rules/stale_rows.py), or because the table has begun again meanwhile."""
 
 
 class ChunkTooLarge(WalgateError):
@@ -77,7 +77,7 @@ class ReadChunk:
         self.row_count = len(self.rows)
 
     def emitted(self, xid: int) -> None:
-        """Note the 32-bit id of its transaction, which the server has returned."""
+        """Record the 32-bit id of its transaction, which the server has returned."""
         self.xid = xid
 
     def release_rows(self) -> None:

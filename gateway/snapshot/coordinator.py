@@ -196,13 +196,13 @@ class SnapshotCoordinator:
             self._tasks.queue(oid, namespace, name, command.purpose)
 
     def relation_received(self, relation: Relation, *, is_again: bool) -> None:
-        """Note that the stream has brought a Relation message. `is_again`: not the first of this
+        """Report that the stream has brought a Relation message. `is_again`: not the first of this
         relation, so the relation or one of its publications may have been altered."""
         self._is_check_due |= is_again
         self._discovery.relation_received(relation.relation_oid, relation.namespace, relation.name)
 
     def partition_received(self, relation_oid: int, root: int) -> None:
-        """Note that the stream has brought a Relation message of a partition whose rows come as
+        """Report that the stream has brought a Relation message of a partition whose rows come as
         rows of its root."""
         self._is_check_due |= self._discovery.partition_received(relation_oid, root)
 

@@ -36,7 +36,7 @@ class SnapshotBoundary:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def emitted(self, xid: int) -> None:
-        """Note the 32-bit id of its transaction, which the server has returned."""
+        """Record the 32-bit id of its transaction, which the server has returned."""
         self.xid = xid
 
 
@@ -70,7 +70,7 @@ class PendingChunks:
         self._by_message_id[message_id.encode()] = emitted
 
     def forget(self, message_id: str) -> None:
-        """Note that the transaction of the message has failed."""
+        """Report that the transaction of the message has failed."""
         self._by_message_id.pop(message_id.encode(), None)
 
     def message_received(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | SnapshotBoundary | None:
@@ -105,7 +105,8 @@ class PendingChunks:
         self.done(emitted)
 
     def done(self, emitted: ReadChunk | SnapshotBoundary) -> None:
-        """Note that the chunk was published or given back, or the boundary applied or discarded."""
+        """Report that the chunk was published or given back, or the boundary applied or
+        discarded."""
         if isinstance(emitted, ReadChunk):
             emitted.release_rows()  # the reader keeps its last chunk while there is nothing more to read
         elif emitted.is_last:

@@ -1,5 +1,5 @@
-"""Publishes chunks, and applies boundaries, where their transactions commit in the stream; they take
-effect only there."""
+"""Publishes chunks, and applies boundaries, where their transactions commit in the stream; they
+take effect only there."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class ReadPlan:
     """The way in which the rows of a relation are queried and encoded.
 
     `is_binary`: for each column, whether it is sent in binary form. `keeps_tuples`: rows are
-    encoded only when they are handed over.
+    encoded only when they are published.
     """
 
     surveyed: Surveyed

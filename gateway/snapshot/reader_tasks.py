@@ -82,7 +82,7 @@ class ReaderTasks:
         """A reader found nothing to read when it last looked."""
 
     def chunk_arrived(self, transaction_count: int) -> None:
-        """Note that a chunk arrived as transaction number `transaction_count` of the stream."""
+        """Report that a chunk arrived as transaction number `transaction_count` of the stream."""
         self._is_shared, self._next_transaction = transaction_count > self._next_transaction, transaction_count + 1
 
     async def run(self) -> None:

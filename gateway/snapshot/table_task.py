@@ -83,12 +83,12 @@ class TableTask:
 
     @property
     def progress(self) -> TableProgress | None:
-        """None until the table is set up."""
+        """The progress, or None until the table is set up."""
         return self._progress
 
     @property
     def plan(self) -> ReadPlan | None:
-        """None until the table is set up, and while its plan is outdated."""
+        """The read plan, or None until the table is set up, and while it is outdated."""
         return self._plan
 
     @property
@@ -102,8 +102,8 @@ class TableTask:
 
     @property
     def is_readable(self) -> bool:
-        """Return whether it is known how to read the table. Its row filter is not known if the
-        table was locked when the gateway started."""
+        """Return whether there is a read plan with a row filter. The filter cannot be printed if
+        the table was locked when the gateway started."""
         return self._plan is not None and self._plan.surveyed.row_filter is not None
 
     @property
@@ -275,14 +275,14 @@ class TableTask:
         self._plan = None
 
     def boundary_emitted(self) -> None:
-        """Note that the transaction that begins or ends the table was emitted."""
+        """Report that the transaction that begins or ends the table was emitted."""
         self._awaits_boundary = True
 
     def boundary_arrived(self) -> None:
         self._awaits_boundary = False
 
     def boundary_discarded(self) -> None:
-        """Note that the transaction does not count: another one is emitted."""
+        """Report that the transaction does not count: another one is emitted."""
         self._awaits_boundary = False
         if self._progress is not None:
             self._progress.go_on_reading()
@@ -292,14 +292,14 @@ class TableTask:
         self._blocked_until = until
 
     def chunk_read(self, chunk: Chunk) -> None:
-        """Note that a chunk was read. Failures of another chunk, for a reason that does not pass,
+        """Report that a chunk was read. Failures of another chunk, for a reason that does not pass,
         are kept: chunks after it can be read without it becoming readable."""
         obstacle, failed_chunk = self._obstacle, self._failed_chunk
         if obstacle is None or obstacle.passes or failed_chunk is None or failed_chunk.is_same(chunk):
             self._forget_failures()
 
     def chunk_failed(self, chunk: Chunk, obstacle: Obstacle, plan: ReadPlan | None, until: float) -> None:
-        """Note that a chunk could not be read; the table is not read before `until`."""
+        """Report that a chunk could not be read; the table is not read before `until`."""
         self._attempts += 1
         self._failed_chunk, self._failed_plan, self._obstacle = chunk, plan, obstacle
         self._blocked_until = until
@@ -308,12 +308,12 @@ class TableTask:
         self._attempts, self._failed_chunk, self._failed_plan, self._obstacle = 0, None, None, None
 
     def changed_while_read(self) -> None:
-        """Note that the table changed while it was read as a whole."""
+        """Report that the table changed while it was read as a whole."""
         self._changed_count += 1
 
     def value_missed(self) -> None:
-        """Note that an UPDATE left a value out. Unless its key is being recorded, only reading the
-        whole table sends the value."""
+        """Report that an UPDATE left a value out. Unless its key is being recorded, only reading
+        the whole table sends the value."""
         self._misses_keys = self._misses_keys or not self.records_keys
 
     def purpose_is_replace(self) -> None:
@@ -335,7 +335,7 @@ class TableTask:
         self._is_set_aside, self._blocked_until = True, inf
 
     def readable_again(self) -> None:
-        """Note that a table that was set aside can be read now."""
+        """Report that a table that was set aside can be read now."""
         self._forget_failures()
         self._is_set_aside, self._blocked_until = False, 0.0
 

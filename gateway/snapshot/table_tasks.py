@@ -187,7 +187,7 @@ class TableTasks:
         self._finished.append(TableTask(state, void_segments=void_segments))
 
     def restored_is_unpublished(self, oid: int) -> None:
-        """Note that a table that an earlier session has not finished is no longer published."""
+        """Report that a table that an earlier session has not finished is no longer published."""
         self._unpublished.add(oid)
 
     def no_longer_published(self, oid: int, name: str = "") -> None:
@@ -206,7 +206,7 @@ class TableTasks:
         self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
 
     def published_again(self, oid: int) -> bool:
-        """Note that a relation is published. Returns whether it was unpublished for a time."""
+        """Report that a relation is published. Returns whether it was unpublished for a time."""
         was_unpublished = oid in self._unpublished
         self._unpublished.discard(oid)
         return was_unpublished
@@ -227,7 +227,7 @@ class TableTasks:
         task.plan_found(plan)
 
     def plan_outdated(self, task: TableTask) -> None:
-        """Note that the table can only be read with a new plan."""
+        """Report that the table can only be read with a new plan."""
         task.plan_outdated()
 
     def block(self, tasks: Iterable[TableTask], until: float) -> None:
@@ -236,7 +236,7 @@ class TableTasks:
             task.block(until)
 
     def boundary_emitted(self, tasks: Iterable[TableTask]) -> None:
-        """Note that the transaction that begins or ends the tables was emitted."""
+        """Report that the transaction that begins or ends the tables was emitted."""
         for task in tasks:
             task.boundary_emitted()
 
@@ -256,7 +256,7 @@ class TableTasks:
         self._recorder.begin(task.oid, task.progress, [task.plan.version.schema_id])
 
     def nothing_left(self, task: TableTask) -> None:
-        """Note that all rows of the table are published: what remains is its SNAPSHOT_END."""
+        """Report that all rows of the table are published: what remains is its SNAPSHOT_END."""
         assert task.progress is not None
         task.progress.nothing_left()
 
@@ -278,7 +278,7 @@ class TableTasks:
         task.begin_again()
 
     def changed_while_read(self, task: TableTask) -> None:
-        """Note that a table that is read as a whole changed meanwhile."""
+        """Report that a table that is read as a whole changed meanwhile."""
         task.changed_while_read()
 
     def set_aside(self, task: TableTask) -> None:
@@ -323,7 +323,7 @@ class TableTasks:
     def chunk_failed(
         self, task: TableTask, chunk: Chunk, obstacle: Obstacle, plan: ReadPlan | None, until: float
     ) -> None:
-        """Note that a chunk could not be read; the table is not read before `until`."""
+        """Report that a chunk could not be read; the table is not read before `until`."""
         task.chunk_failed(chunk, obstacle, plan, until)
 
     def partitions_left_out(self, task: TableTask, chunk: Chunk) -> None:
@@ -332,11 +332,11 @@ class TableTasks:
         task.block(0.0)
 
     def give_back(self, chunk: Chunk) -> None:
-        """Note that a chunk was not read, or does not count: its part is read again."""
+        """Report that a chunk was not read, or does not count: its part is read again."""
         chunk.progress.give_back(chunk)
 
     def published(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
-        """Note that a chunk was published where its transaction commits."""
+        """Report that a chunk was published where its transaction commits."""
         chunk.progress.published(chunk, row_count, stale_count)
 
     # -- reselections
@@ -369,7 +369,7 @@ class TableTasks:
         task.read_whole(self.snapshot.id)
 
     def value_missed(self, task: TableTask) -> None:
-        """Note that an UPDATE of the table left a value out."""
+        """Report that an UPDATE of the table left a value out."""
         task.value_missed()
 
     def cancel_keeping_keys(self, task: TableTask) -> KeyList:

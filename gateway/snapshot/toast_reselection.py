@@ -39,10 +39,10 @@ class Reselection:
         self.is_on = is_on
 
     def left_out(self, relation_oid: int) -> bool:
-        """Note that an UPDATE of the relation came without a value, and have its row read again.
+        """Report that an UPDATE of the relation came without a value, and have its row read again.
 
         Returns whether changes are recorded from this one on. Otherwise they were recorded already,
-        or the table will be read as a whole. (Earlier changes of the row need not be known: a
+        or the table will be read as a whole. (Earlier changes of the row need not be recorded: a
         PostgreSQL snapshot that sees this one sees them, too.)
         """
         tasks = self._tasks

@@ -34,8 +34,8 @@ log = structlog.get_logger()
 
 
 class UnreadableTables:
-    """Finds the tables that the snapshot ends without (`set_hopeless_aside`, called by the coordinator), and tries
-    them again (`run`, a task of its own)."""
+    """Finds the tables that the snapshot ends without (`set_hopeless_aside`, called by the
+    coordinator), and tries them again (`run`, a task of its own)."""
 
     def __init__(self, settings: Settings, tasks: TableTasks, pending: PendingChunks) -> None:
         self._login = login_of(settings.source)

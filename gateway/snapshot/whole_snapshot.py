@@ -46,8 +46,8 @@ class WholeSnapshot:
             log.info("snapshot_begins", snapshot_id=self._id, tables=table_count)
 
     def begin_is_published(self) -> bool:
-        """Note that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Returns False if it
-        was published before."""
+        """Report that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Returns False if
+        it was published before."""
         is_new = self._id not in self._published_ids
         self._published_ids.add(self._id)
         return is_new

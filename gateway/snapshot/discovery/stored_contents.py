@@ -1,4 +1,4 @@
-"""What the published rows of settled relations depend on, and which of it is not stored yet."""
+"""Keeps what the published rows of settled relations depend on, until it is stored."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class StoredContents:
         self._unwritten.add(oid)
 
     def is_unchanged(self, oid: int, horizon: int) -> None:
-        """Note, without storing it, that the relation was as it is here at this horizon."""
+        """Report, without storing it, that the relation was as it is here at this horizon."""
         self._horizons[oid] = horizon
 
     def forget(self, oid: int) -> None:

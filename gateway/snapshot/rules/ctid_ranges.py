@@ -125,18 +125,18 @@ class CtidPlan:
         self._being_read.append(found)
         return found
 
-    def shorten(self, taken: TidRange, part: TidRange, rest: TidRange | None) -> None:
+    def shorten(self, tid_range: TidRange, part: TidRange, rest: TidRange | None) -> None:
         """Read only `part` of a range that is being read, and `rest` later."""
-        self._being_read[self._being_read.index(taken)] = part
+        self._being_read[self._being_read.index(tid_range)] = part
         if rest is not None:
             self._waiting.appendleft(rest)
 
-    def give_back(self, taken: TidRange) -> None:
-        self._being_read.remove(taken)
-        self._waiting.appendleft(taken)
+    def give_back(self, tid_range: TidRange) -> None:
+        self._being_read.remove(tid_range)
+        self._waiting.appendleft(tid_range)
 
-    def range_read(self, taken: TidRange) -> None:
-        self._being_read.remove(taken)
+    def range_read(self, tid_range: TidRange) -> None:
+        self._being_read.remove(tid_range)
 
 
 class ChunkSizer:

@@ -1,5 +1,11 @@
-"""Decides which rows of a chunk equal the source's rows where the chunk commits: three rules,
-named V (visibility), T (TOAST) and R (restart).
+"""Decides which rows of a chunk equal the source's rows where the chunk commits, by three rules:
+
+    V (visibility)   a row is stale, and read again, if its key was changed by a transaction that
+                     was received and that the chunk's PostgreSQL snapshot does not see
+    T (TOAST)        while blocks are read, the key of an UPDATE that left TOASTed columns out is
+                     read again
+    R (restart)      keys are not stored, transaction ids are: a chunk whose PostgreSQL snapshot
+                     does not see a transaction that an earlier process received is read again
 
 Theory
 ======
@@ -22,14 +28,16 @@ A stale row is discarded, and its key is read again. The same applies, while blo
 key of an UPDATE that left TOASTed columns out (rule T): it moved the row, perhaps to a block that
 was read before, so that no chunk might ever find it.
 
-The keys of some transactions are not known: those received before the table was begun, those of the
-epoch before (rule R: the ids of what was published and not yet seen are durable), streamed and
-prepared ones, large ones, and TRUNCATE. For these the table keeps only the id (`xids_without_keys`), and a
-chunk whose S does not see one of them is read again.
+The keys of some transactions were not recorded: those received before the table was begun, those
+that an earlier process received (rule R: `unseen`, the ids of what was published and not yet seen,
+is stored with the rows), streamed and prepared ones, large ones, and TRUNCATE. For these the table
+keeps only the id (`xids_without_keys`), and a chunk whose S does not see one of them is read again.
 
-Transactions received before any of this was recorded have no id here at all. `floor` stands for
-them: the next transaction id at the moment when recording began. A chunk waits until every
-transaction below it has ended, as the creation of a slot does.
+Recording begins before any table does: the ids of all transactions are recorded from the moment
+when the coordinator starts the judge, keys of a table from its SNAPSHOT_BEGIN on. The transactions
+in between are the table's first `xids_without_keys`. Transactions received before the judge was
+started have no id here at all. `floor` stands for them: the next transaction id at that moment. A
+chunk waits until every transaction below it has ended, as the creation of a slot does.
 
 Why it is right: after H, every row of a chunk is what the source had at H. tests/snapshot/world.py
 tests this with random histories; with any of the rules removed, it finds a history that goes wrong.
@@ -59,10 +67,11 @@ class KeyTrack:
     """The recorded changes to one relation since it was begun. Tracks compare by identity.
 
     `keys`: key -> the transaction that changed it last. (The one before it had ended by then,
-    because of row locks.) `xids_without_keys`: transactions whose keys are not known. `suspects`: 32-bit ids of
-    transactions that were streamed or prepared, and open, when the relation was begun; which of
-    their updates left columns out is not known either. `renamed`: new and old keys of prepared
-    transactions, by 32-bit id, where an update changed the key and left columns out.
+    because of row locks.) `xids_without_keys`: transactions whose keys were not recorded.
+    `suspects`: 32-bit ids of transactions that were streamed or prepared, and open, when the
+    relation was begun; which of their updates left columns out was not recorded either. `renamed`:
+    new and old keys of prepared transactions, by 32-bit id, where an update changed the key and
+    left columns out.
     """
 
     xids_without_keys: set[int]
@@ -72,7 +81,7 @@ class KeyTrack:
 
     @property
     def suspects_to_store(self) -> set[int]:
-        """Return the suspects for the next process, which does not know `renamed`."""
+        """Return the suspects to be stored for the next process, in which `renamed` is lost."""
         return self.suspects | self.renamed.keys()
 
     def record_renamed(self, xid: int, keys: list[tuple[bytes, bytes]]) -> None:
@@ -90,7 +99,7 @@ class StalenessJudge:
     `visibility`: the latest PostgreSQL snapshot, of a chunk or of the coordinator. `floor`: a chunk
     counts only if every transaction with a lower 64-bit id had ended when its snapshot was taken.
     `unseen`: 64-bit ids of transactions that were received, and that the latest snapshot or one in
-    use did not see when the judge last looked.
+    use did not see when the latest one was taken.
     """
 
     def __init__(self, visibility: Visibility, floor: int, unseen: Iterable[int] = ()) -> None:
@@ -107,8 +116,8 @@ class StalenessJudge:
     # -- what comes in the stream
 
     def begin(self, suspects: Iterable[int] = ()) -> KeyTrack:
-        """Record the changes to a relation that is read from here on. Of earlier changes, only the
-        transactions are known."""
+        """Record the changes to a relation that is read from here on. Of changes before that, only
+        the ids of their transactions were recorded (`unseen`)."""
         track = KeyTrack(set(self.unseen), set(suspects))
         self._tracks.append(track)
         return track
@@ -117,7 +126,7 @@ class StalenessJudge:
         self._tracks.remove(track)
 
     def committed(self, xid: int) -> int:
-        """Note that a transaction was received, by its 32-bit id, and return its 64-bit id. Call
+        """Record that a transaction was received, by its 32-bit id, and return its 64-bit id. Call
         this for every transaction."""
         wide = self.visibility.widen(xid)
         self.unseen.add(wide)
@@ -129,7 +138,7 @@ class StalenessJudge:
         return wide
 
     def committed_without_keys(self, track: KeyTrack, xid: int) -> None:
-        """Note that a transaction has changed the relation, with keys that are not known."""
+        """Record that a transaction has changed the relation, with keys that were not recorded."""
         track.xids_without_keys.add(self.visibility.widen(xid))
 
     def reduce_keys(self, track: KeyTrack) -> None:
@@ -145,12 +154,12 @@ class StalenessJudge:
     # -- chunks
 
     def snapshot_requested(self, chunk: object) -> None:
-        """Note that the chunk's snapshot is about to be taken. It will see at least what the latest
-        one sees; what else is not known until `snapshot_taken`."""
+        """Register a chunk whose snapshot is about to be taken. It will see at least what the
+        latest one sees; what else, `snapshot_taken` tells."""
         self._in_use[chunk] = self.visibility
 
     def snapshot_taken(self, chunk: object, visibility: Visibility) -> None:
-        """Note that a chunk reads with this snapshot, until `release`."""
+        """Register the snapshot that a chunk reads with, until `release`."""
         self._in_use[chunk] = visibility
         self.observe(visibility)
 
@@ -158,8 +167,8 @@ class StalenessJudge:
         self._in_use.pop(chunk, None)
 
     def observe(self, visibility: Visibility) -> None:
-        """Note a snapshot that was taken later than those before, and forget the transactions that
-        all snapshots in use see."""
+        """Register a snapshot that was taken later than those before, and forget the transactions
+        that all snapshots in use see."""
         self.visibility = visibility
         seen_by_all = self._seen_by_all
         self.unseen = {xid for xid in self.unseen if not seen_by_all(xid)}

@@ -186,13 +186,13 @@ class TableProgress:
         self._forget()
 
     def nothing_left(self) -> None:
-        """Note that everything is read, and that the transaction that brings SNAPSHOT_END is about
-        to be emitted."""
+        """Report that everything is read, and that the transaction that brings SNAPSHOT_END is
+        about to be emitted."""
         assert self.is_complete
         self._status = Status.ENDING
 
     def go_on_reading(self) -> None:
-        """Note that the transaction that was to bring SNAPSHOT_END does not count."""
+        """Report that the transaction that was to bring SNAPSHOT_END does not count."""
         if self._status is Status.ENDING:
             self._status = Status.READING
 
@@ -241,13 +241,13 @@ class TableProgress:
         self._keys_to_reselect.discard(key)
 
     def prepared(self, xid: int, unchanged: Sequence[tuple[bytes, bytes]]) -> None:
-        """Note that a transaction that changed the relation was prepared. Rows that it moved
+        """Record that a transaction that changed the relation was prepared. Rows that it moved
         without changing their keys may be read before it ends; rows with new keys do not exist
         until then."""
         for key, old_key in unchanged:
             if key == old_key:
                 self.record_unchanged_toast(key, key)
-        renamed = [note for note in unchanged if note[0] != note[1]]
+        renamed = [keys for keys in unchanged if keys[0] != keys[1]]
         if self._track is None or not renamed:
             return
         if len(renamed) + sum(map(len, self._track.renamed.values())) <= MAX_KEYS_TO_READ_AGAIN:
@@ -256,12 +256,12 @@ class TableProgress:
             self._track.suspects.add(xid)
 
     def rolled_back(self, xid: int) -> None:
-        """Note that a prepared transaction was rolled back."""
+        """Report that a prepared transaction was rolled back."""
         if self._track is not None:
             self._track.renamed.pop(xid, None)
 
     def committed_without_keys(self, xid: int, unchanged: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Note that a streamed or prepared transaction that changed the relation was committed.
+        """Report that a streamed or prepared transaction that changed the relation was committed.
         `unchanged` has the keys for rule T."""
         if self._track is None:
             return
@@ -323,8 +323,8 @@ class TableProgress:
             chunk.range = part
 
     def snapshot_taken(self, chunk: Chunk, visibility: Visibility) -> bool:
-        """Note that the chunk's snapshot was taken. Returns False if the chunk would not count and
-        need not be read."""
+        """Report that the chunk's snapshot was taken. Returns False if the chunk would not count
+        and need not be read."""
         if chunk.generation != self._generation:
             return False
         assert self._track is not None
@@ -354,7 +354,7 @@ class TableProgress:
         return False
 
     def published(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
-        """Note, where the chunk commits, that the chunk's rows were published."""
+        """Report, where the chunk commits, that the chunk's rows were published."""
         assert self._track is not None and chunk.visibility is not None
         self._chunks.discard(chunk)
         self.judge.release(chunk)
@@ -371,7 +371,7 @@ class TableProgress:
                 self._drop_key(key)
 
     def give_back(self, chunk: Chunk) -> None:
-        """Note that a chunk was not read, or does not count: its part is read again."""
+        """Report that a chunk was not read, or does not count: its part is read again."""
         self.judge.release(chunk)
         if chunk.generation != self._generation or chunk not in self._chunks:
             return
