@@ -44,9 +44,9 @@ After a restart, a table goes on with the ranges and keys in its stored state (r
 was emitted but is not in the stored state is read again: its message, if it arrives again, has an
 id that the new process has not emitted, and is ignored.
 
-Only one error of this package may stop the gateway: UnwritableTable, a row or a schema that cannot
-be written (gateway/runtime/quarantine.py decides). All others end the session, which is tried
-again, or concern one table, which is tried again while the others are read.
+An error from PostgreSQL never stops the gateway: it ends the session, which is tried again, or
+concerns one table, which is tried again while the others are read. A row or a schema that cannot be
+written may stop it (UnwritableTable; gateway/runtime/quarantine.py decides).
 
 The package must not know `gateway.runtime` and `gateway.cli`, which use it; `rules` knows no I/O.
 """

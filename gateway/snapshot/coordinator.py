@@ -10,11 +10,12 @@
 The durable state is written in the Kafka transaction that has the rows (`pop_states`). The stream
 waits while `at_commit` publishes a chunk.
 
-Errors. A table that PostgreSQL cannot read is logged and tried again later, while the stream and
-the others go on. A failed query of the catalog ends the session, which is tried again. A row or a
-schema that cannot be written (UnwritableTable) ends the session too, and is the only error of a
-snapshot that may stop the gateway: gateway/runtime/quarantine.py puts the table in quarantine or
-stops, as errors.on_error says.
+Errors. An error from PostgreSQL never stops the gateway: a table that cannot be read is logged and
+tried again later, while the stream and the others go on; a failed query of the catalog ends the
+session, which is tried again. A row or a schema that cannot be written may stop it
+(UnwritableTable: gateway/runtime/quarantine.py stops, or puts the table in quarantine, as
+errors.on_error says). So may what stops it elsewhere: a registry that refuses the credentials, and
+bugs.
 """
 
 from __future__ import annotations
