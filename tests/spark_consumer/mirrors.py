@@ -28,11 +28,11 @@ def merge_waiting(spark: SparkSession, mirror: AppendingMirror) -> None:
     """Merge the changes that wait.
 
     What a version shows before that is what the merge makes of the tables: each is compared, by
-    value, at the second merge of a mirror and at every third one after it. The comparison takes
+    value, at the second merge of a mirror and at every sixth one after it. The comparison takes
     longer than the merge.
     """
     _merges[mirror.path] += 1
-    if _merges[mirror.path] % 3 != 2:
+    if _merges[mirror.path] % 6 != 2:
         mirror.finish(spark, merge=True)
         return
     before = None

@@ -404,7 +404,7 @@ def odd_change(feeder: Feeder, items: Table, odd: Table, number: int) -> int:
     return commit_lsn
 
 
-@pytest.mark.parametrize("who_merges", ["the mirror", "walgate merge"])
+@pytest.mark.parametrize("who_merges", ["the mirror", pytest.param("walgate merge", marks=pytest.mark.long)])
 def test_a_mirror_goes_on_without_a_table_that_no_merge_can_take(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, who_merges: str
 ) -> None:

@@ -115,7 +115,7 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
     ("batch_here", "tables_here"),
     [
         pytest.param(False, False, id="spark"),
-        pytest.param(False, True, id="table_here"),
+        pytest.param(False, True, marks=pytest.mark.long, id="table_here"),
         pytest.param(True, False, marks=pytest.mark.long, id="batch_here"),
     ],
 )

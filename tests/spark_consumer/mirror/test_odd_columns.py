@@ -127,6 +127,7 @@ def test_an_added_column_has_nothing_of_what_an_older_release_left(
     assert sorted((row["id"], row["price"], row["_special"]) for row in rows) == [(1, None, None), (2, None, None)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fold")
 def test_columns_may_begin_with_a_dot(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     dots = feeder.table(relation("dots", {"id": INT8, ".id": INT8, ".note": TEXT}, (".id",)))

@@ -78,7 +78,10 @@ def in_one_transaction(feeder: Feeder, *changes: Callable[[Any], Any]) -> int:
     return transaction.commit()
 
 
-@pytest.mark.parametrize("merges", [False, True], ids=["appended", "merged"])
+# Where changes are merged, what a version shows before is compared too (merge_waiting).
+@pytest.mark.parametrize(
+    "merges", [pytest.param(False, marks=pytest.mark.long, id="appended"), pytest.param(True, id="merged")]
+)
 @pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int, merges: bool
@@ -231,7 +234,8 @@ def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
     assert (verdict.snapshot_id, verdict.surplus) == ("emptied", 1)
 
 
-@pytest.mark.parametrize("key", [pytest.param(("id",), id="rows"), pytest.param((), marks=pytest.mark.long, id="log")])
+@pytest.mark.long
+@pytest.mark.parametrize("key", [pytest.param(("id",), id="rows"), pytest.param((), id="log")])
 def test_columns_with_names_of_the_comparison_are_compared_as_all_others(
     reader: Reader, feeder: Feeder, key: tuple[str, ...]
 ) -> None:

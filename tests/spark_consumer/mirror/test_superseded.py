@@ -86,7 +86,7 @@ def expected(last: int) -> tuple[list[int], list[str]]:
     return list(range(1, last + 1)), [f"/{number}" for number in range(1, last + 1)]
 
 
-@pytest.mark.parametrize("tables", ["there", "new"])
+@pytest.mark.parametrize("tables", ["there", pytest.param("new", marks=pytest.mark.long)])
 def test_a_merge_that_was_prepared_before_another_wrote_looks_again(scene: Scene, tables: str) -> None:
     """The first writes its tables between the moment when the second has looked at them and its own
     writes."""
