@@ -53,7 +53,7 @@ class KafkaTransactions:
     """The Kafka transactions of one stream, after `position`. Up to `careful_until`, each
     PostgreSQL transaction gets one of its own.
 
-    `take_states` returns the states of snapshots, by key, that become durable with the Kafka
+    `pop_states` returns the states of snapshots, by key, that become durable with the Kafka
     transaction that is closed now.
     """
 
@@ -67,7 +67,7 @@ class KafkaTransactions:
         status: StreamStatus,
         careful_until: Lsn = _NOWHERE,
         *,
-        take_states: Callable[[], dict[bytes, bytes]] | None = None,
+        pop_states: Callable[[], dict[bytes, bytes]] | None = None,
     ) -> None:
         self.careful_until = careful_until
         self.is_stopping = False
@@ -79,7 +79,7 @@ class KafkaTransactions:
         self._feedback = feedback
         self._position = position
         self._status = status
-        self._take_states = take_states
+        self._pop_states = pop_states
         self._unclosed_bytes = 0
         self._unflushed_bytes = 0
         self._more_at_hand = False
@@ -250,7 +250,7 @@ class KafkaTransactions:
         position = advance(
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
-        states = {} if self._take_states is None else self._take_states()
+        states = {} if self._pop_states is None else self._pop_states()
         self._delivery.close(machine.take_markers(), position, states)
         if self._position.skip_lsn and not position.skip_lsn:
             log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))

@@ -84,18 +84,18 @@ class ReadWhole(Retry):
 class HandOver(Protocol):
     """The part of a snapshot that the loop calls (gateway/snapshot/coordinator.py)."""
 
-    async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """Take over `arrived`, which was received in the transaction that is about to be committed
-        in the state machine."""
+    async def at_commit(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """Apply `arrived`, which was received in the transaction that is about to be committed in
+        the state machine."""
         ...
 
-    def announced(self, relation: Relation, *, is_again: bool) -> None:
-        """Note that a relation is announced in the stream, for the first time in this session or
-        (`is_again`) once more."""
+    def relation_received(self, relation: Relation, *, is_again: bool) -> None:
+        """Report a Relation message: the first one of this relation in this session, or
+        (`is_again`) a later one."""
         ...
 
-    def announced_leaf(self, relation_oid: int, root: int) -> None:
-        """Note that a partition is announced in the stream; its changes come as those of `root`."""
+    def partition_received(self, relation_oid: int, root: int) -> None:
+        """Report a Relation message of a partition; its changes come as those of `root`."""
         ...
 
 
@@ -191,7 +191,7 @@ class ReplicationLoop:
                     else:
                         if tag == COMMIT and (commit := commit_at(data, start, end)) is not None:
                             if machine.arrived is not None and self._snapshot is not None:
-                                await self._snapshot.hand_over(machine.arrived, *commit)
+                                await self._snapshot.at_commit(machine.arrived, *commit)
                             machine.commit(*commit)
                             failpoint("commit_received")
                         else:
@@ -234,12 +234,12 @@ class ReplicationLoop:
         previous, self._announced_last = self._announced_last, relation
         if await self._registrar.comes_as_root(relation, previous):
             if self._snapshot is not None and previous is not None:
-                self._snapshot.announced_leaf(relation_oid, previous.relation_oid)
+                self._snapshot.partition_received(relation_oid, previous.relation_oid)
             name = f"{relation.namespace}.{relation.name}"
             machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
             return
         if self._snapshot is not None:
-            self._snapshot.announced(relation, is_again=relation_oid in self._relation_names)
+            self._snapshot.relation_received(relation, is_again=relation_oid in self._relation_names)
         self._relation_names[relation_oid] = relation.namespace, relation.name
         excluded = await self._registrar.excluded_tables.find(relation)
         if excluded is not None:

@@ -21,7 +21,7 @@ def small_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stale_rows, "MAX_KEYS", 4)
     monkeypatch.setattr(stale_rows, "MAX_KEYS_OF_ONE", 3)
     monkeypatch.setattr(stale_rows, "MAX_UNSEEN", 3)
-    monkeypatch.setattr(table_progress, "MAX_AGAIN", 4)
+    monkeypatch.setattr(table_progress, "MAX_KEYS_TO_READ_AGAIN", 4)
     monkeypatch.setattr(table_progress, "KEYS_FIRST", 2)
 
 

@@ -15,7 +15,7 @@ def test_what_is_stored_is_what_it_holds(steps: list[tuple[str, int]]) -> None:
     keys, model, stored = KeyList(), dict[bytes, None](), dict[int, list[bytes]]()
 
     def store() -> None:
-        for number, segment in keys.take_dirty().items():
+        for number, segment in keys.pop_dirty().items():
             if segment:
                 assert len(segment) <= SEGMENT_KEYS
                 stored[number] = segment
@@ -46,7 +46,7 @@ def test_what_is_stored_is_what_it_holds(steps: list[tuple[str, int]]) -> None:
 def test_a_new_key_writes_one_segment() -> None:
     keys = KeyList({number: [b"%d %d" % (number, each) for each in range(SEGMENT_KEYS)] for number in range(20)})
     keys.add(b"one more")
-    assert list(keys.take_dirty()) == [20]
+    assert list(keys.pop_dirty()) == [20]
     assert not keys.is_dirty
 
 
