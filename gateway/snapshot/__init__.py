@@ -16,8 +16,8 @@ underway.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
 replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop calls
-`relation_received` at a Relation message. At the Commit of a transaction with a chunk, a boundary or
-a command, it calls `at_commit` before it passes the Commit to the state machine.
+`relation_received` at a Relation message. At the Commit of a transaction with a chunk, a boundary
+or a command, it calls `at_commit` before it passes the Commit to the state machine.
 kafka_transactions.py beside it calls `pop_states` when it closes a Kafka transaction.
 
 A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or NOT_TO_BE_READ
