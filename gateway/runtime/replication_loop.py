@@ -115,7 +115,7 @@ class HandOver(Protocol):
         """Report a Relation message of a partition; its changes come as those of `root`."""
         ...
 
-    def pop_states(self) -> dict[bytes, bytes]:
+    def take_states(self) -> dict[bytes, bytes]:
         """Return the states, by key, that become durable with the Kafka transaction that is closed
         now."""
         ...
@@ -436,7 +436,7 @@ class ReplicationLoop:
         position = advance(
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
-        states = {} if self._snapshot is None else self._snapshot.pop_states()
+        states = {} if self._snapshot is None else self._snapshot.take_states()
         self._delivery.close(machine.take_markers(), position, states)
         self._excluded = dict(machine.excluded_count)
         self._left_out = machine.left_out_count

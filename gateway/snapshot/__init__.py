@@ -16,7 +16,7 @@ underway.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
 replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop calls
-`relation_received` at a Relation message and `pop_states` when it closes a Kafka transaction.
+`relation_received` at a Relation message and `take_states` when it closes a Kafka transaction.
 At the Commit of a transaction with a chunk, a boundary or a command, it calls `at_commit` before it
 passes the Commit to the state machine.
 
