@@ -9,7 +9,7 @@ other module writes a field of a task, or calls the methods of TableTask that ch
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import structlog
@@ -311,11 +311,10 @@ class TableTasks:
         of its chunks must see has not ended."""
         return any(task.progress is not None and task.progress.is_too_early for task in self._ready(now))
 
-    def _ready(self, now: float) -> list[TableTask]:
-        if self.snapshot.is_paused:
-            return []
-        tasks = self._active.values()
-        return [t for t in tasks if t.status is Status.READING and t.is_readable and not t.is_blocked(now)]
+    def _ready(self, now: float) -> Iterator[TableTask]:
+        for task in () if self.snapshot.is_paused else self._active.values():
+            if task.status is Status.READING and task.is_readable and not task.is_blocked(now):
+                yield task
 
     def chunk_read(self, task: TableTask, chunk: Chunk) -> None:
         task.chunk_read(chunk)
