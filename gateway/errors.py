@@ -1,4 +1,4 @@
-"""Every error that the gateway raises on purpose, classified by what happens next.
+"""The errors of the gateway, classified by what happens next.
 
     WalgateError
     +-- Retry             transient: start again from the durable position, with backoff
@@ -8,11 +8,11 @@
     +-- StopForOperator   needs the operator: configuration, incompatible schema, anything unknown
         +-- UnwritableRelation    concerns one relation, which may be put into quarantine
         +-- DataGap       continuing would silently lose rows
-        +-- InternalError an exception that was not raised on purpose
+        +-- InternalError a defect that was met while a message was processed
 
-Any other exception is a defect of the gateway. An error after which the next session must do
-something differently says so itself, by `change`. Messages name the place (message type, relation,
-column, LSN) and never a row value or a secret.
+Any other exception is a defect elsewhere, and ends the process with exit code 1. An error after
+which the next session must do something differently says so itself, by `change`. Messages name the
+place (message type, relation, column, LSN) and never a row value or a secret.
 """
 
 from __future__ import annotations

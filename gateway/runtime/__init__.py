@@ -15,6 +15,7 @@
     wal_budget                    advances a slot that retains too much WAL
     stored_positions              positions that gateways have stored in Kafka
     snapshot_status               for commands: the state of snapshots
+    event_loop                    uvloop's, with one correction
 
 Errors say what follows: Retry and RetrySlowly begin another session, StopForOperator ends the
 process. gateway/kafka/classify_errors.py and gateway/postgres/classify_errors.py decide which one
@@ -22,5 +23,9 @@ an error is, and supervisor carries it out.
 
 In: settings, and the answers of PostgreSQL, Kafka and the registry. Out: records in Kafka, the
 position, and the status on the status board. This package connects all others. It must not know
-gateway/cli and gateway/demo, which alone import it.
+gateway/cli, which alone imports it.
+
+After a crash, the next start fences the former producer, reads the last committed position, and
+streams from its resume LSN: rows, markers and position are in one Kafka transaction (with
+at_least_once, the position follows its rows).
 """

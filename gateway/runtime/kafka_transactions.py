@@ -1,5 +1,5 @@
-"""Received transactions -> consecutive Kafka transactions. Each one is closed here, and nowhere
-else.
+"""Received transactions -> consecutive Kafka transactions. Each one of a stream is closed here, and
+nowhere else.
 
 Two tasks call this object, and share nothing but it:
 
@@ -10,8 +10,8 @@ Two tasks call this object, and share nothing but it:
 A Kafka transaction may be due to be closed at the end of a PostgreSQL transaction within a read,
 after a read, when Kafka has become free, and at a keepalive of an idle stream. Each of these asks
 the commit policy (gateway/transactions/commit_policy.py) with the same facts (`_filling`), and
-closes by `_close`. PostgreSQL is not answered here, but by gateway/postgres/standby_status.py, on
-its own timer.
+closes by `_close`. What is durable is acknowledged to PostgreSQL by the task of
+gateway/postgres/standby_status.py, which `acknowledge` wakes.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class KafkaTransactions:
     """The Kafka transactions of one stream, after `position`. Up to `careful_until`, each
     PostgreSQL transaction gets one of its own.
 
-    `pop_states` returns the states of snapshots, by key, that become durable with the Kafka
+    `take_states` returns the states of snapshots, by key, that become durable with the Kafka
     transaction that is closed now.
     """
 
@@ -67,7 +67,7 @@ class KafkaTransactions:
         status: StreamStatus,
         careful_until: Lsn = _NOWHERE,
         *,
-        pop_states: Callable[[], dict[bytes, bytes]] | None = None,
+        take_states: Callable[[], dict[bytes, bytes]] | None = None,
     ) -> None:
         self.careful_until = careful_until
         self.is_stopping = False
@@ -79,7 +79,7 @@ class KafkaTransactions:
         self._feedback = feedback
         self._position = position
         self._status = status
-        self._pop_states = pop_states
+        self._take_states = take_states
         self._unclosed_bytes = 0
         self._unflushed_bytes = 0
         self._more_at_hand = False
@@ -250,7 +250,7 @@ class KafkaTransactions:
         position = advance(
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
-        states = {} if self._pop_states is None else self._pop_states()
+        states = {} if self._take_states is None else self._take_states()
         self._delivery.close(machine.take_markers(), position, states)
         if self._position.skip_lsn and not position.skip_lsn:
             log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))

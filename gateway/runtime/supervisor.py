@@ -1,5 +1,5 @@
-"""Runs one session after another. Every failure is handled in the same way: a new producer, the
-stored position, and the stream from there.
+"""Runs one session after another. After every transient error there is a new producer, and the
+stream begins from the stored position.
 
     Retry          after 0.2 s, doubling up to 2 s
     RetrySlowly    after 2 s, doubling up to 60 s

@@ -18,7 +18,7 @@ gateway/runtime/session.py makes one SnapshotCoordinator for each session. It ca
 replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop calls
 `relation_received` at a Relation message. At the Commit of a transaction with a chunk, a boundary
 or a command, it calls `at_commit` before it passes the Commit to the state machine.
-kafka_transactions.py beside it calls `pop_states` when it closes a Kafka transaction.
+kafka_transactions.py beside it calls `take_states` when it closes a Kafka transaction.
 
 A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or NOT_TO_BE_READ
 (stored_state). TableTasks is the only one who moves a table from one state to another; all others

@@ -7,7 +7,7 @@
     at_commit     called by the replication loop where the transaction of a chunk, boundary or
                   command commits; it takes effect only there
 
-The durable state is written in the Kafka transaction that has the rows (`pop_states`). The stream
+The durable state is written in the Kafka transaction that has the rows (`take_states`). The stream
 waits while `at_commit` publishes a chunk.
 
 Errors. An error from PostgreSQL never stops the gateway: a table that cannot be read is logged and
@@ -207,10 +207,10 @@ class SnapshotCoordinator:
         rows of its root."""
         self._is_check_due |= self._discovery.partition_received(relation_oid, root)
 
-    def pop_states(self) -> dict[bytes, bytes]:
+    def take_states(self) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed."""
         with_stream = self._is_first or self._checked_at > 0 or self._tasks.snapshot.stream_state is not None
-        return self._tasks.pop_states({xid for _, xid in self._machine.prepared}, with_stream=with_stream)
+        return self._tasks.take_states({xid for _, xid in self._machine.prepared}, with_stream=with_stream)
 
     # -- the control loop
 

@@ -357,7 +357,7 @@ class TableTask:
         reads them."""
         return self._progress.pop_keys_to_reselect() if self._progress is not None and self.records_keys else KeyList()
 
-    def pop_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
+    def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
         """Return the records that differ from what was written last. `prepared` are xids; only
         those suspects that are prepared outlive the process."""
         states: dict[bytes, bytes] = {}

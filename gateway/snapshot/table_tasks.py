@@ -9,7 +9,7 @@ other module writes a field of a task, or calls the methods of TableTask that ch
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence, Set
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import structlog
@@ -311,11 +311,10 @@ class TableTasks:
         of its chunks must see has not ended."""
         return any(task.progress is not None and task.progress.is_too_early for task in self._ready(now))
 
-    def _ready(self, now: float) -> list[TableTask]:
-        if self.snapshot.is_paused:
-            return []
-        tasks = self._active.values()
-        return [t for t in tasks if t.status is Status.READING and t.is_readable and not t.is_blocked(now)]
+    def _ready(self, now: float) -> Iterator[TableTask]:
+        for task in () if self.snapshot.is_paused else self._active.values():
+            if task.status is Status.READING and task.is_readable and not task.is_blocked(now):
+                yield task
 
     def chunk_read(self, task: TableTask, chunk: Chunk) -> None:
         task.chunk_read(chunk)
@@ -381,18 +380,18 @@ class TableTasks:
 
     # -- what becomes durable
 
-    def pop_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
+    def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed. `prepared` are xids.
         `with_stream`: include the state of the stream, if it has changed."""
         states: dict[bytes, bytes] = {}
         queued = [task for task in self._queued if self.is_current(task)]
         for task in (*self._finished, *queued, *self._active.values()):
-            states |= task.pop_states(self._frame, self._position_key, prepared)
+            states |= task.take_states(self._frame, self._position_key, prepared)
         self._states.tables.update({task.oid: task.state for task in self._finished})
         self._finished.clear()
         self._queued.clear()
-        states |= self.contents.pop_states(self._frame, self._position_key)
+        states |= self.contents.take_states(self._frame, self._position_key)
         if with_stream:
             judge, has_tables = self._recorder.judge, bool(self._by_oid)
-            states |= self.snapshot.pop_states(self._frame, self._position_key, judge, has_tables=has_tables)
+            states |= self.snapshot.take_states(self._frame, self._position_key, judge, has_tables=has_tables)
         return states

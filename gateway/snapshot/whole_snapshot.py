@@ -62,7 +62,7 @@ class WholeSnapshot:
     def go_on(self) -> None:
         self._is_paused = False
 
-    def pop_states(
+    def take_states(
         self, frame: bytes, position_key: bytes, judge: StalenessJudge | None, *, has_tables: bool
     ) -> dict[bytes, bytes]:
         """Return the record of the stream's state, if it has changed. `has_tables`: there are

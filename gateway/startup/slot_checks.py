@@ -26,7 +26,8 @@ def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Check the slot alone, without any position."""
+    """Check the slot alone, without any position. A slot that no longer exists is judged with the
+    position (position_checks.check_progress)."""
     slot = facts.slot
     if slot is None:
         return

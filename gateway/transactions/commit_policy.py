@@ -1,8 +1,9 @@
 """Decides, from plain facts, when a Kafka transaction is closed, when reading waits, and when the
 position of an idle slot advances.
 
-A Kafka transaction holds whole PostgreSQL transactions. The next one is filled while one is being
-committed, so it can be closed only at the end of a PostgreSQL transaction, when Kafka is free.
+A Kafka transaction holds whole PostgreSQL transactions, except that one which is streamed while in
+progress may be divided (OrdinaryTransactions.at_boundary). The next one is filled while one is
+being committed, so it can be closed only where a PostgreSQL transaction may end, when Kafka is free.
 Whether it is closed there depends on the moment:
 
     within a read    only if it is large: its consumers wait for the rest of the read anyway

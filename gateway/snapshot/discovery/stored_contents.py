@@ -44,7 +44,7 @@ class StoredContents:
         self._horizons.pop(oid, None)
         self._unwritten.discard(oid)
 
-    def pop_states(self, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
+    def take_states(self, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
         """Return the records that are not written yet."""
         states = {
             content_key(position_key, oid): encode_content(frame, oid, self._by_oid[oid]) for oid in self._unwritten

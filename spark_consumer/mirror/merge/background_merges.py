@@ -25,7 +25,7 @@ _LOOK_AGAIN_S = 1.0  # least time between checks whether `walgate merge` has end
 
 @dataclass
 class BackgroundMerges:
-    """The merges of a mirror, made in a thread. `new_merger`: returns a Mirror with these value
+    """The merges of a mirror, made in a thread. `new_merger`: returns a Merger with these value
     schemas; `every_s`, `retrying`, `handed_over`: as for AppendingMirror."""
 
     new_merger: Callable[[dict[int, Schema]], Merger]
@@ -73,8 +73,8 @@ class BackgroundMerges:
 
         A backlog is merged after its last batch: one large merge costs less than several, and
         batches need the cores. The end of a snapshot is merged at once, since only a merge applies
-        and reports it. So is the first batch of a new mirror, which can then soon be read by its
-        first version. Where each batch is merged, `merge_now` requests that.
+        and reports it. So is the first batch of a new mirror, unless it is part of a backlog: the
+        mirror can then soon be read by its first version. Where each batch is merged, `merge_now` requests that.
         """
         self._batch = batch
         self.waiting += changes

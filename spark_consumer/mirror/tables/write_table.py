@@ -1,4 +1,5 @@
-"""Write of one table's part of a batch, in one commit.
+"""Write of one table's part of a slice of changes, in one commit. A TRUNCATE makes it replace the
+table; in a table without a key it is a row.
 
 A small batch is folded in this process (fold/fold_arrow.py), a large one in Spark
 (fold/fold_spark.py): a Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
