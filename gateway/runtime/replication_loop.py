@@ -98,14 +98,6 @@ class HandOver(Protocol):
         """Report a Relation message of a partition; its changes come as those of `root`."""
         ...
 
-<<<<<<< HEAD
-=======
-    def take_states(self) -> dict[bytes, bytes]:
-        """Return the states, by key, that become durable with the Kafka transaction that is closed
-        now."""
-        ...
-
->>>>>>> actor
 
 class ReplicationLoop:
     """Reads one replication stream until it ends; raises WalgateError."""
@@ -263,72 +255,3 @@ class ReplicationLoop:
             return
         failpoint("relation_registered")
         machine.announce(relation_oid, relation.xid, version)
-<<<<<<< HEAD
-=======
-
-    # -- where a Kafka transaction ends
-    # ---------------------------------------------------------------------------------
-
-    def _filling(self, unclosed_bytes: int, *, one_by_one: bool = False) -> Filling:
-        """Return the facts from which the policy decides."""
-        machine, writer, delivery = self._machine, self._writer, self._delivery
-        return Filling(
-            machine.at_boundary,
-            machine.undelivered_count > 0
-            or machine.pending_marker_count > 0
-            or writer.has_records
-            or delivery.holds_unclosed,
-            delivery.is_free,
-            unclosed_bytes,
-            len(writer.open),
-            machine.pending_marker_count,
-            time.monotonic() - self._closed_at,
-            self._more_at_hand,
-            self._stopping,
-            one_by_one,
-        )
-
-    def _closes_within_read(self, unclosed_bytes: int) -> bool:
-        if self._failed or not self._delivery.is_free:  # checked first: the facts cost 1 us
-            return False
-        return self._policy.closes_within_read(self._filling(unclosed_bytes))
-
-    def _close(self) -> None:
-        machine = self._machine
-        position = advance(
-            self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
-        )
-        states = {} if self._snapshot is None else self._snapshot.take_states()
-        self._delivery.close(machine.take_markers(), position, states)
-        self._excluded = dict(machine.excluded_count)
-        self._left_out = machine.left_out_count
-        if self._position.skip_lsn and not position.skip_lsn:
-            log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))
-        self._position = position
-        self._status.closed(position)
-        failpoint("transaction_closed")
-        self._unclosed_bytes = self._unflushed_bytes = 0
-        self._closed_at = time.monotonic()
-
-    @property
-    def is_settled(self) -> bool:
-        """Return whether everything that was received and can be durable is durable."""
-        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.pending_marker_count == 0
-
-    def _keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
-        """Advance an idle position: if nothing is pending, the LSN that the server has read becomes
-        the position. It is made durable first, as the slot must never be ahead of the position
-        topic. A streamed transaction that is in progress does not prevent it: it is sent again from
-        its beginning."""
-        failpoint("keepalive_received")
-        machine = self._machine
-        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events: it closes no Kafka transaction
-        passed_bytes = end_lsn - self._position.resume_lsn
-        if passed_bytes > 0 and self.is_settled and not machine.in_stream:
-            age_s = time.monotonic() - self._closed_at
-            if self._policy.advances(passed_bytes, age_s, reply_requested=reply_requested):
-                failpoint("before_idle_advance")
-                machine.resume_lsn = Lsn(end_lsn)
-                self._close()
-                self._idle_position = self._position
->>>>>>> actor

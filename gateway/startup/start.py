@@ -104,8 +104,8 @@ class TimelineHistory:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Make the position durable together with the epoch's marker, if the dialect has one -> None. `forgets` is the key of a
-    position that is deleted with it."""
+    """Make the position durable together with the epoch's marker, if the dialect has one -> None.
+    `forgets` is the key of a position that is deleted with it."""
 
     position: Position
     forgets: bytes | None = None

@@ -3,8 +3,8 @@ position of an idle slot advances.
 
 A Kafka transaction holds whole PostgreSQL transactions, except that one which is streamed while in
 progress may be divided (OrdinaryTransactions.at_boundary). The next one is filled while one is
-being committed, so it can be closed only where a PostgreSQL transaction may end, when Kafka is free.
-Whether it is closed there depends on the moment:
+being committed, so it can be closed only where a PostgreSQL transaction may end, when Kafka is
+free. Whether it is closed there depends on the moment:
 
     within a read    only if it is large: its consumers wait for the rest of the read anyway
     after a read     always if the stream pauses, so that a small transaction is not delayed. If the

@@ -39,8 +39,8 @@ Rules that connect the states:
 * A transaction without events leaves no trace: its begin is recorded with its first event
   (`silent`).
 * `resume_lsn` advances at each end (C, c, P, p, K, r: to the *end* LSN), at a message outside
-  transactions, and where KafkaTransactions.keepalive sets it on an idle stream. It never depends on open streams: PostgreSQL sends those again from their first
-  change as long as they have not ended.
+  transactions, and where KafkaTransactions.keepalive sets it on an idle stream. It never depends on
+  open streams: PostgreSQL sends those again from their first change as long as they have not ended.
 * `resume_lsn` never goes back, although the end LSN does for a transaction that was prepared before
   two-phase was enabled for the slot: the whole of it is sent at its COMMIT PREPARED.
 * Everything of an in-progress attempt is void after a restart. Only `prepared` is kept.

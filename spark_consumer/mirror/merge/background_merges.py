@@ -74,7 +74,8 @@ class BackgroundMerges:
         A backlog is merged after its last batch: one large merge costs less than several, and
         batches need the cores. The end of a snapshot is merged at once, since only a merge applies
         and reports it. So is the first batch of a new mirror, unless it is part of a backlog: the
-        mirror can then soon be read by its first version. Where each batch is merged, `merge_now` requests that.
+        mirror can then soon be read by its first version. Where each batch is merged, `merge_now`
+        requests that.
         """
         self._batch = batch
         self.waiting += changes
