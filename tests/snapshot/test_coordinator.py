@@ -1,4 +1,4 @@
-"""What may happen between two steps of the engine."""
+"""What may happen between two steps of the coordinator."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def table_being_read(judge: StalenessJudge) -> TableProgress:
 async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_anew(
     snapshot: SnapshotCoordinator, judge: StalenessJudge
 ) -> None:
-    """Rows in Debezium's dialect are encoded where they are handed over, by the encoder that is
+    """Rows in Debezium's dialect are encoded where they are published, by the encoder that is
     announced then."""
     plan = plan_of(1)
     table = table_being_read(judge)
