@@ -28,7 +28,7 @@ TITLES = [
 
 def prose(text: str) -> str:
     """Return the page without code blocks, images and link addresses."""
-    text = re.sub(r"^```.*?^```$|^    .*$", ".", text, flags=re.S | re.M)
+    text = re.sub(r"^```.*?^```$|^    [^\n]*$", ".", text, flags=re.S | re.M)
     return re.sub(r"\]\([^)]*\)", "]", re.sub(r"^!\[.*$", "", text, flags=re.M))
 
 
