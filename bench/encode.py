@@ -28,7 +28,7 @@ from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceNames
 from gateway.errors import StopForOperator
-from gateway.events.marker import encode_markers
+from gateway.events.marker_encoder import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import Batch, BatchWriter
 from gateway.local import Postgres
@@ -48,8 +48,8 @@ from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress as SnapshotTable
 from gateway.snapshot.rules.visibility import Visibility
 from gateway.transactions.commit_policy import CommitPolicy
-from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.transaction import MessageSelection, MessageTopic

@@ -41,7 +41,7 @@ REPORT: Final = "report the error with the versions of PostgreSQL and of the gat
 
 
 class NextSession(Protocol):
-    """The next session, as far as errors may change it (gateway/runtime/restart_state.py)."""
+    """The next session, as far as errors may change it (gateway/runtime/session_memory.py)."""
 
     def read_as_text(self) -> None:
         """Request values in text format."""

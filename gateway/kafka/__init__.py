@@ -10,5 +10,5 @@
 
 In: encoded records, markers and a position. Out: Kafka transactions, and facts about the cluster.
 This package must not know PostgreSQL or rows: a record's key and value are bytes, and
-gateway/transactions decides when a Kafka transaction is closed.
+gateway/runtime/kafka_transactions.py decides when a Kafka transaction is closed.
 """

@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.errors import Retry
-from gateway.events.marker import Marker, encode_markers
+from gateway.events.marker_encoder import Marker, encode_markers
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import Batch, BatchWriter
 from gateway.kafka.producer import Producer

@@ -35,7 +35,7 @@ from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, naming_
 from gateway.postgres.wal_retention import cause_of
 from gateway.runtime.dialect import Dialect
 from gateway.runtime.relation_registrar import RelationRegistrar
-from gateway.runtime.restart_state import RestartState
+from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.snapshot_status import load_states
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
@@ -92,7 +92,7 @@ class StartResult:
     stream: ReplicationStream
     _settings: Settings
     _dialect: Dialect
-    _memory: RestartState
+    _memory: SessionMemory
     _board: StatusBoard
 
     def record_writer(self) -> RecordWriter:
@@ -154,7 +154,7 @@ class Bootstrap:
     _stream: ReplicationStream
 
     def __init__(
-        self, settings: Settings, dialect: Dialect, memory: RestartState, stack: AsyncExitStack, board: StatusBoard
+        self, settings: Settings, dialect: Dialect, memory: SessionMemory, stack: AsyncExitStack, board: StatusBoard
     ) -> None:
         self._settings = settings
         self._dialect = dialect

@@ -36,7 +36,7 @@ from gateway.runtime.dialect import dialect_of
 from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.replication_loop import ReplicationLoop
-from gateway.runtime.restart_state import RestartState, SessionEnd, StreamEnd
+from gateway.runtime.session_memory import SessionEnd, SessionMemory, StreamEnd
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stream_status import StreamStatus, show_position
 from gateway.runtime.tasks import run_together
@@ -65,7 +65,7 @@ class CrashedHere(RetrySlowly):
 class Session:
     """Runs one session. It reads and changes `memory`."""
 
-    def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
+    def __init__(self, settings: Settings, board: StatusBoard, memory: SessionMemory) -> None:
         self.is_streaming = False
         self._settings = settings
         self._dialect = dialect_of(settings)

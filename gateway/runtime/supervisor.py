@@ -39,8 +39,8 @@ from gateway.observe.http_client import authority
 from gateway.observe.logs import RepeatedMessages
 from gateway.observe.status_board import StatusBoard
 from gateway.runtime.monitor import Monitor
-from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
+from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.tasks import cancel
 from gateway.startup.repeated_failure import RepeatedFailure, wait_s
 from schemas.lsn import Lsn
@@ -107,7 +107,7 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
     """Run sessions until one is stopped, or raises an error that is not retried."""
     backoff = Backoff()
     repeats = RepeatedMessages()
-    memory = RestartState()
+    memory = SessionMemory()
     while not stop.is_set():
         begun = time.monotonic()
         session = Session(settings, board, memory)

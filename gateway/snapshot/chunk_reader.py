@@ -20,7 +20,7 @@ from gateway.postgres.connection import connect_sql, end_session, transaction
 from gateway.postgres.credentials import Credentials
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, fingerprint
-from gateway.snapshot.rules.ctid_ranges import Leaf, TidRange, cut, halves
+from gateway.snapshot.rules.ranges_to_read import Leaf, TidRange, cut, halves
 from gateway.snapshot.rules.table_progress import Chunk
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import (

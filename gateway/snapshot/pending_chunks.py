@@ -86,7 +86,7 @@ class PendingChunks:
         if emitted is None or (emitted.xid != xid and not (in_stream and not emitted.xid)):
             return None
         del self._by_message_id[content]
-        if in_stream:  # part of a streamed transaction, because the server had little memory left: try again
+        if in_stream:  # streamed (the server had little memory left) or prepared: try again
             self.discard(emitted)
             self._streamed_in_a_row += 1
             if self._streamed_in_a_row >= STREAMED_IN_A_ROW:

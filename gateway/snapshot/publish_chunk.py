@@ -10,7 +10,7 @@ import structlog
 
 from gateway.config.settings import SnapshotSettings
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker, readable_time
+from gateway.events.marker_encoder import Marker, readable_time
 from gateway.kafka.transaction_delivery import Delivery
 from gateway.observe import metrics
 from gateway.snapshot.change_recorder import ChangeRecorder

@@ -21,8 +21,8 @@ from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
 from gateway.postgres.publication import publication_facts
 from gateway.snapshot.discovery.content_query import content_query
-from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.published_content import PublishedContent, read_contents
+from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.sql import (
     ENUMS,
     EQUAL,

@@ -12,7 +12,7 @@ import fastavro
 
 from gateway.names import quote_identifier
 from gateway.snapshot.discovery.content_query import accounts
-from gateway.snapshot.rules.ctid_ranges import TidRange, tid
+from gateway.snapshot.rules.ranges_to_read import TidRange, tid
 from gateway.transactions.transaction import CHUNK_PREFIX
 
 SESSION_SETTINGS: Final = (

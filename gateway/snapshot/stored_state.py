@@ -20,8 +20,8 @@ import fastavro
 from fastavro.read import SchemaResolutionError
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.rules.ctid_ranges import TidRange
 from gateway.snapshot.rules.published_content import Account, LeafContent, Membership, PublishedContent, TypeVersion
+from gateway.snapshot.rules.ranges_to_read import TidRange
 from schemas.errors import SchemaError
 from schemas.records import SNAPSHOT_STATE
 from schemas.topic_names import SNAPSHOT_TOPIC

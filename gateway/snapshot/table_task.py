@@ -15,11 +15,11 @@ from typing import Final
 import structlog
 
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.observe.table_status import TableSnapshotStatus
 from gateway.snapshot.read_plan import ReadPlan
-from gateway.snapshot.rules.ctid_ranges import CtidPlan
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import CtidPlan
 from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key

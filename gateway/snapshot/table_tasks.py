@@ -17,7 +17,7 @@ import structlog
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.discovery.stored_contents import StoredContents
 from gateway.snapshot.read_plan import ReadPlan
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
 from gateway.snapshot.rules.table_progress import Chunk, Status
 from gateway.snapshot.stored_state import (
     NOT_TO_BE_READ,

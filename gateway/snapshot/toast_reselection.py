@@ -13,7 +13,7 @@ import asyncio
 from gateway.config.settings import SnapshotSettings
 from gateway.snapshot.progress_log import log_missing_values
 from gateway.snapshot.read_plan import ReadPlan
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
 from gateway.snapshot.table_task import TableTask, identity_of
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine

@@ -11,7 +11,7 @@
     periodic_check.py           the checks that are repeated while the stream runs
     server_notices.py sqlstates.py repeated_failure.py
                                 what follows from the server's messages and errors
-    wal_budget.py               when the slot is advanced without delivery
+    wal_release.py              when the slot is advanced without delivery
     connect_offset.py           the offset of a Debezium connector that the gateway replaces
 
 In: facts that gateway/postgres and gateway/kafka have read, the stored position, and settings as

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.errors import DataGap, Retry, StopForOperator
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Expected, Facts, Stored, SystemIdentity
 from gateway.startup.findings import Finding, OperatorWarning, Report, report_of

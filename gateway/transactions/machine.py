@@ -32,7 +32,7 @@ A transaction can therefore be in three places:
 
 Records: what is written for each event is the dialect's matter (record_writer.py). In Walgate's
 own, rows are sent to their topic at once, and count once the marker that ends their transaction is
-there, with its manifest (event_writer.py).
+there, with its manifest (native_record_writer.py).
 
 Rules that connect the states:
 

@@ -22,7 +22,7 @@ from gateway.config.settings import ErrorSettings
 from gateway.errors import StopForOperator
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
@@ -35,8 +35,8 @@ from gateway.runtime.replication_loop import MORE_AT_HAND_BYTES, ReplicationLoop
 from gateway.runtime.stream_status import StreamStatus
 from gateway.runtime.tasks import run_together
 from gateway.transactions.commit_policy import CommitPolicy
-from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import MessageSelection, MessageTopic
 from schemas.lsn import Lsn

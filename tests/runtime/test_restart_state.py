@@ -19,7 +19,7 @@ from gateway.runtime.kafka_transactions import WholeFirst
 from gateway.runtime.quarantine import QuarantineRelation
 from gateway.runtime.relation_registrar import RowsOfPartition
 from gateway.runtime.replication_loop import ReadWhole
-from gateway.runtime.restart_state import RestartState, SessionEnd
+from gateway.runtime.session_memory import SessionEnd, SessionMemory
 from gateway.snapshot.pending_chunks import ChunksAreStreamed
 from gateway.startup.repeated_failure import DecodingFailed
 from gateway.startup.server_notices import LeftOut, WalRemoved
@@ -49,11 +49,11 @@ CHANGES: list[tuple[WalgateError, dict[str, Any]]] = [
 ]
 
 
-def state() -> RestartState:
-    return RestartState(ended=ENDED)
+def state() -> SessionMemory:
+    return SessionMemory(ended=ENDED)
 
 
-def changed(of: RestartState) -> dict[str, Any]:
+def changed(of: SessionMemory) -> dict[str, Any]:
     before = state()
     names = (field.name for field in fields(of))
     return {name: getattr(of, name) for name in names if getattr(of, name) != getattr(before, name)}
@@ -67,7 +67,7 @@ def test_an_error_changes_what_it_is_about(error: WalgateError, expected: dict[s
 
 
 def test_a_session_that_streamed_is_followed_by_one_that_streams() -> None:
-    next_session = RestartState(ended=SessionEnd(reads_whole=False), whole_once=True)
+    next_session = SessionMemory(ended=SessionEnd(reads_whole=False), whole_once=True)
     WholeFirst(STOP, Lsn(150)).change(next_session)
     assert not next_session.whole_once
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from gateway.snapshot.rules.ctid_ranges import CtidPlan
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import CtidPlan
 from gateway.snapshot.rules.table_progress import Status, TableProgress
 from tests.snapshot.source import UNCHANGED, Big, Change, Entry, Source
 from tests.snapshot.world import Durable, Waiting, World, encode

@@ -9,7 +9,7 @@ import pytest
 from gateway.pgoutput import StreamCommit, StreamStart, StreamStop, Truncate
 from gateway.snapshot.change_tracking import RecordingObserver
 from gateway.snapshot.rules import stale_rows as judging
-from gateway.snapshot.rules.ctid_ranges import Leaf
+from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import Visibility

@@ -14,8 +14,8 @@ from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinator
 from gateway.snapshot.pending_chunks import SnapshotBoundary
 from gateway.snapshot.reader_tasks import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
-from gateway.snapshot.rules.ctid_ranges import CtidPlan, Leaf
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import CtidPlan, Leaf
 from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility

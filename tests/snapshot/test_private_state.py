@@ -82,7 +82,7 @@ def moves(source: str, names: set[str]) -> Iterator[str]:
 
 
 CONTAINERS = {"add", "append", "clear", "discard", "pop", "update", "difference_update"}
-RANGES = transitions((ROOM / "rules/ctid_ranges.py").read_text(), "CtidPlan", CONTAINERS | {"popleft", "appendleft"})
+RANGES = transitions((ROOM / "rules/ranges_to_read.py").read_text(), "CtidPlan", CONTAINERS | {"popleft", "appendleft"})
 PROGRESS = transitions((ROOM / "rules/table_progress.py").read_text(), "TableProgress", CONTAINERS | RANGES)
 TASK = transitions((ROOM / "table_task.py").read_text(), "TableTask", CONTAINERS | PROGRESS)
 

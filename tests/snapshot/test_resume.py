@@ -16,13 +16,13 @@ from gateway.pgoutput.relation import Relation
 from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.read_plan import Surveyed, survey
-from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.published_content import PublishedContent
+from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import TableTask
 from gateway.startup.facts import PublishedColumn, PublishedRelation
-from gateway.transactions.event_writer import EventVersion
+from gateway.transactions.native_record_writer import EventVersion
 from gateway.transactions.record_writer import RelationVersion
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.conftest import Database

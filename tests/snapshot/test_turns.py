@@ -19,7 +19,7 @@ from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import CURRENT_SNAPSHOT
-from gateway.transactions.event_writer import EventVersion
+from gateway.transactions.native_record_writer import EventVersion
 from tests.conftest import Database
 
 ROWS = 40_000

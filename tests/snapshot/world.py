@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gateway.snapshot.rules import stale_rows
-from gateway.snapshot.rules.ctid_ranges import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.rules.visibility import Visibility

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from gateway.snapshot.rules.ctid_ranges import ChunkSizer, CtidPlan, Leaf, TidRange
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import ChunkSizer, CtidPlan, Leaf, TidRange
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.mirror import manifest, writer_epoch
+from spark_consumer.mirror import version_manifest, writer_epoch
 from spark_consumer.mirror.merge.merge_thread import MergeThread
 from spark_consumer.mirror.merge.merger import TABLES_AT_ONCE, Merger
 from spark_consumer.mirror.spark_settings import NO_SETTINGS, settings, tasks
@@ -53,7 +53,7 @@ class BackgroundMerges:
         return self.every_s is None or math.isfinite(self.every_s)
 
     @property
-    def last(self) -> manifest.RecordedVersion | None:
+    def last(self) -> version_manifest.RecordedVersion | None:
         return self.merger.last
 
     def open(self, session: SparkSession) -> None:

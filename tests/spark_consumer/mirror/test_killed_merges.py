@@ -26,8 +26,8 @@ from pyspark.sql import SparkSession
 from schemas.relation import RelationDescription, ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, maintenance, manifest, table_snapshots, versions, writer_epoch
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror import changes, maintenance, table_snapshots, version_manifest, versions, writer_epoch
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta import cleanup, delta_format, delta_log, delta_table
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.merge import merger
@@ -79,10 +79,10 @@ STEPS = {
     "first table": Step(merger, "write"),
     "second table": Step(merger, "write", 2),
     "end of a REPLACE": Step(table_snapshots, "end_replace"),
-    "manifest": Step(manifest, "record"),
-    "manifest, second piece": Step(manifest, "record", 2),
+    "manifest": Step(version_manifest, "record"),
+    "manifest, second piece": Step(version_manifest, "record", 2),
     "removal of keys": Step(merger, "remove_folder"),
-    "old versions": Step(manifest, "prune"),
+    "old versions": Step(version_manifest, "prune"),
     "old changes": Step(changes, "prune"),
 }
 PLACES = {*(step.place for step in STEPS.values()), (writer_epoch, "give_back"), (writer_epoch, "check")}
@@ -277,7 +277,7 @@ class Scene:
     def readable(self, commit_lsn: int) -> int:
         """From the end of a snapshot that replaces rows to the merge behind it, no version knows
         the tables (table_states.first_unreadable)."""
-        merged = manifest.find_version(self.spark, self.path, commit_lsn)
+        merged = version_manifest.find_version(self.spark, self.path, commit_lsn)
         merged_lsn = -1 if merged is None else merged.commit_lsn
         ends = [end for end in self.ends if merged_lsn < end <= commit_lsn]
         return max(lsn for lsn in self.truth if lsn < min(ends)) if ends else commit_lsn
@@ -363,7 +363,7 @@ def test_a_merge_that_was_killed_is_made_again(scene: Scene, scenario: str, step
     scene.check()
     scene.merge()
     scene.check(0)
-    merged = manifest.recorded_version(scene.spark, scene.path)
+    merged = version_manifest.recorded_version(scene.spark, scene.path)
     assert merged is not None and merged.commit_lsn == max(scene.truth)
 
 
@@ -390,7 +390,7 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
 
     def remove(before_lsn: int) -> None:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(manifest, "merged_before", lambda *_: before_lsn)
+            patched.setattr(version_manifest, "merged_before", lambda *_: before_lsn)
             maintenance.remove(session, scene.path, timedelta())
 
     remove(first_lsn)

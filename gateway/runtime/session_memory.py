@@ -1,7 +1,7 @@
 """State that one session leaves to the next ones of the process.
 
 An error that changes what the next session does says so itself (`WalgateError.change`), by the
-methods of `RestartState`.
+methods of `SessionMemory`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gateway.postgres.server import Recovery
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.repeated_failure import DecodingFailed, RepeatedFailure, counted_again
 from gateway.startup.server_notices import Reported, WalRemoved
-from gateway.startup.wal_budget import ReleasedWal
+from gateway.startup.wal_release import ReleasedWal
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import Quarantined
 from schemas.lsn import Lsn
@@ -47,7 +47,7 @@ class SessionEnd:
 
 
 @dataclass(slots=True)
-class RestartState:
+class SessionMemory:
     seen_topics: set[str] = field(default_factory=set)
     logged: set[OperatorWarning] = field(default_factory=set)
     text_only: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.snapshot.rules.keys_to_read_again import SEGMENT_KEYS, KeyList
+from gateway.snapshot.rules.key_list import SEGMENT_KEYS, KeyList
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "discard", "store", "clear"]), st.integers(0, 1200)), max_size=60)
 

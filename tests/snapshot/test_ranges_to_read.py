@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.snapshot.rules.ctid_ranges import (
+from gateway.snapshot.rules.ranges_to_read import (
     FIRST_BLOCKS,
     GROWTH,
     MOST_BLOCKS,
