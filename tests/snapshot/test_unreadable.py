@@ -4,7 +4,9 @@ and read when they can be."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -75,6 +77,9 @@ async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending
         assert (reasons["public.unprinted"]["column"], reasons["public.unprinted"]["type"]) == ("m", "public.mute")
         assert "unexpected" not in "".join(event.get("hint", "") for event in reasons.values())
         assert [event["partitions"] for event in gateway.events("partitions_not_read")] == [["public.far"]]
+        _are_farther_and_farther_apart(
+            [event for event in gateway.events("table_unreadable") if event["table"] == "public.denied"]
+        )
         at_once = {event["table"]: event["hint"] for event in gateway.events("table_read_in_one_transaction")}
         assert set(at_once) == {"public.granted"} and "GRANT SELECT (ctid)" in at_once["public.granted"]
         await _judge(scene, "good", "granted", "placed")
@@ -86,6 +91,14 @@ async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending
         await gateway.logged('"table_read"', times=7)
         await _judge(scene, "good", "granted", "placed", "denied", "filtered", "unprinted")
         assert await gateway.stop() == 0
+
+
+def _are_farther_and_farther_apart(attempts: list[dict[str, Any]]) -> None:
+    """Attempts are logged with the pause after them."""
+    times = [datetime.fromisoformat(attempt["timestamp"]).timestamp() for attempt in attempts]
+    pauses = [attempt["again_in_s"] for attempt in attempts]
+    assert pauses[:2] == [1.0, 2.0], pauses  # source.check_interval_s, and twice that
+    assert times[1] - times[0] >= pauses[0], times
 
 
 def _published(row_filter: str) -> str:
