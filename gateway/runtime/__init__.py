@@ -1,6 +1,6 @@
 """The life of one slot's gateway: prepare, stream, watch, and begin again after an error.
 
-    supervisor  restart_state     one session after another, with a pause between them
+    supervisor  session_memory    one session after another, with a pause between them
     session  tasks                one session of replication, from the start to its end
     bootstrap                     carries out a start, in the order that gateway/startup decides
     replication_loop              frames -> messages -> state machine
