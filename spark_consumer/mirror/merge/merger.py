@@ -2,7 +2,8 @@
 commit for each table, then one version of the mirror.
 
 A merge is idempotent: when it is repeated after a crash, tables that it has written already are
-skipped. tables/write_table.py does the writes; version_manifest.py defines what readers see meanwhile.
+skipped. tables/write_table.py does the writes; version_manifest.py defines what readers see
+meanwhile.
 """
 
 from __future__ import annotations
