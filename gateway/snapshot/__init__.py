@@ -16,13 +16,14 @@ underway.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
 replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop calls
-`relation_received` at a Relation message. At the Commit of a transaction with a chunk, a boundary
-or a command, it calls `at_commit` before it passes the Commit to the state machine.
-kafka_transactions.py beside it calls `take_states` when it closes a Kafka transaction.
+`relation_received` and `partition_received` at a Relation message. At the Commit of a transaction
+with a chunk, a boundary or a command, it calls `at_commit` before it passes the Commit to the state
+machine. kafka_transactions.py beside it calls `take_states` when it closes a Kafka transaction.
 
 A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or NOT_TO_BE_READ
-(stored_state). TableTasks is the only one who moves a table from one state to another; all others
-report to it.
+(stored_state). TableTasks moves a table from one state to another; all others report to it. Three
+report to the table's progress directly: the chunk reader, the publisher, and change_tracking, after
+whose report the table may begin again.
 
     coordinator                             begins and ends the snapshots of tables
     resume                                  goes on with tables that an earlier session began

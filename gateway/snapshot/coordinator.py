@@ -50,7 +50,7 @@ from gateway.snapshot.resume import Resumption
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import StoredStates
-from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_task import CHANGED, TableTask
 from gateway.snapshot.table_tasks import SETTLED, TableTasks
 from gateway.snapshot.toast_reselection import Reselection, has_its_keys
 from gateway.snapshot.unreadable_tables import UnreadableTables
@@ -129,7 +129,8 @@ class SnapshotCoordinator:
 
     async def prepare(self) -> None:
         """Resume what an earlier session has begun, and discover what else is to be read. Call this
-        before the stream starts, so that changes are recorded from the first one on."""
+        before the stream starts: tables that are resumed need every change from the first one on.
+        For other tables recording starts in `_control`; the floor covers what came before."""
         self._recorder.listen()
         unfinished = [state for state in self._states.tables.values() if state.status not in SETTLED]
         unfinished = self._resumption.cancel_quarantined(unfinished)
@@ -359,7 +360,7 @@ class SnapshotCoordinator:
             await self._emit_boundary(SnapshotBoundary("end", ended, is_last=self._tasks.are_all(ended)))
 
     def _begin_again(self, task: TableTask) -> None:
-        self._tasks.begin_again(task)
+        self._tasks.begin_again(task, CHANGED)
         self._pending.wake.set()
 
     async def _emit_boundary(self, boundary: SnapshotBoundary) -> None:

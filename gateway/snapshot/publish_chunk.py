@@ -110,7 +110,7 @@ class ChunkPublisher:
             self._pending.discard(boundary)
             return
         place = commit_lsn, end_lsn, readable_time(commit_time) or 0
-        if boundary.kind == "begin" and snapshot.begin_is_published():
+        if boundary.kind == "begin" and snapshot.record_begin():
             self._add_marker_of_all("SNAPSHOT_BEGIN", xid, *place)
         tasks.boundary_arrived(boundary.tasks)
         for task in boundary.tasks:
@@ -135,7 +135,7 @@ class ChunkPublisher:
     def end_cancelled(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         """End the snapshot as a whole before its tables are cancelled; they get no SNAPSHOT_END."""
         snapshot, transaction = self._tasks.snapshot, self._machine.current
-        if snapshot.id and not snapshot.begin_is_published():
+        if snapshot.id and not snapshot.record_begin():
             assert transaction is not None
             place = commit_lsn, end_lsn, readable_time(commit_time) or 0
             self._add_marker_of_all("SNAPSHOT_END", transaction.xid, *place)

@@ -29,7 +29,7 @@ from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons, log_unr
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk
 from gateway.snapshot.table_errors import DENIED, errors_of, obstacle, passes_by_itself
-from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_task import CHANGED, TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unreachable_partitions
 
@@ -169,7 +169,7 @@ class ReaderTasks:
         except RelationChanged:
             self._tasks.give_back(chunk)
             is_current = task.progress is chunk.progress and chunk.generation == chunk.progress.generation
-            self._plan_outdated(task, begins_again=is_current)
+            self._plan_outdated(task, CHANGED, begins_again=is_current)
         except SnapshotTooOld:  # the table waits; meanwhile, other tables are read
             self._tasks.give_back(chunk)
         except ChunkTooLarge:
@@ -177,7 +177,7 @@ class ReaderTasks:
         except NeedsText:
             self._tasks.give_back(chunk)
             self._plans.use_text()
-            self._plan_outdated(task, begins_again=True)
+            self._plan_outdated(task, "a value has no binary form: the table is read as text", begins_again=True)
         except BaseException as error:
             for message_id in emitted:
                 self._pending.forget(message_id)
@@ -250,12 +250,12 @@ class ReaderTasks:
             self._tasks.partitions_left_out(task, chunk)
         return bool(plan.unreachable)
 
-    def _plan_outdated(self, task: TableTask, *, begins_again: bool) -> None:
+    def _plan_outdated(self, task: TableTask, reason: str, *, begins_again: bool) -> None:
         """Report that the read plan is outdated. A reselection gets a new plan; a table begins
         again if `begins_again`, which is false for a chunk of an earlier generation."""
         if task.is_reselect:
             self._tasks.plan_outdated(task)
             self._pending.wake.set()
         elif begins_again:
-            self._tasks.begin_again(task)
+            self._tasks.begin_again(task, reason)
             self._pending.wake.set()

@@ -29,6 +29,9 @@ from schemas.relation import RelationDescription
 
 log = structlog.get_logger()
 
+CHANGED: Final = "its columns, files or publication have changed"
+"""Why a table begins again whose read plan no longer fits."""
+
 HOPELESS_ATTEMPTS: Final = 3
 """After this many failed attempts, the snapshot of the other tables may end without the table."""
 
@@ -321,10 +324,9 @@ class TableTask:
         if self._state.purpose == "FILL":
             self._state = replace(self._state, purpose="REPLACE")
 
-    def begin_again(self) -> None:
-        """Begin again, because the columns, files or publication have changed, or its encoders
-        cannot take a value."""
-        log.info("table_restarted", table=self.full_name, reason="its columns, files or publication have changed")
+    def begin_again(self, reason: str) -> None:
+        """Begin again, for a reason that is logged."""
+        log.info("table_restarted", table=self.full_name, reason=reason)
         self._begin_again()
 
     def set_aside(self) -> None:

@@ -1,7 +1,8 @@
 """The tables that are read, wait to be read, or were read, and the changes of their state that are
 not stored yet.
 
-All snapshots of a session are one state machine, and TableTasks is the only one who moves it.
+All snapshots of a session are one state machine, which TableTasks moves. (What the stream changes
+may also make a table begin again: change_tracking reports it to the table's progress.)
 Reader tasks, the publisher, discovery, reselection and the coordinator read properties, and report
 here what has happened (`chunk_read`, `begin`, `no_longer_published`, ...). A test holds that no
 other module writes a field of a task, or calls the methods of TableTask that change one.
@@ -274,8 +275,8 @@ class TableTasks:
         del self._active[task.oid]
         return keys
 
-    def begin_again(self, task: TableTask) -> None:
-        task.begin_again()
+    def begin_again(self, task: TableTask, reason: str) -> None:
+        task.begin_again(reason)
 
     def changed_while_read(self, task: TableTask) -> None:
         """Report that a table that is read as a whole changed meanwhile."""

@@ -45,9 +45,9 @@ class WholeSnapshot:
             self._id = new_id()
             log.info("snapshot_begins", snapshot_id=self._id, tables=table_count)
 
-    def begin_is_published(self) -> bool:
-        """Report that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Returns False if
-        it was published before."""
+    def record_begin(self) -> bool:
+        """Record that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Return True the
+        first time, and False if it was recorded before."""
         is_new = self._id not in self._published_ids
         self._published_ids.add(self._id)
         return is_new
