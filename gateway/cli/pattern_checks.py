@@ -21,8 +21,8 @@ from schemas.topic_names import format_relation, topic_names
 
 
 def check_patterns(settings: Settings, facts: Facts) -> Iterator[OperatorWarning]:
-    """Warn of patterns that match published names only if case is ignored, and of rules for columns
-    that match none."""
+    """Warn about patterns that match published names only if case is ignored, and about rules for
+    columns that match none."""
     relations = [
         relation
         for publication in facts.publications.values()

@@ -25,7 +25,7 @@ from aiokafka.errors import (
 )
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.kafka.aiokafka_internals import (
+from gateway.kafka.aiokafka_internals.connection import (
     AdvertisedUnreachable,
     AuthenticationRequired,
     ConnectError,

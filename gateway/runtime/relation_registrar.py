@@ -16,7 +16,7 @@ import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.errors import Retry, UnwritableRelation
+from gateway.errors import NextSession, Retry, UnwritableRelation
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.producer import Producer
@@ -81,6 +81,9 @@ async def topics_with_schema(registry: RegistryClient, topics: Sequence[str]) ->
 class RowsOfPartition(Retry):
     """A partition whose root is published has rows of its own: it was published separately when
     they were written."""
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.give_topics_to_partitions()
 
 
 class RelationRegistrar:

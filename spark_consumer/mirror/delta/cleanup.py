@@ -1,7 +1,7 @@
 """Compaction of Delta tables, and removal of log entries and files that no version needs.
 
-Log entries go by version, as Delta's protocol describes it (delta_log.py); files by VACUUM. Both
-have a grace after the retention has ended.
+Log entries are removed up to a version, as Delta's protocol describes it (delta_log.py), and files
+by VACUUM. Both are kept for a grace period after their retention has ended.
 """
 
 from __future__ import annotations
