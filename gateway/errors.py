@@ -12,7 +12,8 @@
 
 Any other exception is a defect elsewhere, and ends the process with exit code 1. An error after
 which the next session must do something differently says so itself, by `change`. Messages name the
-place (message type, relation, column, LSN) and never a row value or a secret.
+place (message type, relation, column, LSN) and never a row value or a secret. The constants are
+hints that several errors share: the operator's choices after data was lost (docs/gap.md).
 """
 
 from __future__ import annotations

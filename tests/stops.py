@@ -107,7 +107,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/postgres/credentials.py without_authority", ""): _MENDED,
     ("gateway/postgres/start_replication.py pgoutput_options", ""): _OLDER,
     ("gateway/postgres/authentication.py not_postgresql", ""): _SERVICE,
-    ("gateway/runtime/column_rules.py _check_key", ""): _STATE,
+    ("gateway/runtime/assign_column_rules.py _check_key", ""): _STATE,
     ("gateway/schema_errors.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
     ("gateway/runtime/session.py _stop_if_again", ""): _KAFKA
     + "test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out",
@@ -208,7 +208,7 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/kafka/relation_topics.py deleted_topics", ""), _OTHER),
     (("gateway/kafka/relation_topics.py refused_topic", ""), _OTHER),
     (("gateway/postgres/classify_errors.py classify", "is too large for the server to send"), _WITHOUT),
-    (("gateway/runtime/column_rules.py _check_key", ""), _OTHER),
+    (("gateway/runtime/assign_column_rules.py _check_key", ""), _OTHER),
     (("gateway/runtime/stored_positions.py refuse_other_dialect", ""), _DIALECT),
     (
         ("gateway/runtime/stored_positions.py own_position", ""),

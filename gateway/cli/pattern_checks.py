@@ -13,7 +13,7 @@ from fnmatch import translate
 
 from gateway.config.settings import Settings
 from gateway.names import in_any_schema
-from gateway.runtime.column_rules import unused_rules
+from gateway.runtime.assign_column_rules import unused_rules
 from gateway.startup.facts import Facts
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.publication_checks import some_names

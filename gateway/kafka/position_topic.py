@@ -1,5 +1,6 @@
 """Reading of the position topic: the newest record of every slot, and whether the marker topic was
-ever written to. The states of snapshots are read likewise."""
+ever written to. The states of snapshots are read likewise. The records are bytes here;
+gateway/transactions/position.py encodes and decodes positions."""
 
 from __future__ import annotations
 

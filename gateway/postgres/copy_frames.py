@@ -74,7 +74,7 @@ class FrameError(StopForOperator):
 
 def split(data: bytes) -> Iterator[Frame]:
     """Yield the frames of a file that has whole CopyData frames and nothing else. Raises FrameError
-    on anything else, after the frames before it."""
+    on anything else, after the frames before it. (The stream is cut by ReceiveBuffer.)"""
     unpack = _FRAME.unpack_from
     size = len(data)
     position = 0

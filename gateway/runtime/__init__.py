@@ -8,7 +8,7 @@
     quarantine                    what an error of one table means: go on without it, or stop
     relation_registrar            Relation messages -> topics and registered schemas
     dialect  native_dialect       all that depends on the dialect of the records, and Walgate's own
-    column_rules                  rules for columns
+    assign_column_rules           which columns have rules
     excluded_tables               tables that source.excluded_tables leaves out
     source_catalog                what the catalog shows, at the start and while the stream runs
     monitor  stream_status        probes of the servers beside the stream; how far the stream is

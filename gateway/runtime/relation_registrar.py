@@ -1,5 +1,6 @@
 """A Relation message -> a relation version that is ready for rows: catalog facts read, schemas
-registered, topic created.
+registered, topic created. It also decides whether the rows of a partition come as those of its
+root (`comes_as_root`).
 
 All of this waits for servers, and reading waits with it; meanwhile, the standby status task keeps
 the connection alive.
@@ -34,7 +35,7 @@ from gateway.relations.type_catalog import (
     TYPES_QUERY,
     read_types,
 )
-from gateway.runtime.column_rules import check_key, protect
+from gateway.runtime.assign_column_rules import check_key, protect
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_errors import classified_schema_errors

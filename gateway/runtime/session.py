@@ -30,8 +30,8 @@ from gateway.postgres.server import Recovery, recovery_of
 from gateway.postgres.server_message import ServerMessage
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
+from gateway.runtime.assign_column_rules import unused_rules
 from gateway.runtime.bootstrap import Bootstrap, StartResult
-from gateway.runtime.column_rules import unused_rules
 from gateway.runtime.dialect import dialect_of
 from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy

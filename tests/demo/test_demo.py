@@ -22,7 +22,7 @@ from gateway.demo.story import STEPS, Addresses, Story, StoryOptions
 from gateway.demo.verdict import TableVerdict
 from gateway.local import Kafka, Registry
 from gateway.local.guard import Guard
-from spark_consumer.mirror.delta.delta_files import open_delta
+from spark_consumer.mirror.delta.log_replay import open_delta
 from tests.conftest import Database
 from tests.support.quick_java import users_environment
 

@@ -2,8 +2,9 @@
 commit for each table, then one version of the mirror.
 
 A merge is idempotent: when it is repeated after a crash, tables that it has written already are
-skipped. tables/write_table.py does the writes; version_manifest.py defines what readers see
-meanwhile.
+skipped: each table notes the commit LSN up to which it has changes (tables/prepare_table.py,
+delta/delta_write.py). tables/write_table.py does the writes; version_manifest.py defines what
+readers see meanwhile.
 """
 
 from __future__ import annotations

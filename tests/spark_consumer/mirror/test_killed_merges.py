@@ -28,7 +28,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, maintenance, table_snapshots, version_manifest, versions, writer_epoch
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
-from spark_consumer.mirror.delta import cleanup, delta_format, delta_log, delta_table
+from spark_consumer.mirror.delta import cleanup, delta_format, delta_table, log_entries
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.single_merge import merge_once
@@ -382,7 +382,7 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
     appended."""
     monkeypatch.setattr(cleanup, "LOG_GRACE_S", 0.0)
     monkeypatch.setattr(cleanup, "_old_log", lambda *_: ["an entry"])  # enough merges were made
-    monkeypatch.setattr(delta_log, "remove", lambda *_: None)
+    monkeypatch.setattr(log_entries, "remove", lambda *_: None)
     session = cloned(spark)
     scene = Scene(session, feeder, str(tmp_path))
     scene.begin()

@@ -18,10 +18,10 @@ from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, maintenance, version_manifest, versions
 from spark_consumer.mirror.delta import cleanup, delta_table
-from spark_consumer.mirror.delta.delta_files import open_delta
-from spark_consumer.mirror.delta.delta_log import needless
 from spark_consumer.mirror.delta.delta_write import write_once
-from spark_consumer.mirror.delta.java_delta import delta_log
+from spark_consumer.mirror.delta.java_delta import delta_log_class
+from spark_consumer.mirror.delta.log_entries import needless
+from spark_consumer.mirror.delta.log_replay import open_delta
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
 from spark_consumer.mirror.report import BatchReport
@@ -247,7 +247,7 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
     for file in items.iterdir():
         if file.is_file():
             age(file, 20)
-    delta_log(spark).clearCache()
+    delta_log_class(spark).clearCache()
     monkeypatch.setattr(version_manifest, "merged_before", lambda *_: 6)
     retention = timedelta(days=5).total_seconds()
     maintenance.Maintenance(path, retention).remove(spark)
@@ -289,7 +289,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     for version in log_versions(items):
         if version <= needed:
             age(items / "_delta_log" / f"{version:020}.json", 10)
-    delta_log(spark).clearCache()
+    delta_log_class(spark).clearCache()
     check(spark, path, (4,))
     maintenance.Maintenance(path, 0.0).remove(spark)
     check(spark, path, (8,))

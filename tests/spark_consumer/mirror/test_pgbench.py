@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import version_manifest, versions
-from spark_consumer.mirror.delta.delta_files import open_delta
+from spark_consumer.mirror.delta.log_replay import open_delta
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry as Schemas

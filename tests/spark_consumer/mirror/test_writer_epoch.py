@@ -18,7 +18,7 @@ from spark_consumer.mirror import changes, version_manifest, versions, writer_ep
 from spark_consumer.mirror.delta import delta_append
 from spark_consumer.mirror.delta.delta_table import files_below, noted_numbers, noted_versions
 from spark_consumer.mirror.delta.delta_write import despite_conflicts, once, write_once
-from spark_consumer.mirror.delta.java_delta import delta_log
+from spark_consumer.mirror.delta.java_delta import delta_log_class
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import manifest_path, table_path
@@ -217,7 +217,7 @@ def test_what_writers_have_noted_is_known_with_and_without_the_checksum_of_a_ver
     assert len(checksums) == 3 and all(b"setTransactions" in file.read_bytes() for file in checksums)
     for file in checksums:
         file.unlink()
-    delta_log(spark).clearCache()
+    delta_log_class(spark).clearCache()
     assert noted_numbers(spark, location, APPLICATION, "another", "nobody") == wanted
     assert files_below(spark, location, 1, 4) == 0
 
