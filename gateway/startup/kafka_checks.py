@@ -15,6 +15,8 @@ _DAY_MS: Final = 24 * 3600 * 1000
 _MIRROR_MS: Final = 3 * _DAY_MS
 """Retention below three days is reported: a mirror that is down for a long weekend would have to
 start again with a new snapshot."""
+_TOO_FEW_BROKERS: Final = "InvalidReplicationFactorError"
+_LISTED: Final = 5
 _AUTHORIZATION: Final = (
     "kafka-acls.sh --bootstrap-server ... --add --allow-principal User:<principal> --operation {operations} {resource} "
     "(complete list: docs/checklist.md)"
@@ -112,13 +114,9 @@ def check_brokers(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findin
 def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
     """Check replication factors. Settings that the gateway may not see are skipped."""
     config, brokers = facts.config, facts.broker_count
-    factor = expected.replication_factor
-    source = "kafka.replication_factor"
-    if factor < 0:
-        of_brokers, source = _number(config, "default.replication.factor"), "default.replication.factor"
-        if of_brokers is None:
-            return
-        factor = of_brokers
+    factor, source = _replication_factor(facts, expected)
+    if factor is None:
+        return
     if factor > brokers:
         yield RetrySlowly(
             f"{source} is {factor}, but there {_brokers_there(brokers)}",
@@ -150,6 +148,14 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
             hint=f"set transaction.state.log.replication.factor={brokers} and "
             "transaction.state.log.min.isr=1 in server.properties, or start more brokers",
         )
+
+
+def _replication_factor(facts: KafkaFacts, expected: KafkaExpected) -> tuple[int | None, str]:
+    """Return that of new topics, None if the gateway may not see it, and the setting that it comes
+    from."""
+    if expected.replication_factor >= 0:
+        return expected.replication_factor, "kafka.replication_factor"
+    return _number(facts.config, "default.replication.factor"), "default.replication.factor"
 
 
 def _fewer_replicas(count: int) -> str:
@@ -302,7 +308,9 @@ def _broker_retention_ms(config: Mapping[str, str]) -> int | None:
 
 
 def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """Classify the brokers' refusals of requests that change nothing."""
+    """Classify the brokers' refusals of requests that change nothing. Requests that are refused for
+    the same reason are one finding."""
+    rejected: dict[tuple[str, str, str], list[str]] = {}
     for refused in facts.refusals:
         if refused.operation == "DescribeConfigs" and not _must_see(refused.on, expected):
             yield OperatorWarning(
@@ -315,10 +323,20 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
                 hint=_AUTHORIZATION.format(operations=refused.operation, resource=_resource(refused.on, expected)),
             )
         else:
-            reason = f": {refused.reason}" if refused.reason else ""
+            rejected.setdefault((refused.operation, refused.error, refused.reason), []).append(refused.on)
+    factor, _ = _replication_factor(facts, expected)
+    for (operation, error, text), names in rejected.items():
+        reason = f": {text}" if text else ""
+        topics = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+        if error != _TOO_FEW_BROKERS:
             yield StopForOperator(
-                f"Kafka would reject the request to {refused.operation.lower()} {refused.on} ({refused.error}{reason})",
+                f"Kafka would reject the request to {operation.lower()} {topics} ({error}{reason})",
                 hint="change kafka.partitions, kafka.replication_factor or kafka.topics",
+            )
+        elif factor is None or factor <= facts.broker_count:  # otherwise the brokers are too few by count
+            yield RetrySlowly(
+                f"Kafka would reject the request to {operation.lower()} {topics} ({error}{reason})",
+                hint="start the brokers that are down, or set kafka.replication_factor to at most the number of brokers",
             )
 
 

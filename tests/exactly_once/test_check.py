@@ -192,6 +192,8 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
     both = {"bootstrap_servers": f"127.0.0.1:1,{place.kafka.bootstrap_servers}"}
     await place.finds("warning", "connection to 127.0.0.1:1 refused", "uses the other addresses", kafka=both)
     await place.finds("waits", "kafka.replication_factor is 3", "= 1", kafka={"replication_factor": 3})
+    checked = await run_check(place.settings(kafka={"replication_factor": 3}))
+    assert exit_code(checked) == 1, render(checked)  # as `walgate run`, which waits for brokers
     await place.finds("stops", "kafka.transaction_timeout_s is 2000", "= 900", kafka={"transaction_timeout_s": 2000})
     await place.finds("stops", "requests of at most 104857600 bytes", kafka={"max_record_bytes": 200 << 20})
     await place.finds("warning", "keep records for 1 h", kafka={"retention_ms": 3_600_000})

@@ -597,6 +597,37 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "at least 6 partitions",
         "change kafka.partitions, kafka.replication_factor or kafka.topics",
     ),
+    (
+        "the same policy for all topics",
+        World(
+            brokers=replace(
+                BROKERS, refusals=tuple(Refused("Create", f"t{n}", "PolicyViolationError") for n in range(7))
+            )
+        ),
+        STOP,
+        "create t0, t1, t2, t3, t4 and 2 more (PolicyViolationError)",
+        "change kafka.partitions, kafka.replication_factor or kafka.topics",
+    ),
+    (
+        "a broker that is fenced",
+        refused("Create", "cdc.shop.orders", "InvalidReplicationFactorError", "only 2 brokers are registered"),
+        SLOW,
+        "only 2 brokers are registered",
+        "start the brokers that are down",
+    ),
+    (
+        "too few brokers, who say so too",
+        World(
+            brokers=replace(
+                broker(1, transaction_state_log_replication_factor="1").brokers,
+                refusals=(Refused("Create", "t", "InvalidReplicationFactorError"),),
+            ),
+            wanted=wanted(replication_factor=3),
+        ),
+        SLOW,
+        "is 3, but there is 1 broker",
+        "kafka.replication_factor = 1",
+    ),
 ]
 
 
