@@ -1,14 +1,21 @@
-"""Conversion of Arrow tables to Spark frames."""
+"""Conversion of Arrow schemas and tables to Spark's."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 _IN_PLAN_BYTES = "spark.sql.execution.arrow.localRelationThreshold"
 _ROWS_A_PARTITION = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _LEAST_ROWS = 10_000
+
+
+def spark_schema(schema: pa.Schema) -> StructType:
+    """Return the columns of an Arrow schema as Spark's. A timestamp without a time zone stays one:
+    by default PySpark 4.0 and 4.1 give it that of the session."""
+    return from_arrow_schema(schema, prefer_timestamp_ntz=True)
 
 
 def to_frame(spark: SparkSession, table: pa.Table, schema: StructType | None = None) -> DataFrame:
@@ -17,7 +24,7 @@ def to_frame(spark: SparkSession, table: pa.Table, schema: StructType | None = N
     for the end of its partition)."""
     filled = [batch for batch in table.to_batches() if batch.num_rows]
     whole = pa.Table.from_batches(filled, table.schema) if filled else table.schema.empty_table()
-    return spark.createDataFrame(whole) if schema is None else spark.createDataFrame(whole, schema)
+    return spark.createDataFrame(whole, spark_schema(table.schema) if schema is None else schema)
 
 
 def out_of_plan(spark: SparkSession, rows: int) -> dict[str, str]:

@@ -23,10 +23,9 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from schemas.lsn import format_lsn
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, path_class
 from spark_consumer.mirror.fold.keyless_log import not_applied
@@ -91,7 +90,7 @@ class Changelog:
             changes = typed(records, frame, texts)
         else:
             batches = decode_changes(iter(records.combine_chunks().to_batches()), frame, texts)
-            changes = to_frame(spark, pa.Table.from_batches(batches, frame.schema), from_arrow_schema(frame.schema))
+            changes = to_frame(spark, pa.Table.from_batches(batches, frame.schema), spark_schema(frame.schema))
         rows = [frame.schema.field(name) for name in ("old_key", "before", "after")]
         changes = changes.drop(
             *(row.name for row in rows if not row.type.num_fields)

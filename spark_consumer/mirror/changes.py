@@ -18,9 +18,8 @@ from datetime import datetime
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.paths import changes_path, schemas_path
 from spark_consumer.mirror.slice_contents import BatchSize, total
 from spark_consumer.mirror.spark_settings import settings
@@ -46,7 +45,7 @@ _GLOB = re.compile(r"[\[\]{}*?\\]")
 
 def nothing(spark: SparkSession) -> DataFrame:
     """Return a DataFrame of no changes."""
-    return to_frame(spark, _SCHEMA.empty_table(), from_arrow_schema(_SCHEMA))
+    return to_frame(spark, _SCHEMA.empty_table(), spark_schema(_SCHEMA))
 
 
 def create(spark: SparkSession, path: str) -> None:
@@ -99,7 +98,7 @@ def unmerged(
     else:
         size = _noted_size(newest, after_lsn, last_lsn)
         with settings(spark, {_LISTS_BY_A_JOB: str(len(files) + 1)}):
-            rows = spark.read.schema(from_arrow_schema(_SCHEMA)).parquet(*files)
+            rows = spark.read.schema(spark_schema(_SCHEMA)).parquet(*files)
     return (None if rows is None else between(rows, after_lsn, last_lsn)), size
 
 

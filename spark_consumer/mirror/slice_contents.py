@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.fold.fold_spark import position
 from spark_consumer.mirror.table_states import StoredMark, parse_marks, verified_chunks
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
@@ -242,7 +241,7 @@ def as_arrow_if_small(
     process when decoded, else as a DataFrame."""
     if isinstance(own, DataFrame):
         return _in_order(own.toArrow()) if part.is_small(columns) else own
-    return own if part.is_small(columns) else to_frame(spark, own, from_arrow_schema(own.schema))
+    return own if part.is_small(columns) else to_frame(spark, own, spark_schema(own.schema))
 
 
 def split_at_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:

@@ -16,9 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.jvm import folder_names, remove_folder
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.merge_source import same_key
@@ -47,7 +46,7 @@ def store_keys(
     decode = partial(_keys, shape=shape, schemas=texts)
     if isinstance(records, DataFrame):
         chosen = records.where((f.col("op") != "TRUNCATE") & (f.col("commit_lsn") > begin_lsn)).select(*_COLUMNS)
-        keys = chosen.mapInArrow(decode, from_arrow_schema(schema))
+        keys = chosen.mapInArrow(decode, spark_schema(schema))
     else:
         mask = pc.and_(pc.not_equal(records["op"], "TRUNCATE"), pc.greater(records["commit_lsn"], begin_lsn))
         kept = records.filter(mask).select(_COLUMNS).combine_chunks()

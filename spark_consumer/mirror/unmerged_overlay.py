@@ -103,7 +103,7 @@ def overlay(
 
 
 def _content(to_apply: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """Return what batch_contents.summarize returns, but no records if there are more than READ_HERE
+    """Return what slice_contents.summarize returns, but no records if there are more than READ_HERE
     changes."""
     if size.changes <= READ_HERE:
         return summarize(to_apply, size)

@@ -19,10 +19,10 @@ import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from schemas.topic_names import value_subject
+from spark_consumer.arrow import spark_schema
 from spark_consumer.errors import OptionError, RangeExpired, UnsupportedSchema, briefly
 from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, check_order
@@ -264,14 +264,14 @@ class WalgateChanges(DataSource):
     def schema(self) -> StructType:
         options = self._options(streaming=None)
         refuse_debezium(options.registry, options.prefix)
-        return with_options(from_arrow_schema(self._shape(options).schema), self.options)
+        return with_options(spark_schema(self._shape(options).schema), self.options)
 
     def _planner(self, loaded: StructType, *, streaming: bool) -> _Planner:
         """`loaded`: the columns that the frame got when it was created."""
         self.options = {**noted_options(loaded), **self.options}
         options = self._options(streaming=streaming)
         shape = self._shape(options)
-        if from_arrow_schema(shape.schema).simpleString() != loaded.simpleString():
+        if spark_schema(shape.schema).simpleString() != loaded.simpleString():
             raise UnsupportedSchema(
                 f"the columns of {options.table} have changed since load()",
                 hint="Call load() again: a DataFrame keeps its columns.",

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_consumer.arrow import spark_schema
 from spark_consumer.columnar.arrays import booleans
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 from spark_consumer.source.frames import TableFrame
@@ -21,7 +21,7 @@ def typed(records: DataFrame, frame: TableFrame, texts: Mapping[int, str]) -> Da
     """Return the typed frame of raw records of one table. `texts`: schema id -> JSON text, for
     every schema that the records have."""
     columns = records.select(*head_columns(frame), "schema_id", *PLACE, "value")
-    return columns.mapInArrow(partial(decode_changes, frame=frame, schemas=texts), from_arrow_schema(frame.schema))
+    return columns.mapInArrow(partial(decode_changes, frame=frame, schemas=texts), spark_schema(frame.schema))
 
 
 def head_columns(frame: TableFrame) -> list[str]:

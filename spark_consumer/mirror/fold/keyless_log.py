@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.mirror.fold.event_decoder import BEFORE, fill_from_before, special_of_row
 from spark_consumer.mirror.tables.columns import decode_records
@@ -38,7 +37,7 @@ def log_schema(shape: TableSchema) -> pa.Schema:
 
 def log_table_schema(shape: TableSchema) -> StructType:
     """Return the columns of the table."""
-    return from_arrow_schema(log_schema(shape))
+    return spark_schema(log_schema(shape))
 
 
 def log_rows(records: DataFrame, shape: TableSchema, texts: Mapping[int, str]) -> DataFrame:

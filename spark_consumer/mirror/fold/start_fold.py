@@ -10,10 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.fold_arrow import borrowed_keys, replay_events, whole_states
 from spark_consumer.mirror.fold.fold_arrow import states as replayed_states
@@ -32,7 +31,7 @@ _BROADCAST_BYTES = 16 << 20
 
 def table_schema(shape: TableSchema) -> StructType:
     """Return the columns of the table."""
-    columns = from_arrow_schema(pa.schema(list(shape.row)))
+    columns = spark_schema(pa.schema(list(shape.row)))
     special = StructField(shape.special_column, MapType(StringType(), StringType()))
     return StructType([*columns.fields, special])
 
@@ -95,7 +94,7 @@ def arrow_merge_input(spark: SparkSession, states: pa.Table, unsent: set[str]) -
     if unsent or any(len(chunk.keys) for chunk in states["special"].chunks):
         columns["special"] = states["special"]
     table = pa.table(columns)
-    frame = to_frame(spark, table, from_arrow_schema(table.schema))
+    frame = to_frame(spark, table, spark_schema(table.schema))
     return f.broadcast(frame) if table.nbytes <= _BROADCAST_BYTES else frame
 
 
@@ -122,7 +121,7 @@ def _after_truncate(records: pa.Table, cut: Cut) -> pa.ChunkedArray:
 def _held(spark: SparkSession, base: DataFrame, ordered: pa.Table, shape: TableSchema) -> pa.Table:
     """Return key, row and special of the table's rows with any of the old keys."""
     origins = ordered.filter(ordered["origin"].is_valid()).select(["origin"]).rename_columns(["key"])
-    schema = from_arrow_schema(pa.schema([shape.events.field("key")]))
+    schema = spark_schema(pa.schema([shape.events.field("key")]))
     keys = to_frame(spark, origins, schema).distinct()
     row = f.struct(*(f.col(f"t.{quoted(name)}").alias(name) for name in shape.columns)).alias("row")
     special = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
@@ -151,7 +150,7 @@ def spark_states(
         kept = kept.where((f.col("commit_lsn") > cut_lsn) | later)
     columns = kept.select("op", "commit_lsn", "ordinal", "schema_id", "value")
     decode = partial(decode_events, shape=shape, schemas=texts)
-    events = columns.mapInArrow(decode, from_arrow_schema(shape.events))
+    events = columns.mapInArrow(decode, spark_schema(shape.events))
     events = events.persist() if persist else events
     return *spark_fold(spark, base, events, shape), events
 
@@ -169,7 +168,7 @@ def spark_fold(
     aside = last_states(events.join(keys, "key", "left_anti"), unsent).select(*STATE)
     moving = events.join(keys, "key", "left_semi").toArrow().select(shape.events.names).cast(shape.events)
     replayed = arrow_fold(spark, base, moving, shape)
-    state_schema = from_arrow_schema(pa.schema([shape.events.field(name) for name in STATE]))
+    state_schema = spark_schema(pa.schema([shape.events.field(name) for name in STATE]))
     return aside.unionByName(to_frame(spark, replayed, state_schema)), unsent
 
 

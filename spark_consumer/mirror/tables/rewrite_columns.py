@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import DataType, MapType, StructType
 
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.tables.columns import FILL, ColumnChange, fill_value
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema, is_log
@@ -69,7 +68,7 @@ def _one_row(spark: SparkSession, change: ColumnChange, after: TableSchema) -> D
         return None
     values = {_fill_column(name): fill_value(value, after.row.field(name).type) for name, value in change.fills.items()}
     table = pa.table(values)
-    return to_frame(spark, table, from_arrow_schema(table.schema))
+    return to_frame(spark, table, spark_schema(table.schema))
 
 
 def _special(change: ColumnChange, before: TableSchema) -> Column:

@@ -14,9 +14,8 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.keyless_log import decode_rows, log_rows, log_schema, log_table_schema
 from spark_consumer.mirror.fold.merge_source import same_key
@@ -52,7 +51,7 @@ def row_differences(
 ) -> DataFrame:
     """Return the differences between the READ records of one table and its rows: columns `kind`,
     `key` (JSON text) and `columns`."""
-    schema = from_arrow_schema(shape.events)
+    schema = spark_schema(shape.events)
     decode = partial(decode_events, shape=shape, schemas=texts)
     if isinstance(records, DataFrame):
         chosen = records.where(f.col("op") == "READ").select("op", "commit_lsn", "ordinal", "schema_id", "value")

@@ -17,6 +17,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.jobs import session
 from spark_consumer.jvm import java_session
 from spark_consumer.mirror.delta.java_delta import delta_log_class
+from spark_consumer.mirror.delta.session_settings import SESSION
 
 
 class Builder:
@@ -108,16 +109,16 @@ def test_a_local_session_without_jars_knows_no_delta(
 ) -> None:
     """Else each query of a program that only reads topics ends with a class that is not there."""
     session.local_session("reads")
-    assert not session.DELTA.keys() & builder.settings.keys()
+    assert not SESSION.keys() & builder.settings.keys()
     builder.settings.clear()
     session.local_session("reads", settings={"spark.jars": "/delta.jar"})
-    assert builder.settings.items() >= session.DELTA.items()
+    assert builder.settings.items() >= SESSION.items()
     builder.settings.clear()
     (tmp_path / "jars").mkdir()
     (tmp_path / "jars" / "delta-spark_4.2_2.13-4.4.0.jar").touch()
     monkeypatch.setenv("SPARK_HOME", str(tmp_path))
     session.local_session("reads")
-    assert builder.settings.items() >= session.DELTA.items()
+    assert builder.settings.items() >= SESSION.items()
 
 
 @pytest.mark.integration

@@ -30,13 +30,13 @@ def test_the_source_gives_what_happened_and_keeps_its_limit_over_restarts(
     raw = spark.read.format("walgate").options(**feeder.options(includeMessages="true")).load()
     truth = [(change.commit_lsn, change.ordinal) for change in feeder.truth]
     assert sorted((row.commit_lsn, row.ordinal) for row in raw.collect()) == truth
-    table = workload.tables[0]
-    typed = spark.read.format("walgate").options(**feeder.options(table=table.name)).load()
-    rows = typed.orderBy("commit_lsn", "ordinal").toArrow().to_pylist()
-    expected = [change for change in feeder.truth if change.table is table]
-    assert [(row["op"], row["after"]) for row in rows] == [
-        (change.op, None if change.op == "DELETE" else change.after) for change in expected
-    ]
+    for table in workload.tables:
+        typed = spark.read.format("walgate").options(**feeder.options(table=table.name)).load()
+        rows = typed.orderBy("commit_lsn", "ordinal").toArrow().to_pylist()
+        expected = [change for change in feeder.truth if change.table is table]
+        assert [(row["op"], row["after"]) for row in rows] == [
+            (change.op, None if change.op == "DELETE" else change.after) for change in expected
+        ]
     broken = "this batch is planned and not committed"
     batches: dict[int, list[tuple[int, int]]] = {}
 

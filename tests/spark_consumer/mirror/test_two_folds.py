@@ -11,10 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from pyspark.sql.pandas.types import from_arrow_schema
 
 from schemas.change_schema import change_schema
-from spark_consumer.arrow import to_frame
+from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.fold.fold_arrow import Key, key_tuples
 from spark_consumer.mirror.fold.fold_spark import STATE
 from spark_consumer.mirror.fold.start_fold import arrow_fold, spark_fold, table_schema
@@ -92,7 +91,7 @@ def test_both_folds_give_the_same_last_states(
     events = events_of(found, rnd)
     base = base_of(spark, found) if has_base else None
     here = states_of(arrow_fold(spark, base, events, SHAPE))
-    frame, _ = spark_fold(spark, base, to_frame(spark, events, from_arrow_schema(SHAPE.events)), SHAPE)
+    frame, _ = spark_fold(spark, base, to_frame(spark, events, spark_schema(SHAPE.events)), SHAPE)
     beside = states_of(frame.select(*STATE).toArrow())
     assert beside == here
     if base is None:

@@ -7,10 +7,10 @@ import pickle
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from schemas.change_schema import change_schema
+from spark_consumer.arrow import spark_schema
 from spark_consumer.errors import OptionError, UnsupportedSchema
 from spark_consumer.source import datasource
 from spark_consumer.source.datasource import WalgateChanges, WalgateTransactions
@@ -28,7 +28,7 @@ def frame(*columns: str) -> TableFrame:
 
 
 def columns_of(table: TableFrame) -> StructType:
-    return from_arrow_schema(table.schema)
+    return spark_schema(table.schema)
 
 
 def test_a_frame_whose_table_was_altered_since_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
