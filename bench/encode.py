@@ -28,18 +28,19 @@ from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceNames
 from gateway.errors import StopForOperator
-from gateway.events.marker import encode_markers
+from gateway.events.marker_encoder import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import Batch, BatchWriter
 from gateway.local import Postgres
 from gateway.pgoutput import Relation
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.postgres.connection import connect_replication
-from gateway.postgres.copy_frames import XLOG_DATA, split
+from gateway.postgres.copy_frames import XLOG_DATA, Received
 from gateway.postgres.receive_buffer import ReceiveBuffer
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY, read_key, read_types
+from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.replication_loop import ReplicationLoop
 from gateway.snapshot.change_tracking import RecordingObserver
@@ -47,8 +48,8 @@ from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress as SnapshotTable
 from gateway.snapshot.rules.visibility import Visibility
 from gateway.transactions.commit_policy import CommitPolicy
-from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.transaction import MessageSelection, MessageTopic
@@ -123,8 +124,8 @@ async def capture(
     seen = 0
     while seen < count:
         piece = await stream.read()
-        pieces.append(piece)
-        seen += sum(1 for kind, _, start, _ in split(piece) if kind == XLOG_DATA and piece[start] in ROW_MESSAGES)
+        pieces.append(piece.data)
+        seen += sum(1 for kind, _, start, _ in piece.frames if kind == XLOG_DATA and piece.data[start] in ROW_MESSAGES)
     await stream.close()
     while await sql.fetchval("select active from pg_replication_slots where slot_name = $1", slot):
         await asyncio.sleep(0.05)
@@ -136,7 +137,7 @@ async def capture(
 # -- the stages; each includes all before it
 
 
-def receive(captured: Capture) -> list[bytes]:
+def receive(captured: Capture) -> list[Received]:
     """Fill the receive buffer with bytes as a socket would, and take whole frames from it."""
     receive_buffer = ReceiveBuffer(lambda kind, body: True, lambda lsn, reply: None)
     _fill(receive_buffer, COPY_BOTH)
@@ -159,8 +160,8 @@ def _fill(receive_buffer: ReceiveBuffer, data: bytes | memoryview) -> int:
 
 def walk(captured: Capture) -> None:
     """Iterate over the frames without processing them."""
-    for data in receive(captured):
-        for _ in split(data):
+    for received in receive(captured):
+        for _ in received.frames:
             pass
 
 
@@ -241,7 +242,7 @@ class _SnapshotAnnouncer(_Registrar):
 
 
 class _Stand:
-    """Stands in for stream, feedback and delivery: nothing is closed or acknowledged."""
+    """Stands in for stream, feedback, status and delivery: nothing is closed or acknowledged."""
 
     is_free = is_quiet = holds_unclosed = False
     received_lsn = in_flight_bytes = 0
@@ -267,7 +268,8 @@ def _pump_of(machine: TransactionMachine, writer: BatchWriter, registrar: Any) -
     stand: Any = _Stand()
     position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
     errors = QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True)
-    return ReplicationLoop(stand, stand, machine, writer, registrar, stand, position, 4, table_errors=errors)
+    kafka = KafkaTransactions(machine, writer, stand, stand, position, stand)
+    return ReplicationLoop(stand, stand, machine, registrar, kafka, 4, status=stand, table_errors=errors)
 
 
 def encode_debezium(captured: Capture) -> None:
@@ -293,8 +295,8 @@ def encode(captured: Capture) -> None:
 
 def _take_all(captured: Capture, machine: TransactionMachine, registrar: _Registrar) -> None:
     replication_loop = _pump_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), registrar)
-    for data in receive(captured):
-        _run(replication_loop._take(data))
+    for data, frames in receive(captured):
+        _run(replication_loop._take(data, frames))
 
 
 def _builder(compression: int) -> Callable[[], BatchBuilder]:
@@ -326,8 +328,8 @@ def mark(captured: Capture) -> None:
 def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[ReplicationLoop, list[Batch]]:
     writer = BatchWriter(_builder(compression), 1 << 24)
     replication_loop = _pump(captured, writer, lambda name: writer.sink(f"bench.public.{name}", 3, name))
-    for data in receive(captured):
-        _run(replication_loop._take(data))
+    for data, frames in receive(captured):
+        _run(replication_loop._take(data, frames))
     if send:
         writer.close_all()
         for ready in writer.ready:

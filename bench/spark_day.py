@@ -35,12 +35,12 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.arrow import to_frame
 from spark_consumer.jobs.session import local_session
-from spark_consumer.mirror import changes, maintenance, manifest, table_format, versions
-from spark_consumer.mirror.append.batch_contents import BatchSize
+from spark_consumer.mirror import changes, maintenance, table_format, version_manifest, versions
 from spark_consumer.mirror.delta import cleanup, delta_table
 from spark_consumer.mirror.delta.delta_write import _CHECKPOINT_INTERVAL, write_once
 from spark_consumer.mirror.delta.session_settings import COMPACT, session_defaults
 from spark_consumer.mirror.paths import changes_path, table_path
+from spark_consumer.mirror.slice_contents import BatchSize
 from spark_consumer.mirror.spark_settings import settings, tune
 from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
@@ -128,7 +128,9 @@ def merge(spark: Any, keeper: maintenance.Maintenance, path: str, lsn: int) -> N
         write_once(rows, location, "append", lsn, properties=properties)
     tables = {str(ITEMS): delta_table.version(spark, location)}
     keeper.note_version(location, tables[str(ITEMS)] - 1, tables[str(ITEMS)])
-    manifest.record(spark, path, replace(manifest.RecordedVersion.before_all(), commit_lsn=lsn, tables=tables))
+    version_manifest.record(
+        spark, path, replace(version_manifest.RecordedVersion.before_all(), commit_lsn=lsn, tables=tables)
+    )
 
 
 def measure(spark: Any, path: str) -> dict[str, float]:

@@ -30,7 +30,7 @@ from gateway.local.java import spark_java_home
 from schemas.lsn import format_lsn
 from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import changes, versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta import delta_table
 from spark_consumer.mirror.delta.delta_write import write_once
 from spark_consumer.mirror.paths import table_path

@@ -36,7 +36,7 @@ from gateway.local.artifacts import jars
 from gateway.local.java import spark_java_home
 from spark_consumer.jobs.session import local_session
 from spark_consumer.jvm import cloned, java_class
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta import delta_table
 from spark_consumer.mirror.delta.delta_write import write_once
 from spark_consumer.mirror.delta.session_settings import COMPACT

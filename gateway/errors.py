@@ -1,4 +1,4 @@
-"""Every error that the gateway raises on purpose, classified by what happens next.
+"""The errors of the gateway, classified by what happens next.
 
     WalgateError
     +-- Retry             transient: start again from the durable position, with backoff
@@ -8,15 +8,17 @@
     +-- StopForOperator   needs the operator: configuration, incompatible schema, anything unknown
         +-- UnwritableRelation    concerns one relation, which may be put into quarantine
         +-- DataGap       continuing would silently lose rows
-        +-- InternalError an exception that was not raised on purpose
+        +-- InternalError a defect that was met while a message was processed
 
-Any other exception is a defect of the gateway. Messages name the place (message type, relation,
-column, LSN) and never a row value or a secret.
+Any other exception is a defect elsewhere, and ends the process with exit code 1. An error after
+which the next session must do something differently says so itself, by `change`. Messages name the
+place (message type, relation, column, LSN) and never a row value or a secret. The constants are
+hints that several errors share: the operator's choices after data was lost (docs/gap.md).
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final, Protocol
 
 _BEHIND_A_GAP: Final = (
     "either {} and writes a GAP marker for consumers (the slot's name and the topic prefix stay the same), or use a new "
@@ -39,6 +41,42 @@ NEW_PREFIX: Final = (
 REPORT: Final = "report the error with the versions of PostgreSQL and of the gateway, and do not drop the slot"
 
 
+class NextSession(Protocol):
+    """The next session, as far as errors may change it (gateway/runtime/session_memory.py)."""
+
+    def read_as_text(self) -> None:
+        """Request values in text format."""
+        ...
+
+    def read_whole(self) -> None:
+        """Read once without streaming of in-progress transactions."""
+        ...
+
+    def deliver_one_by_one(self, until_lsn: Any) -> None:
+        """Deliver transactions up to this LSN one by one."""
+        ...
+
+    def make_optional(self, relation_oid: int, column: str) -> None:
+        """Let the field of a column be optional."""
+        ...
+
+    def give_topics_to_partitions(self) -> None:
+        """Give partitions topics even if their roots are published."""
+        ...
+
+    def quarantine_relation(self, relation: Any) -> None:
+        """Put a relation (transactions.Quarantined) into quarantine."""
+        ...
+
+    def remember_report(self, reported: Any) -> None:
+        """Let the next start judge what the server reported (startup.Reported)."""
+        ...
+
+    def avoid_server(self) -> None:
+        """Try the other hosts of the DSN first."""
+        ...
+
+
 class WalgateError(Exception):
     """Base class of all errors. `hint` is what the operator can do: one sentence, an SQL statement
     or a setting."""
@@ -55,6 +93,10 @@ class WalgateError(Exception):
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
+    def change(self, next_session: NextSession) -> None:
+        """Change what the next session does, so that it does not fail in the same way. Most errors
+        change nothing."""
+
 
 class Retry(WalgateError):
     """A transient error: everything starts again from the durable position."""
@@ -62,6 +104,9 @@ class Retry(WalgateError):
 
 class NeedsText(Retry):
     """A value has no binary form, or its binary form is not known."""
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.read_as_text()
 
 
 class RetrySlowly(WalgateError):

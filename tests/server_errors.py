@@ -58,7 +58,7 @@ listed is waited for. The columns differ for a reason:
 * In the **stream**, the server decodes a change with the catalog as it was when the change was
   made, so the error usually comes again, whatever the catalog is now. *{place}* means that the
   gateway waits 2, 4, 8, ... seconds, and exits with code 78 when the same error has come 4 times
-  (8 times for class XX) at the same resume LSN. The log, `walgate status`, the live page and
+  (8 times for class XX) at the same resume LSN. The log, `walgate status`, the web UI and
   `walgate_failures_at_resume_lsn` show how often it came, and since when.
 
 If the server itself crashes again and again at the same resume LSN, the gateway waits 60 s, then

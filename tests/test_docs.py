@@ -13,15 +13,15 @@ from zlib import crc32
 import fastavro
 
 from gateway.events.manifest import Manifest
-from gateway.events.marker import encode_markers
+from gateway.events.marker_encoder import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Relation, decode
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.relations.describe import describe
-from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from schemas.change_schema import OPERATIONS, change_schema
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts

@@ -1,4 +1,4 @@
-"""Docstrings are sentences that end at 100 columns: STYLE of this project, held for the product."""
+"""Docstrings are sentences that end at 100 columns, and sentences of the documentation are short."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
+
+from tests.support.sentences import too_long
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("gateway", "schemas", "spark_consumer", "tools")
 WIDTH = 100
+GENERATED = ("types.md",)
 FRAGMENT = re.compile(r"(Of|What|Where|One|None|So|It)\b")
 _Documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -43,3 +47,13 @@ def test_docstrings_are_sentences_within_100_columns(package: str) -> None:
 )
 def test_a_fault_is_seen(source: str) -> None:
     assert len(list(faults(source))) == 1
+
+
+@pytest.mark.parametrize("part", ["Start", "Understand", "Operate", "Consume"])
+def test_pages_have_short_sentences(part: str) -> None:
+    """Those of the part Reference are looked up, not read."""
+    (navigation,) = [each[part] for each in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"] if part in each]
+    pages = [page for page in re.findall(r"[\w-]+\.md", str(navigation)) if page not in GENERATED]
+    assert pages
+    found = {page: too_long((ROOT / "docs" / page).read_text("utf-8")) for page in pages}
+    assert {page: wrong for page, wrong in found.items() if wrong} == {}

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sentences import prose, too_long
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
 LINES = 120
-WORDS = 30
 TITLES = [
     "Why not Debezium?",
     "Try it",
@@ -24,22 +25,6 @@ TITLES = [
     "Limits",
     "Numbers",
 ]
-
-
-def prose(text: str) -> str:
-    """Return the page without code blocks, images and link addresses."""
-    text = re.sub(r"^```.*?^```$|^    .*$", ".", text, flags=re.S | re.M)
-    return re.sub(r"\]\([^)]*\)", "]", re.sub(r"^!\[.*$", "", text, flags=re.M))
-
-
-def sentences(text: str) -> list[str]:
-    """Return each sentence, item and cell of the prose, on one line."""
-    pieces = re.split(r"\n\s*\n|^[#*|]|\||(?<=[.?!])\s", prose(text), flags=re.M)
-    return [" ".join(piece.split()) for piece in pieces if piece.strip()]
-
-
-def too_long(text: str) -> list[str]:
-    return [sentence for sentence in sentences(text) if len(re.findall(r"\w[\w.'-]*", sentence)) > WORDS]
 
 
 def nested_parentheses(text: str) -> list[str]:

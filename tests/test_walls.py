@@ -101,7 +101,7 @@ def test_what_knows_delta_stands_in_one_room() -> None:
     files = [path for path in (ROOT / "spark_consumer").rglob("*.py") if DELTA_ROOM not in path.parents]
     found = {str(path.relative_to(ROOT)): set(texts_of_delta(path.read_text())) for path in files}
     assert {name: texts for name, texts in found.items() if texts} == SAYS_DELTA
-    assert all(list(texts_of_delta((DELTA_ROOM / name).read_text())) for name in ("delta_write.py", "delta_log.py"))
+    assert all(list(texts_of_delta((DELTA_ROOM / name).read_text())) for name in ("delta_write.py", "log_entries.py"))
 
 
 PACKAGES = sorted(

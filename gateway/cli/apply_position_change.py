@@ -20,7 +20,7 @@ from gateway.postgres.connection import connect_sql, end_session
 from gateway.postgres.credentials import login_of
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.dialect import dialect_of
-from gateway.runtime.restart_state import RestartState
+from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.startup.facts import Expected
 from gateway.startup.position_changes import FreshPosition
@@ -55,7 +55,7 @@ async def _attempt(settings: Settings, steps: PositionChange) -> Position:
     async with AsyncExitStack() as stack:
         sql = await connect_sql(login_of(settings.source))
         stack.push_async_callback(end_session, sql)
-        memory = RestartState()
+        memory = SessionMemory()
         start = Bootstrap(settings, dialect_of(settings), memory, stack, StatusBoard())
         catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged)
         return await start.carry_out(catalog, steps(start.fresh_position, catalog.expected))

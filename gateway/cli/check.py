@@ -18,12 +18,12 @@ from typing import Final
 
 import asyncpg
 
-from gateway.cli.check_report import Area, CheckResult, outcome_of
+from gateway.cli.check_report import CheckReport, CheckResult
 from gateway.cli.pattern_checks import check_patterns
 from gateway.config.settings import Settings
-from gateway.errors import WalgateError
+from gateway.errors import RetrySlowly, WalgateError
 from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
-from gateway.kafka.durability import Durability, cautions
+from gateway.kafka.durability import cautions, durability_of
 from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.relation_topics import Topics, deleted_topics
@@ -51,7 +51,7 @@ from gateway.startup.position_checks import (
     position_before_rename,
 )
 from gateway.startup.publication_checks import check_actions, excluded_names, some_names
-from gateway.startup.role_checks import RoleFacts, check_role, for_provider
+from gateway.startup.role_checks import RoleFacts, check_role
 from gateway.startup.server_checks import check_left_behind, check_slot_capacity
 from gateway.startup.start import check_without_position
 from gateway.transactions.position import Position
@@ -68,7 +68,7 @@ async def run_check(settings: Settings) -> list[CheckResult]:
 class _Check:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._checked: list[CheckResult] = []
+        self._report = CheckReport()
         self._facts: Facts | None = None
         self._registry_answers = False
         self._moment = 0
@@ -76,7 +76,7 @@ class _Check:
         self._expected = expected_of(settings)
 
     async def run(self) -> list[CheckResult]:
-        self._checked.append(CheckResult("settings", "ok", "all settings are valid"))
+        self._report.ok("settings", "all settings are valid")
         await self._http()
         await self._postgresql()
         kafka = await self._kafka()
@@ -84,20 +84,7 @@ class _Check:
         is_primary = self._facts is not None and not self._facts.server.in_recovery
         if kafka is not None and is_primary and self._registry_answers:
             await self._position(kafka)
-        return self._checked
-
-    def _add(self, area: Area, findings: Iterable[Finding], provider: str = "") -> bool:
-        """Add findings to the report; return False if one of them would prevent a start."""
-        is_fine = True
-        for finding in findings:
-            told = for_provider(finding, provider)
-            outcome = outcome_of(finding)
-            is_fine = is_fine and outcome == "warning"
-            self._checked.append(CheckResult(area, outcome, told.message, told.hint))
-        return is_fine
-
-    def _ok(self, area: Area, message: str) -> None:
-        self._checked.append(CheckResult(area, "ok", message))
+        return self._report.results
 
     def _next_moment(self) -> int:
         self._moment += 1
@@ -114,9 +101,9 @@ class _Check:
         except WalgateError as error:
             running = await asyncio.to_thread(ask_status, http.host, http.port)
             if running is not None and running.get("slot_name") == slot:
-                self._ok("settings", f"a gateway of slot {slot} answers on http.port {http.port}")
+                self._report.ok("settings", f"a gateway of slot {slot} answers on http.port {http.port}")
             else:
-                self._add("settings", [error])
+                self._report.add("settings", [error])
 
     # -- PostgreSQL
     # ------------------------------------------------------------------------------------------------
@@ -142,25 +129,27 @@ class _Check:
                     sql, self._settings.source.publications, excluded=self._settings.source.excluded_tables
                 )
                 # First, because problems of the role explain why later checks fail.
-                self._add("postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider)
+                self._report.add(
+                    "postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider
+                )
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
-                self._add("settings", check_patterns(self._settings, facts))
-                report = check_without_position(facts, self._expected)
-                await self._suggest_publications(sql, report.errors)
-                self._add("postgresql", (*report.errors, *report.warnings, *check_actions(facts)), role.provider)
-                self._add("postgresql", await filters_that_can_fail(sql, facts.publications), role.provider)
+                self._report.add("settings", check_patterns(self._settings, facts))
+                start = check_without_position(facts, self._expected)
+                await self._suggest_publications(sql, start.errors)
+                self._report.add("postgresql", (*start.errors, *start.warnings, *check_actions(facts)), role.provider)
+                self._report.add("postgresql", await filters_that_can_fail(sql, facts.publications), role.provider)
                 if facts.slot is None:
-                    self._add("postgresql", check_slot_capacity(facts), role.provider)
+                    self._report.add("postgresql", check_slot_capacity(facts), role.provider)
                     await self._retention_causes(sql)
                 else:
-                    self._ok(
+                    self._report.ok(
                         "postgresql", f"slot {facts.slot.name} is confirmed up to {facts.slot.confirmed_flush_lsn}"
                     )
                 if role.may_replicate and not role.is_pooled and facts.server.decodes:
                     await self._replication(facts)
         except WalgateError as error:
-            self._add("postgresql", [error])
+            self._report.add("postgresql", [error])
 
     async def _suggest_publications(self, sql: asyncpg.Connection, errors: Iterable[WalgateError]) -> None:
         """Suggest for each missing publication a similar name, or another database that may be
@@ -183,15 +172,17 @@ class _Check:
     def _say_server(self, sql: asyncpg.Connection, facts: Facts, role: RoleFacts) -> None:
         at = address_text(sql)
         major, minor = divmod(facts.server.version_num, 10000)
-        self._ok(
+        self._report.ok(
             "postgresql", f"PostgreSQL {major}.{minor} at {at}, database {facts.server.database}, role {role.name}"
         )
         tables = {r.relation_oid for p in facts.publications.values() for r in p.relations}
         if tables:
-            self._ok("postgresql", f"{counted(len(tables), 'table')} published by {', '.join(facts.publications)}")
+            self._report.ok(
+                "postgresql", f"{counted(len(tables), 'table')} published by {', '.join(facts.publications)}"
+            )
         excluded = excluded_names(facts)
         if excluded:
-            self._ok(
+            self._report.ok(
                 "postgresql",
                 f"{counted(len(excluded), 'published table')} left out by source.excluded_tables: {some_names(excluded)}",
             )
@@ -207,7 +198,7 @@ class _Check:
                 else f"open transaction of process {cause.pid}"
             )
             of = f" of {cause.user}" if cause.user else ""
-            self._add(
+            self._report.add(
                 "postgresql",
                 [OperatorWarning(f"the creation of the slot will wait for the {who}{of}", cause.remedy)],
             )
@@ -220,16 +211,17 @@ class _Check:
         finally:
             await stream.close()
         if identity.system_identifier != facts.server.system_identifier:
-            self._checked.append(
-                CheckResult(
-                    "postgresql",
-                    "waits",
-                    "the replication connection and the regular connection reached different servers",
-                    "use one host in source.dsn, or add target_session_attrs=primary",
-                )
+            self._report.add(
+                "postgresql",
+                [
+                    RetrySlowly(
+                        "the replication connection and the regular connection reached different servers",
+                        hint="use one host in source.dsn, or add target_session_attrs=primary",
+                    )
+                ],
             )
         else:
-            self._ok("postgresql", "the server accepts replication connections")
+            self._report.ok("postgresql", "the server accepts replication connections")
 
     # -- Kafka
     # -------------------------------------------------------------------------------------------------------
@@ -259,7 +251,7 @@ class _Check:
         kafka, expected = self._settings.kafka, self._kafka_expected()
         addresses = [part.strip() for part in kafka.bootstrap_servers.split(",")]
         listeners = [await probe_listener(address, kafka) for address in addresses]
-        if not self._add("kafka", check_bootstrap(listeners, expected)):
+        if not self._report.add("kafka", check_bootstrap(listeners, expected)):
             return None
         topics = Topics(kafka, expected.marker_topic, set(), lambda _: None)
         own = [POSITION_TOPIC, expected.marker_topic, message_topic(kafka.prefix)]
@@ -271,13 +263,13 @@ class _Check:
                 return None
             facts = await kafka_facts(kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic)
         except WalgateError as error:
-            self._add("kafka", [error])
+            self._report.add("kafka", [error])
             return None
         for check in (check_refusals, check_brokers, check_topics):
-            self._add("kafka", check(facts, expected))
-        self._add("kafka", cautions(_durability(facts), facts.broker_count))
+            self._report.add("kafka", check(facts, expected))
+        self._report.add("kafka", cautions(durability_of(facts), facts.broker_count))
         known = [name for name in (*own, *tables) if name in facts.topics]
-        self._ok(
+        self._report.ok(
             "kafka", f"{counted(facts.broker_count, 'broker')}; {len(known)} of {len(own) + len(tables)} topics exist"
         )
         return facts
@@ -289,7 +281,7 @@ class _Check:
         usable = [address in addresses for address in advertised]
         for address in (address for address in advertised if address not in addresses):
             listener = await probe_listener(address, self._settings.kafka, advertised=True)
-            usable.append(self._add("kafka", check_listener(listener, expected)))
+            usable.append(self._report.add("kafka", check_listener(listener, expected)))
         return any(usable)
 
     def _relations(self) -> list[tuple[str, str]]:
@@ -308,9 +300,9 @@ class _Check:
                 self._registry_answers = True
                 await refuse_other_dialect(client, self._settings.kafka)
         except WalgateError as error:
-            self._add("registry", [error])
+            self._report.add("registry", [error])
         else:
-            self._ok("registry", f"{self._settings.registry.url} answers as a schema registry")
+            self._report.ok("registry", f"{self._settings.registry.url} answers as a schema registry")
 
     async def _position(self, kafka: KafkaFacts) -> None:
         """Check the stored position. The slot is read before it and the end of the WAL after it:
@@ -326,9 +318,9 @@ class _Check:
             async with self._sql() as sql:
                 after = await self._look(sql)
         except WalgateError as error:
-            self._add("resume_lsn", [error])
+            self._report.add("resume_lsn", [error])
             return
-        self._add("resume_lsn", self._judge(facts, stored, after, fresh))
+        self._report.add("resume_lsn", self._judge(facts, stored, after, fresh))
         known = stored.positions.get(fresh.key)
         if known is not None and known.state == "ACTIVE":
             await self._deleted_topics(kafka)
@@ -340,9 +332,9 @@ class _Check:
             async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
                 deleted = await topics_with_schema(client, missing)
         except WalgateError as error:
-            self._add("registry", [error])
+            self._report.add("registry", [error])
             return
-        self._add("kafka", [deleted_topics(deleted)] if deleted else [])
+        self._report.add("kafka", [deleted_topics(deleted)] if deleted else [])
 
     async def _stored(self, kafka: KafkaFacts, fresh: Position) -> Stored | None:
         """Read the stored position; return None if that failed, which a finding reports."""
@@ -359,7 +351,7 @@ class _Check:
             async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
                 positions = await decode_positions(values, fresh, client)
         except WalgateError as error:
-            self._add("resume_lsn", [error])
+            self._report.add("resume_lsn", [error])
             return None
         return Stored(positions, has_markers and is_used, self._next_moment())
 
@@ -386,12 +378,12 @@ class _Check:
             obstacles = list(found) if known is None else []
             yield from obstacles
             if not obstacles:
-                self._ok(
+                self._report.ok(
                     "resume_lsn",
                     f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start",
                 )
             return
-        self._ok(
+        self._report.ok(
             "resume_lsn",
             f"changes of slot {known.slot} have been delivered up to {known.resume_lsn}, epoch {known.epoch}",
         )
@@ -400,11 +392,3 @@ class _Check:
         expected = replace(self._expected, timeline=known.timeline)
         left_behind = list(check_left_behind(after, expected))
         yield from left_behind or check_progress(before, stored, after, known)
-
-
-def _durability(facts: KafkaFacts) -> dict[str, Durability]:
-    found = {}
-    for name, topic in facts.topics.items():
-        least, unclean = (topic.config.get(key) for key in ("min.insync.replicas", "unclean.leader.election.enable"))
-        found[name] = Durability(topic.replicas, int(least) if least else None, unclean == "true" if unclean else None)
-    return found

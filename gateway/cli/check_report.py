@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from gateway.errors import DataGap, StopForOperator
 from gateway.startup.findings import Finding, OperatorWarning
+from gateway.startup.role_checks import for_provider
 
 Area = Literal["settings", "postgresql", "kafka", "registry", "resume_lsn"]
 Outcome = Literal["ok", "warning", "waits", "stops"]
@@ -27,7 +28,27 @@ class CheckResult:
     remedy: str = ""
 
 
-def outcome_of(finding: Finding) -> Outcome:
+class CheckReport:
+    """The results of a check, in the order in which they were found."""
+
+    def __init__(self) -> None:
+        self.results: list[CheckResult] = []
+
+    def ok(self, area: Area, message: str) -> None:
+        self.results.append(CheckResult(area, "ok", message))
+
+    def add(self, area: Area, findings: Iterable[Finding], provider: str = "") -> bool:
+        """Add findings; return False if one of them would prevent a start."""
+        is_fine = True
+        for finding in findings:
+            reworded = for_provider(finding, provider)
+            outcome = _outcome_of(finding)
+            is_fine = is_fine and outcome == "warning"
+            self.results.append(CheckResult(area, outcome, reworded.message, reworded.hint))
+        return is_fine
+
+
+def _outcome_of(finding: Finding) -> Outcome:
     if isinstance(finding, OperatorWarning):
         return "warning"
     return "stops" if isinstance(finding, (StopForOperator, DataGap)) else "waits"

@@ -13,7 +13,7 @@ from fnmatch import translate
 
 from gateway.config.settings import Settings
 from gateway.names import in_any_schema
-from gateway.runtime.column_rules import unused_rules
+from gateway.runtime.assign_column_rules import unused_rules
 from gateway.startup.facts import Facts
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.publication_checks import some_names
@@ -21,8 +21,8 @@ from schemas.topic_names import format_relation, topic_names
 
 
 def check_patterns(settings: Settings, facts: Facts) -> Iterator[OperatorWarning]:
-    """Warn of patterns that match published names only if case is ignored, and of rules for columns
-    that match none."""
+    """Warn about patterns that match published names only if case is ignored, and about rules for
+    columns that match none."""
     relations = [
         relation
         for publication in facts.publications.values()

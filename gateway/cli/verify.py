@@ -25,7 +25,7 @@ from gateway.runtime.snapshot_status import snapshot_states
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.snapshot.rules.table_progress import Status
-from gateway.snapshot.stored_state import KNOWN, StoredStates
+from gateway.snapshot.stored_state import NOT_TO_BE_READ, StoredStates
 from gateway.startup.facts import PublicationFacts
 from gateway.transactions.position import position_key
 from schemas.lsn import Lsn
@@ -131,7 +131,7 @@ def check_read(states: StoredStates, tables: Mapping[int, str]) -> None:
 
 def _is_read(states: StoredStates, oid: int) -> bool:
     state = states.tables.get(oid)
-    return state is not None and (state.status in (KNOWN, Status.DONE.value) or state.purpose == "VERIFY")
+    return state is not None and (state.status in (NOT_TO_BE_READ, Status.DONE.value) or state.purpose == "VERIFY")
 
 
 @dataclass(slots=True)
@@ -191,7 +191,7 @@ class _Verification:
             for name in sorted(waiting.tables)
             if name in own
             and own[name].purpose == waiting.purpose
-            and own[name].status not in (KNOWN, Status.WAITING.value)
+            and own[name].status not in (NOT_TO_BE_READ, Status.WAITING.value)
         }
         seen = (reached, tuple(rows.items()))
         if seen != waiting.seen:

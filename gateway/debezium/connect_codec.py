@@ -33,8 +33,8 @@ from gateway.values.column_readers import (
     always_unusual,
     read_with,
 )
-from gateway.values.column_rules import protected_codec
 from gateway.values.numeric import decimal_from_binary, decimal_from_text, read_decimal
+from gateway.values.protected_columns import protected_codec
 from gateway.values.renderers import renderer
 from schemas.avro_types import column_type
 

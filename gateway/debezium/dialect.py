@@ -17,7 +17,7 @@ from gateway.debezium.keyed_sink import KeyedSink
 from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
 from gateway.debezium.registrar import DebeziumRelations
 from gateway.debezium.source_block import SourceNames
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
 from gateway.kafka.relation_topics import Topics

@@ -19,7 +19,7 @@ from gateway.config.settings import Settings
 from gateway.config.source import SourceSettings
 from gateway.debezium.written_checks import TOMBSTONE, Committed, Place, Written, advanced, committed, is_before
 from gateway.errors import Retry, StopForOperator
-from gateway.kafka.aiokafka_internals import Consumer
+from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout

@@ -35,7 +35,7 @@ from gateway.debezium.source_block import (
 )
 from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Message
 from gateway.transactions.record_writer import RecordWriter, RelationVersion

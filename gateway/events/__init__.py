@@ -6,7 +6,7 @@
     missing_values                    values that existing rows have in columns added later
     logical_message                   logical messages
     manifest                          where the records of a transaction are in Kafka
-    marker                            markers, with their manifests
+    marker_encoder                    markers, with their manifests
     errors                            rows that cannot be encoded
 
 In: pgoutput messages, and descriptions of relations with their schema ids. Out: bytes of records.

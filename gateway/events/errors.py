@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.errors import REPORT, NeedsText, Retry, UnwritableRelation
+from gateway.errors import REPORT, NeedsText, NextSession, Retry, UnwritableRelation
 from gateway.pgoutput.row import TuplePart
 from gateway.pgoutput.tuple_data import Text, column_offset
 from gateway.values.special_values import NotRenderable
@@ -30,6 +30,9 @@ class NeedsOptional(Retry):
     def __init__(self, relation: str, relation_oid: int, column: str, reason: str) -> None:
         super().__init__(f"{relation}, column {column}: {reason}; its field becomes optional")
         self.field = relation_oid, column
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.make_optional(*self.field)
 
 
 class KeyNotSent(UnwritableRelation):

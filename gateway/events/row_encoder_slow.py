@@ -12,7 +12,7 @@ from gateway.pgoutput.row import TuplePart
 from gateway.pgoutput.tuple_data import walk_columns
 from gateway.values.column_codec import Codec, codec
 from gateway.values.column_readers import AVRO_NULL, some_bytes
-from gateway.values.column_rules import protected_codec
+from gateway.values.protected_columns import protected_codec
 from gateway.values.row_readers import RowReaders
 from gateway.values.special_values import NotRenderable, UnrepresentableValue, special_text
 from schemas.avro_types import ColumnType, key_type, value_type

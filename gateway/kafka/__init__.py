@@ -1,6 +1,6 @@
 """Kafka's side of the gateway: transactions, the position topic, and topics.
 
-    aiokafka_internals.py                           all that touches aiokafka's private attributes
+    aiokafka_internals                              all that touches aiokafka's private attributes
     batches.py transaction_delivery.py producer.py  records -> batches -> Kafka transactions
     position_topic.py last_commit.py                what earlier runs have written
     relation_topics.py topic_admin.py durability.py topics: names, creation, replicas
@@ -10,5 +10,5 @@
 
 In: encoded records, markers and a position. Out: Kafka transactions, and facts about the cluster.
 This package must not know PostgreSQL or rows: a record's key and value are bytes, and
-gateway/transactions decides when a Kafka transaction is closed.
+gateway/runtime/kafka_transactions.py decides when a Kafka transaction is closed.
 """

@@ -18,7 +18,7 @@ from librt.strings import read_i32_le
 
 from gateway.errors import UnwritableRelation
 from gateway.events.manifest import Manifest
-from gateway.kafka.aiokafka_internals import end_batch, record_appender
+from gateway.kafka.aiokafka_internals.producer import end_batch, record_appender
 
 if TYPE_CHECKING:
     from mypy_extensions import i64

@@ -1,5 +1,5 @@
 """Classification of the Kafka client's errors: what the gateway does next, and what the operator
-can do."""
+can do. Among them is that another producer has the transactional id now (fencing)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aiokafka.errors import (
 )
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.kafka.aiokafka_internals import (
+from gateway.kafka.aiokafka_internals.connection import (
     AdvertisedUnreachable,
     AuthenticationRequired,
     ConnectError,

@@ -11,7 +11,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaError, for_code
 
 from gateway.config.kafka import KafkaSettings
-from gateway.kafka.aiokafka_internals import Admin
+from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.classify_errors import classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.startup.findings import OperatorWarning
+from gateway.startup.kafka_checks import KafkaFacts
 from schemas.topic_names import counted
 
 COPIES: Final = 3
@@ -24,6 +25,17 @@ class Durability:
     copies: int
     min_in_sync: int | None
     unclean: bool | None
+
+
+def durability_of(facts: KafkaFacts) -> dict[str, Durability]:
+    """Return the durability settings of each topic."""
+    durability = {}
+    for name, topic in facts.topics.items():
+        least, unclean = (topic.config.get(key) for key in ("min.insync.replicas", "unclean.leader.election.enable"))
+        durability[name] = Durability(
+            topic.replicas, int(least) if least else None, unclean == "true" if unclean else None
+        )
+    return durability
 
 
 def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[OperatorWarning]:

@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.config.kafka import KafkaSettings
-from gateway.kafka.aiokafka_internals import Consumer
+from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout

@@ -1,5 +1,6 @@
 """Reading of the position topic: the newest record of every slot, and whether the marker topic was
-ever written to. The states of snapshots are read likewise."""
+ever written to. The states of snapshots are read likewise. The records are bytes here;
+gateway/transactions/position.py encodes and decodes positions."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from aiokafka.structs import TopicPartition
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
-from gateway.kafka.aiokafka_internals import Consumer
+from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout

@@ -9,7 +9,7 @@ from typing import Final
 from aiokafka.errors import KafkaError, LeaderNotAvailableError, for_code
 
 from gateway.config.kafka import KafkaSettings
-from gateway.kafka.aiokafka_internals import Admin
+from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.classify_errors import classify
 from gateway.kafka.shutdown import close_with_timeout
 from schemas.topic_names import POSITION_TOPIC

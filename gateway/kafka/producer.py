@@ -1,7 +1,7 @@
 """The transactional producer, and how it is given up. gateway/kafka/transaction_delivery.py decides
 when it begins a Kafka transaction, and when it commits.
 
-aiokafka's producer is used as gateway/kafka/aiokafka_internals.py changes it, and with three rules
+aiokafka's producer is used as gateway/kafka/aiokafka_internals changes it, and with three rules
 (found by measurements and in its source, version 0.14):
 
 * `commit_transaction` returns normally although a batch of the transaction failed, so every batch's
@@ -25,7 +25,7 @@ from aiokafka.errors import KafkaError
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
-from gateway.kafka.aiokafka_internals import DirectProducer
+from gateway.kafka.aiokafka_internals.producer import DirectProducer
 from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, Batch
 from gateway.kafka.classify_errors import classify
 from gateway.kafka.shutdown import close_with_timeout
@@ -97,16 +97,11 @@ class Producer:
         """Read where the partitions of new topics are."""
         await self._limited(self._rows.client.learn(topics), "reading the metadata of topics")
 
-    def send(self, batch: Batch) -> asyncio.Future[Any]:
-        """Queue a batch of rows or markers; the future is done when it is delivered. The queue's
-        length is bounded by the gateway's own memory limit."""
-        return self._queue(self._rows, batch)
-
-    def send_in_transaction(self, batch: Batch) -> asyncio.Future[Any]:
-        """Queue a batch that is part of a Kafka transaction in both modes."""
-        return self._queue(self._transactional, batch)
-
-    def _queue(self, producer: DirectProducer, batch: Batch) -> asyncio.Future[Any]:
+    def send(self, batch: Batch, *, in_transaction: bool = False) -> asyncio.Future[Any]:
+        """Queue a batch; the future is done when it is delivered. `in_transaction` means that it is
+        part of a Kafka transaction in both modes. The queue's length is bounded by the gateway's
+        own memory limit."""
+        producer = self._transactional if in_transaction else self._rows
         self._records[batch.topic, batch.partition] += batch.builder.record_count()
         if producer.failure is not None:
             raise classify(producer.failure, "sending a batch")

@@ -30,7 +30,7 @@ from aiokafka.errors import (
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
-from gateway.kafka.aiokafka_internals import Admin
+from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.classify_errors import CREATING, DESCRIBING, WRITING, classify
 
 log = structlog.get_logger()

@@ -9,7 +9,7 @@
 While one transaction is committed the next one is filled; at the broker, two are never open. A
 PostgreSQL transaction that must not be split may be larger than memory: its batches are sent as
 they fill, and `room` makes the reader wait while too much is in flight.
-gateway/transactions/commit_policy.py decides when to close a transaction. Any failed or unknown
+gateway/runtime/kafka_transactions.py decides when to close a transaction. Any failed or unknown
 result raises; the caller abandons the producer and starts again from the position.
 
 With kafka.delivery = at_least_once, rows and markers are sent without a Kafka transaction, and
@@ -28,7 +28,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.errors import Retry
-from gateway.events.marker import Marker, encode_markers
+from gateway.events.marker_encoder import Marker, encode_markers
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import Batch, BatchWriter
 from gateway.kafka.producer import Producer
@@ -212,7 +212,10 @@ class Delivery:
         """Deliver the next Kafka transaction and return its position, which is durable by then.
         With at_least_once return None: `commit_position` makes the position durable. Call `rest`
         next. Raises WalgateError on the first failed or unknown result."""
-        transaction = await self._next()
+        while self._closed is None and not self._open.ready:
+            self._wake.clear()
+            await self._wake.wait()
+        transaction = self._closed or self._open  # the open one has full batches
         self._delivering = True
         position = await self._deliver(transaction)
         self._delivering = False
@@ -246,7 +249,7 @@ class Delivery:
         self._append_position(position, self._states_to_come, forgets)
         self._states_to_come = {}
         self._positions.close_all()
-        futures = [self._producer.send_in_transaction(batch) for batch in self._positions.ready]
+        futures = [self._producer.send(batch, in_transaction=True) for batch in self._positions.ready]
         self._positions.ready.clear()
         failpoint("markers_sent")
         for future in futures:
@@ -261,13 +264,6 @@ class Delivery:
             self._position.append(forgets, None, None)
         for key, value in states.items():
             self._states.append(key, value, None)
-
-    async def _next(self) -> KafkaTransaction:
-        """Return the closed transaction, or the open one once it has full batches."""
-        while self._closed is None and not self._open.ready:
-            self._wake.clear()
-            await self._wake.wait()
-        return self._closed or self._open
 
     async def _deliver(self, transaction: KafkaTransaction) -> Position:
         transaction.begun = True
@@ -290,7 +286,13 @@ class Delivery:
         failpoint("markers_built")
         if self._producer.is_transactional:
             self._append_position(position, transaction.states, transaction.forgets)
-        await self._send_own()
+        self._own.close_all()
+        futures = [self._producer.send(batch) for batch in self._own.ready]
+        self._own.ready.clear()
+        failpoint("markers_sent")
+        for future in futures:  # what the reader has filled meanwhile belongs to the next Kafka transaction
+            await self._producer.delivered(future)
+        failpoint("position_sent")
         failpoint("before_commit")
         if self._producer.is_transactional:
             await self._producer.commit()
@@ -317,7 +319,11 @@ class Delivery:
                 # memory is freed steadily.
                 batch, future = sent.popleft()
                 sent_bytes -= batch.size
-                self._note_delivered(batch, await self._producer.delivered(future))
+                base_offset = await self._producer.delivered(future)
+                place = batch.topic, batch.partition
+                for manifest, first, count in batch.pieces:
+                    manifest.add(place, base_offset + first, count)
+                self._note_answer(batch)
                 failpoint("batch_acked")
             elif transaction.position is not None:
                 self._closed = None
@@ -327,10 +333,8 @@ class Delivery:
                 self._wake.clear()
                 await self._wake.wait()
 
-    def _note_delivered(self, batch: Batch, base_offset: int) -> None:
-        place = batch.topic, batch.partition
-        for manifest, first, count in batch.pieces:
-            manifest.add(place, base_offset + first, count)
+    def _note_answer(self, batch: Batch) -> None:
+        """Note the time, and that the batch takes no memory any more."""
         now = time.monotonic()
         # A long silence is an interruption of the broker or of this process, not time spent
         # writing.
@@ -340,14 +344,3 @@ class Delivery:
         self._on_delivered(batch.topic, batch.builder.record_count(), batch.size)
         if self.policy.has_room(self.in_flight_bytes):
             self._has_room.set()
-
-    async def _send_own(self) -> None:
-        """Send markers, position or both, and wait for them. What the reader has filled meanwhile
-        belongs to the next Kafka transaction."""
-        self._own.close_all()
-        futures = [self._producer.send(batch) for batch in self._own.ready]
-        self._own.ready.clear()
-        failpoint("markers_sent")
-        for future in futures:
-            await self._producer.delivered(future)
-        failpoint("position_sent")

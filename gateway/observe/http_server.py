@@ -1,5 +1,5 @@
-"""An HTTP server that clients cannot exhaust, and that cannot exhaust the gateway: it limits
-connections, header bytes and seconds.
+"""The HTTP server below http_routes.py, which has the endpoints: clients cannot exhaust it, and it
+cannot exhaust the gateway. It limits connections, header bytes and seconds.
 
 uvicorn serves the requests. On its own, it waits forever for the rest of a request, and accepts
 connections until no file descriptor is left (docs/decisions/0030). Therefore each connection here

@@ -15,7 +15,16 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from gateway.errors import UNTIL_NOW, InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.errors import (
+    UNTIL_NOW,
+    InternalError,
+    NeedsText,
+    NextSession,
+    Retry,
+    RetrySlowly,
+    StopForOperator,
+    WalgateError,
+)
 from gateway.postgres.server_message import ServerMessage
 from gateway.startup.repeated_failure import DecodingFailed
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
@@ -87,6 +96,9 @@ class LossReported(Retry):
         super().__init__(message)
         self.reported = reported
 
+    def change(self, next_session: NextSession) -> None:
+        next_session.remember_report(self.reported)
+
 
 class CannotDecode(RetrySlowly):
     """The server cannot send a change that it has read at some place in the WAL; the next start
@@ -95,6 +107,9 @@ class CannotDecode(RetrySlowly):
     def __init__(self, message: str, hint: str, reported: DecodingFailed) -> None:
         super().__init__(message, hint=hint)
         self.reported = reported
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.remember_report(self.reported)
 
 
 class StreamCut(Retry):

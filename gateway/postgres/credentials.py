@@ -1,5 +1,6 @@
-"""Checks of a DSN before it is parsed, and passwords that change: read from a file or from a
-command's output at each connect, as needed for tokens of cloud logins."""
+"""The DSN: checks before asyncpg parses it, parameters of libpq that asyncpg does not know, and
+passwords that change: read from a file or from a command's output at each connect, as needed for
+tokens of cloud logins."""
 
 from __future__ import annotations
 
@@ -10,12 +11,18 @@ import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from gateway.config.source import SourceSettings
-from gateway.errors import RetrySlowly, StopForOperator
+from gateway.errors import RetrySlowly, StopForOperator, WalgateError
+from gateway.postgres.authentication import ChannelBinding
 
 COMMAND_TIMEOUT_S: Final = 30.0
+SYSTEM: Final = "system"
+"""Value of `sslrootcert` that stands for the authorities that the operating system trusts
+(PostgreSQL manual, 32.1.2, since 16)."""
+_VERIFYING: Final = ("verify-ca", "verify-full")
+_ENCODED: Final = {"@": "%40", "/": "%2F", "?": "%3F", "#": "%23"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,3 +175,111 @@ def unnamed_database(dsn: str) -> str:
         if is_named
         else "source.dsn names no database, so the name of the user is taken: add /database to it; otherwise, "
     )
+
+
+def unusable_dsn(doing: str) -> WalgateError:
+    """Return the error for a DSN that cannot be parsed. The texts of asyncpg and urllib are not
+    used: they may quote the password."""
+    return StopForOperator(
+        f"{doing}: source.dsn cannot be used",
+        hint="expected postgresql://user:password@host:port/database?sslmode=...: percent-encode / ? # @ : % "
+        "in the password; ports are numbers; sslmode is disable, allow, prefer, require, verify-ca or "
+        "verify-full, the last two with sslrootcert=FILE or sslrootcert=system",
+    )
+
+
+def unreadable_file(dsn: str, doing: str) -> WalgateError | None:
+    """Return an error that names the TLS file that cannot be read, if any. asyncpg's error does not
+    name it, and looks like that of a socket whose server is starting."""
+    named = dict(parse_qsl(urlsplit(dsn).query))
+    for parameter in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
+        variable = f"PG{parameter.upper()}"
+        path = named.get(parameter) or os.environ.get(variable)
+        if path and path != SYSTEM and not os.access(path, os.R_OK):
+            return StopForOperator(
+                f"{doing}: {parameter} (source.dsn, {variable}) cannot be read: {path}",
+                hint=f"set {parameter} in source.dsn to a PEM file that the gateway can read",
+            )
+    return None
+
+
+def check_dsn(dsn: str, doing: str) -> None:
+    """Raise StopForOperator if a character of the password is not percent-encoded but must be: it
+    would end the user's part, and the rest would be taken for the host."""
+    try:
+        parts = urlsplit(dsn)
+    except ValueError:
+        return  # `unusable_dsn` then reports the form of a DSN
+    found = ""
+    if parts.netloc.count("@") > 1 or ("@" in parts.netloc and "@" in parts.path):
+        found = "@"
+    elif "@" in parts.path:
+        found = "/"
+    elif any("@" in part and "=" not in part.partition("@")[0] for part in parts.query.split("&")):
+        found = "?"
+    elif "@" in parts.fragment:
+        found = "#"
+    if found:
+        raise StopForOperator(
+            f"{doing}: source.dsn cannot be used: {found} is not percent-encoded in the user name or password",
+            hint=f"percent-encode it: write {_ENCODED[found]} instead of {found} in the user name and password. Or leave the "
+            "password out of source.dsn, and use source.password_file, source.password_command or passfile=",
+        )
+
+
+def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
+    """Return the DSN without libpq's parameter `channel_binding`, which asyncpg does not know, and
+    its value. Raises ValueError."""
+    parts = urlsplit(dsn)
+    pairs = parse_qsl(parts.query, keep_blank_values=True)
+    found = [value for name, value in pairs if name == "channel_binding"]
+    value = found[-1] if found else os.environ.get("PGCHANNELBINDING", ChannelBinding.PREFER.value)
+    if found:
+        rest = urlencode([pair for pair in pairs if pair[0] != "channel_binding"])
+        dsn = urlunsplit(parts._replace(query=rest))
+    return dsn, ChannelBinding(value)
+
+
+def take_system_roots(dsn: str, doing: str) -> tuple[str, bool]:
+    """Return the DSN without `sslrootcert=system`, which asyncpg takes for a file, and whether it
+    contained it.
+
+    As in libpq, sslmode is then verify-full. Raises StopForOperator for a weaker one.
+    """
+    if _parameter(dsn, "sslrootcert") != SYSTEM:
+        return dsn, False
+    mode = _parameter(dsn, "sslmode") or "verify-full"
+    if mode != "verify-full":
+        raise StopForOperator(
+            f"{doing}: sslmode={mode} cannot be used with sslrootcert=system",
+            hint="set sslmode=verify-full in source.dsn: with any other, whoever has a certificate of a public authority could "
+            "pretend to be the server",
+        )
+    parts = urlsplit(dsn)
+    pairs = [
+        pair for pair in parse_qsl(parts.query, keep_blank_values=True) if pair[0] not in ("sslrootcert", "sslmode")
+    ]
+    return urlunsplit(parts._replace(query=urlencode([*pairs, ("sslmode", "require")]))), True
+
+
+def without_authority(dsn: str, doing: str) -> StopForOperator | None:
+    """Return the error to raise if the certificate is to be verified, but no authority is given;
+    else None."""
+    try:
+        urlsplit(dsn)
+    except ValueError:
+        return None
+    mode = _parameter(dsn, "sslmode")
+    if mode not in _VERIFYING or _parameter(dsn, "sslrootcert") or (Path.home() / ".postgresql/root.crt").exists():
+        return None
+    return StopForOperator(
+        f"{doing}: sslmode={mode} needs the certificate of the authority that signed the server's certificate, but sslrootcert "
+        "is not set, and ~/.postgresql/root.crt does not exist",
+        hint="add sslrootcert=FILE to source.dsn, or sslrootcert=system if the operating system trusts the authority",
+    )
+
+
+def _parameter(dsn: str, name: str) -> str:
+    """Return a parameter's last value in the DSN, or else that of libpq's environment variable."""
+    values = [value for key, value in parse_qsl(urlsplit(dsn).query) if key == name]
+    return values[-1] if values else os.environ.get(f"PG{name.upper()}", "")

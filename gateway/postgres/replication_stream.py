@@ -23,7 +23,7 @@ from typing import Final, cast
 
 from gateway.errors import Retry, StopForOperator, WalgateError
 from gateway.postgres.classify_errors import LossReported, StreamCut, classify, classify_in_stream, classify_notice
-from gateway.postgres.copy_frames import FrameError, standby_status
+from gateway.postgres.copy_frames import FrameError, Received, standby_status
 from gateway.postgres.receive_buffer import CAPACITY, LARGEST_MESSAGE, LARGEST_ROW, ReceiveBuffer
 from gateway.postgres.server_message import ServerMessage, parse_server_message
 from gateway.postgres.start_replication import start_command, temporary_slot_command
@@ -127,9 +127,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._send_query(query, State.STARTING, f"starting replication from slot {slot} at {start_lsn}")
         await self._until(lambda: self._agreed, timeout_s)
 
-    async def read(self) -> bytes:
-        """Wait for at least one whole CopyData frame; return all that are here, for
-        `copy_frames.split`.
+    async def read(self) -> Received:
+        """Wait for at least one whole CopyData frame; return all that are here.
 
         Raises the error that ended the stream, again at each call. May be cancelled: nothing is
         lost.
@@ -138,12 +137,12 @@ class ReplicationStream(asyncio.BufferedProtocol):
             if self._failure is not None:
                 raise self._failure
             await self._wait()
-        data = self._receive_buffer.take()
+        received = self._receive_buffer.take()
         if self._paused and self._transport is not None and self._failure is None:
             self._paused = False
             self._arrived_at = self._clock()
             self._transport.resume_reading()
-        return data
+        return received
 
     def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None:
         """Send a standby status without waiting. Does nothing on a failed connection: `read` raises

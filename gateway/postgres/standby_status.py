@@ -4,7 +4,7 @@
     flushed  what is durable in Kafka: the server may forget everything before it
 
 The flush LSN is exactly the highest one given to `acknowledge`. It never decreases and is never
-computed from anything else. gateway/runtime/replication_loop.py gives it: the resume LSN of a
+computed from anything else. gateway/runtime/kafka_transactions.py gives it: the resume LSN of a
 position, once that position is durable in Kafka.
 
 A status is sent at least every third of wal_sender_timeout, from a task of its own that waits for

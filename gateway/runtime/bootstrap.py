@@ -1,7 +1,7 @@
 """Carry out the steps of a start; `gateway/startup/start.py` defines their order and meaning.
 
-The objects that the stream needs remain as attributes: the Kafka clients, the registry client and
-the replication connection, each closed by the exit stack.
+A start returns what it made for the stream as a frozen StartResult: the position, the Kafka
+clients, the registry client and the replication connection, each closed by the exit stack.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from importlib.metadata import version as package_version
 from typing import Any
 
 import asyncpg
 import structlog
 
+from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
 from gateway.errors import Retry, RetrySlowly
 from gateway.failpoints import failpoint
@@ -33,7 +35,7 @@ from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, naming_
 from gateway.postgres.wal_retention import cause_of
 from gateway.runtime.dialect import Dialect
 from gateway.runtime.relation_registrar import RelationRegistrar
-from gateway.runtime.restart_state import RestartState
+from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.snapshot_status import load_states
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
@@ -75,22 +77,84 @@ log = structlog.get_logger()
 CLOSE_TIMEOUT_S = 2.0
 
 
-class Bootstrap:
-    """Carries out one start. `board` is informed of what the start waits for. The attributes are
-    set when `run` has returned."""
+@dataclass(frozen=True, slots=True)
+class StartResult:
+    """Everything that a start has made for the stream. The exit stack of the start closes it."""
 
+    position: Position
     catalog: SourceCatalog
     topics: Topics
     registry: RegistryClient
     producer: Producer
     writer: BatchWriter
     delivery: Delivery
-    _schemas: FixedSchemas
+    schemas: FixedSchemas
     stream: ReplicationStream
-    snapshot_frame: bytes
+    _settings: Settings
+    _dialect: Dialect
+    _memory: SessionMemory
+    _board: StatusBoard
+
+    def record_writer(self) -> RecordWriter:
+        """Return the writer of the stream's records."""
+        return self._dialect.record_writer(self.position, self.topics, self.writer, self.schemas)
+
+    def machine(self, writer: RecordWriter) -> TransactionMachine:
+        """Return the state machine of the stream."""
+        position = self.position
+        return TransactionMachine(
+            epoch=position.epoch,
+            resume_lsn=position.resume_lsn,
+            last_commit_lsn=position.last_commit_lsn,
+            prepared=position.prepared,
+            writer=writer,
+            messages=message_selection(self._settings.source),
+            quarantined=position.quarantined,
+            skip_lsn=position.skip_lsn,
+        )
+
+    def registrar(self, sql: asyncpg.Connection, writer: RecordWriter) -> RelationRegistrar:
+        """Return a registrar, which queries over a connection of its own. The stream has one, and
+        the relations whose existing rows are read have another: their encoders are separate from
+        those of the changes."""
+        return RelationRegistrar(
+            sql,
+            self.registry,
+            self.topics,
+            self.producer,
+            self.writer,
+            self._settings,
+            is_first_epoch=self.position.epoch == 1,
+            on_announced=self._board.announced,
+            dialect=self._dialect.relations(sql, writer, self._memory.optional_fields),
+            marks_excluded=self._dialect.records_exclusions,
+            partitions_have_topics=self._memory.partitions_have_topics,
+        )
+
+    async def snapshot_states(self) -> tuple[StoredStates, bytes]:
+        """Return the stored states of the slot's snapshots, and the frame with which the next ones
+        are written. Call it after the fence, when no other gateway writes them any more."""
+        values = of_slot(self.position.key, await _snapshot_values(self._settings.kafka, self.topics, self.producer))
+        with classified_schema_errors():
+            schema_id = await self.registry.register(value_subject(SNAPSHOT_TOPIC), SNAPSHOT_STATE)
+            return await load_states(values, self.registry), frame(schema_id)
+
+
+class Bootstrap:
+    """Carries out one start. `board` is informed of what the start waits for."""
+
+    # Each is set by a step that precedes those that need it (gateway/startup/start.py).
+    _catalog: SourceCatalog
+    _topics: Topics
+    _registry: RegistryClient
+    _producer: Producer
+    _writer: BatchWriter
+    _delivery: Delivery
+    _schemas: FixedSchemas
+    _stream: ReplicationStream
 
     def __init__(
-        self, settings: Settings, dialect: Dialect, memory: RestartState, stack: AsyncExitStack, board: StatusBoard
+        self, settings: Settings, dialect: Dialect, memory: SessionMemory, stack: AsyncExitStack, board: StatusBoard
     ) -> None:
         self._settings = settings
         self._dialect = dialect
@@ -100,9 +164,8 @@ class Bootstrap:
         self._wait_for = board.wait_for
         self._login = login_of(settings.source)
 
-    async def run(self, catalog: SourceCatalog) -> Position:
-        """Carry out a start up to START_REPLICATION, and return the position. Raises
-        WalgateError."""
+    async def run(self, catalog: SourceCatalog) -> StartResult:
+        """Carry out a start up to START_REPLICATION. Raises WalgateError."""
         steps = start(
             catalog.expected,
             self.fresh_position,
@@ -110,12 +173,27 @@ class Bootstrap:
             reported=self._memory.reported,
             quarantine=tuple(self._memory.quarantine.values()),
         )
-        return await self.carry_out(catalog, steps)
+        position = await self.carry_out(catalog, steps)
+        return StartResult(
+            position,
+            catalog,
+            self._topics,
+            self._registry,
+            self._producer,
+            self._writer,
+            self._delivery,
+            self._schemas,
+            self._stream,
+            self._settings,
+            self._dialect,
+            self._memory,
+            self._board,
+        )
 
     async def carry_out(self, catalog: SourceCatalog, steps: Steps) -> Position:
         """Carry out the steps of a start or of a position change
         (gateway/startup/position_changes.py), and return the position. Raises WalgateError."""
-        self.catalog = catalog
+        self._catalog = catalog
         answer: Any = None
         while True:
             try:
@@ -128,7 +206,7 @@ class Bootstrap:
     async def _carry_out(self, step: Step) -> Any:
         match step:
             case LoadFacts():
-                return await self.catalog.look()
+                return await self._catalog.look()
             case PrepareKafka():
                 failpoint("after_preflight")
                 await self._prepare_kafka()
@@ -142,48 +220,48 @@ class Bootstrap:
             case LookAtPositions():
                 return await self._read_positions()
             case ProveFence():
-                await self.delivery.prove_fence()
+                await self._delivery.prove_fence()
             case WriteIntent(position):
                 failpoint("before_slot_intent")
-                await self.delivery.deliver_now([], position)
+                await self._delivery.deliver_now([], position)
                 failpoint("after_slot_intent")
             case CreateSlot():
                 # The topics come first: creating ten thousand takes minutes, and a slot retains WAL
                 # from its creation.
                 self._wait_for("the topics")
-                await self.topics.ensure_relations(self.catalog.relations)
+                await self._topics.ensure_relations(self._catalog.relations)
                 failpoint("before_slot_creation")
-                async with naming_blockers(self._login, self.catalog.backend_pid, self._wait_for, self._note_blockers):
-                    lsn = await self.catalog.create_slot()
+                async with naming_blockers(self._login, self._catalog.backend_pid, self._wait_for, self._note_blockers):
+                    lsn = await self._catalog.create_slot()
                 failpoint("after_slot_creation")
                 return lsn
             case Identify():
                 self._wait_for("the replication stream")
                 largest = self._settings.kafka.max_record_bytes
-                self.stream = await connect_replication(
+                self._stream = await connect_replication(
                     self._login,
                     largest_row=HELD_FACTOR * largest,
                     largest_message=largest,
                     avoid=self._memory.left_behind,
                 )
-                self._stack.push_async_callback(close, self.stream.close)
-                return await self.stream.identify()
+                self._stack.push_async_callback(close, self._stream.close)
+                return await self._stream.identify()
             case TimelineHistory(timeline):
-                return await self.stream.timeline_history(timeline)
+                return await self._stream.timeline_history(timeline)
             case Record(position, markers, forgets):
                 states = await self._states_of_former(position, forgets)
-                await self.delivery.deliver_now(list(markers), position, forgets, states)
+                await self._delivery.deliver_now(list(markers), position, forgets, states)
             case FindWritten(offset):
-                topics = {name for each in self.catalog.relations for name in self.topics.possible_names(each)}
-                return await self._dialect.find_written(self.registry, topics, offset)
+                topics = {name for each in self._catalog.relations for name in self._topics.possible_names(each)}
+                return await self._dialect.find_written(self._registry, topics, offset)
             case DropSlot():
-                await self.catalog.drop_slot()
+                await self._catalog.drop_slot()
             case FenceFormer(system_identifier):
                 await self._fence_former(system_identifier)
             case BeginEpoch(position, forgets):
                 await self._begin_epoch(position, forgets)
             case Warn(warnings):
-                self.catalog.warn(warnings)
+                self._catalog.warn(warnings)
         return None
 
     def _note_blockers(self, found: tuple[SlotCreationBlocker, ...]) -> None:
@@ -206,22 +284,22 @@ class Bootstrap:
         """Do whatever may take long before an earlier gateway is fenced."""
         self._wait_for("Kafka")
         prefix = self._settings.kafka.prefix
-        self.topics = Topics(
+        self._topics = Topics(
             self._settings.kafka,
             transaction_topic(prefix),
             self._memory.seen_topics,
-            self.catalog.warn,
+            self._catalog.warn,
             compacted=self._settings.debezium.compacted_topics,
         )
-        await self.topics.start()
-        self._stack.push_async_callback(close, self.topics.close)
-        await self.topics.ensure([POSITION_TOPIC, transaction_topic(prefix)])
-        await self.topics.check_position_topic()
+        await self._topics.start()
+        self._stack.push_async_callback(close, self._topics.close)
+        await self._topics.ensure([POSITION_TOPIC, transaction_topic(prefix)])
+        await self._topics.check_position_topic()
         self._wait_for("the schema registry")
-        self.registry = self._registry_client()
-        self._stack.push_async_callback(close, self.registry.close)
+        self._registry = self._registry_client()
+        self._stack.push_async_callback(close, self._registry.close)
         with classified_schema_errors():
-            await self.registry.latest(value_subject(POSITION_TOPIC))  # make sure that it answers
+            await self._registry.latest(value_subject(POSITION_TOPIC))  # make sure that it answers
 
     def _registry_client(self) -> RegistryClient:
         settings = self._settings.registry
@@ -237,15 +315,15 @@ class Bootstrap:
     async def _fence(self) -> None:
         failpoint("before_producer_start")
         kafka = self._settings.kafka
-        self.producer = Producer(kafka, self.catalog.transactional_id)
+        self._producer = Producer(kafka, self._catalog.transactional_id)
         self._stack.push_async_exit(self._give_up_producer)
-        await self.producer.start()
+        await self._producer.start()
         failpoint("after_producer_start")
 
     async def _fence_former(self, system_identifier: str) -> None:
         """Fence the slot's gateway on the former server. This also aborts its open Kafka
         transaction, which would keep readers from later records."""
-        former = Producer(self._settings.kafka, self.catalog.transactional_id_of(system_identifier))
+        former = Producer(self._settings.kafka, self._catalog.transactional_id_of(system_identifier))
         try:
             await former.start()
         finally:
@@ -256,8 +334,8 @@ class Bootstrap:
 
     async def _end_producer(self, error: BaseException | None) -> None:
         if not isinstance(error, (Retry, RetrySlowly)):  # no next session will abort it soon
-            await self.producer.abort()
-        await self.producer.abandon()
+            await self._producer.abort()
+        await self._producer.abandon()
         failpoint("producer_abandoned")
 
     async def _read_positions(self) -> Stored:
@@ -265,8 +343,8 @@ class Bootstrap:
         failpoint("before_position_read")
         values, used = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
         moment = self._memory.next_moment()
-        fresh = self.fresh_position(self.catalog.facts)
-        positions = await decode_positions(values, fresh, self.registry)
+        fresh = self.fresh_position(self._catalog.facts)
+        positions = await decode_positions(values, fresh, self._registry)
         used = self._dialect.is_used(positions.values(), fresh, used)
         failpoint("after_position_read")
         return Stored(positions, used, moment)
@@ -277,78 +355,34 @@ class Bootstrap:
         kafka = self._settings.kafka
         markers = transaction_topic(kafka.prefix)
         with classified_schema_errors():
-            await refuse_other_dialect(self.registry, kafka)
-            self._schemas = await self._dialect.register_fixed_schemas(self.registry)
+            await refuse_other_dialect(self._registry, kafka)
+            self._schemas = await self._dialect.register_fixed_schemas(self._registry)
         frames = Frames(frame(self._schemas.transaction), frame(self._schemas.position))
-        self.writer = BatchWriter(self.producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
+        self._writer = BatchWriter(self._producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
-        self.delivery = Delivery(self.producer, self.writer, frames, markers, policy, self._board.count)
-
-    def record_writer(self, position: Position) -> RecordWriter:
-        """Return the writer of the stream's records."""
-        return self._dialect.record_writer(position, self.topics, self.writer, self._schemas)
-
-    def registrar(self, sql: asyncpg.Connection, position: Position, writer: RecordWriter) -> RelationRegistrar:
-        """Return a registrar, which queries over a connection of its own. The stream has one, and
-        the relations whose existing rows are read have another: their encoders are separate from
-        those of the changes."""
-        return RelationRegistrar(
-            sql,
-            self.registry,
-            self.topics,
-            self.producer,
-            self.writer,
-            self._settings,
-            is_first_epoch=position.epoch == 1,
-            on_announced=self._board.announced,
-            dialect=self._dialect.relations(sql, writer, self._memory.optional_fields),
-            marks_excluded=self._dialect.records_exclusions,
-            partitions_have_topics=self._memory.partitions_have_topics,
-        )
-
-    async def snapshot_states(self, position: Position) -> StoredStates:
-        """Return the stored states of the slot's snapshots. Call it after the fence, when no other
-        gateway writes them any more."""
-        values = of_slot(position.key, await self._snapshot_values())
-        with classified_schema_errors():
-            schema_id = await self.registry.register(value_subject(SNAPSHOT_TOPIC), SNAPSHOT_STATE)
-        self.snapshot_frame = frame(schema_id)
-        with classified_schema_errors():
-            return await load_states(values, self.registry)
+        self._delivery = Delivery(self._producer, self._writer, frames, markers, policy, self._board.count)
 
     async def _states_of_former(self, position: Position, former: bytes | None) -> dict[bytes, bytes]:
         """Return the snapshot states of a position that is being replaced, under the keys of the
         new one."""
         if former is None or not self._settings.takes_snapshots:
             return {}
-        values = of_slot(former, await self._snapshot_values())
+        values = of_slot(former, await _snapshot_values(self._settings.kafka, self._topics, self._producer))
         return {position.key + key.removeprefix(former): value for key, value in values.items()}
-
-    async def _snapshot_values(self) -> dict[bytes, bytes]:
-        await self.topics.ensure([SNAPSHOT_TOPIC])
-        await self.producer.learn([SNAPSHOT_TOPIC])
-        return await read_snapshot_states(self._settings.kafka, self._settings.kafka.delivery_timeout_s)
 
     async def _begin_epoch(self, position: Position, forgets: bytes | None) -> None:
         failpoint("before_epoch_marker")
-        await open_message_topic(self._settings.kafka.prefix, self.topics, is_new=position.epoch == 1)
+        await open_message_topic(self._settings.kafka.prefix, self._topics, is_new=position.epoch == 1)
         markers = self._dialect.epoch_markers(position)
         states = await self._states_of_former(position, forgets)
-        await self.delivery.deliver_now(markers, position, forgets, states)
+        await self._delivery.deliver_now(markers, position, forgets, states)
         failpoint("after_epoch_marker")
 
-    def machine(self, position: Position, writer: RecordWriter) -> TransactionMachine:
-        """Return the state machine of the stream."""
-        return TransactionMachine(
-            epoch=position.epoch,
-            resume_lsn=position.resume_lsn,
-            last_commit_lsn=position.last_commit_lsn,
-            prepared=position.prepared,
-            writer=writer,
-            messages=message_selection(self._settings.source),
-            quarantined=position.quarantined,
-            skip_lsn=position.skip_lsn,
-        )
+
+async def _snapshot_values(kafka: KafkaSettings, topics: Topics, producer: Producer) -> dict[bytes, bytes]:
+    await topics.ensure([SNAPSHOT_TOPIC])
+    await producer.learn([SNAPSHOT_TOPIC])
+    return await read_snapshot_states(kafka, kafka.delivery_timeout_s)
 
 
 async def close(closing: Callable[[], Coroutine[Any, Any, None]]) -> None:

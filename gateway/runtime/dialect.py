@@ -12,7 +12,7 @@ from typing import Protocol
 import asyncpg
 
 from gateway.config.settings import Settings
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas
 from gateway.kafka.relation_topics import Name, Topics

@@ -1,5 +1,5 @@
 """Watches PostgreSQL, Kafka and the registry over connections of its own, independently of the
-session, and reports to the status board.
+session, reports to the status board, and writes heartbeats.
 
     PostgreSQL    its clock and the end of its WAL, each `READ_INTERVAL_S`; the slot and what
                   retains WAL, each `LOOK_INTERVAL_S`

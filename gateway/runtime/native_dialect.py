@@ -11,7 +11,7 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.errors import InternalError
 from gateway.events.logical_message import LogicalMessageEncoder
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.events.missing_values import with_attributes
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import BatchWriter, TopicSink
@@ -20,7 +20,7 @@ from gateway.kafka.relation_topics import Name, Topics, topic_of_another
 from gateway.relations.attributes import Attribute, attribute_numbers, needs_earlier
 from gateway.schema_errors import register_both
 from gateway.startup.connect_offset import DebeziumOffset
-from gateway.transactions.event_writer import EventVersion, EventWriter
+from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.transaction import MessageTopic

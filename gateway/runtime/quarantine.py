@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from gateway.config.settings import ErrorSettings
-from gateway.errors import InternalError, Retry, StopForOperator, UnwritableRelation
+from gateway.errors import InternalError, NextSession, Retry, StopForOperator, UnwritableRelation
 from gateway.events.errors import KeyNotSent, UnreadableValue
 from gateway.kafka.batches import RecordTooLarge
 from gateway.kafka.relation_topics import Name
@@ -41,6 +41,9 @@ class QuarantineRelation(Retry):
             "snapshot of the table",
         )
         self.relation = relation
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.quarantine_relation(self.relation)
 
 
 class QuarantinePolicy:

@@ -1,5 +1,6 @@
 """A Relation message -> a relation version that is ready for rows: catalog facts read, schemas
-registered, topic created.
+registered, topic created. It also decides whether the rows of a partition come as those of its
+root (`comes_as_root`).
 
 All of this waits for servers, and reading waits with it; meanwhile, the standby status task keeps
 the connection alive.
@@ -16,7 +17,7 @@ import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.errors import Retry, UnwritableRelation
+from gateway.errors import NextSession, Retry, UnwritableRelation
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.producer import Producer
@@ -34,7 +35,7 @@ from gateway.relations.type_catalog import (
     TYPES_QUERY,
     read_types,
 )
-from gateway.runtime.column_rules import check_key, protect
+from gateway.runtime.assign_column_rules import check_key, protect
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_errors import classified_schema_errors
@@ -81,6 +82,9 @@ async def topics_with_schema(registry: RegistryClient, topics: Sequence[str]) ->
 class RowsOfPartition(Retry):
     """A partition whose root is published has rows of its own: it was published separately when
     they were written."""
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.give_topics_to_partitions()
 
 
 class RelationRegistrar:

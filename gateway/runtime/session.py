@@ -9,22 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import replace
-from datetime import UTC, datetime
 
 import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.errors import NeedsText, Retry, RetrySlowly, StopForOperator
-from gateway.events.errors import NeedsOptional
+from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
 from gateway.kafka.producer import Producer
 from gateway.kafka.transaction_delivery import TransactionTimedOut
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput import Relation
-from gateway.postgres.asyncpg_internals import address_of
-from gateway.postgres.classify_errors import CannotDecode, LossReported, StreamCut, beside_stream
+from gateway.postgres.asyncpg_internals import Address, address_of
+from gateway.postgres.classify_errors import StreamCut, beside_stream
 from gateway.postgres.connection import connect_sql, leave_with
 from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import filters_that_can_fail
@@ -33,41 +30,28 @@ from gateway.postgres.server import Recovery, recovery_of
 from gateway.postgres.server_message import ServerMessage
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
-from gateway.runtime.bootstrap import Bootstrap
-from gateway.runtime.column_rules import unused_rules
+from gateway.runtime.assign_column_rules import unused_rules
+from gateway.runtime.bootstrap import Bootstrap, StartResult
 from gateway.runtime.dialect import dialect_of
-from gateway.runtime.quarantine import QuarantinePolicy, QuarantineRelation
-from gateway.runtime.relation_registrar import RowsOfPartition
-from gateway.runtime.replication_loop import ReadWhole, ReplicationLoop, WholeFirst
-from gateway.runtime.restart_state import RestartState, StreamEnd
+from gateway.runtime.kafka_transactions import KafkaTransactions
+from gateway.runtime.quarantine import QuarantinePolicy
+from gateway.runtime.replication_loop import ReplicationLoop
+from gateway.runtime.session_memory import SessionEnd, SessionMemory, StreamEnd
 from gateway.runtime.source_catalog import SourceCatalog
-from gateway.runtime.stream_status import show_position
+from gateway.runtime.stream_status import StreamStatus, show_position
 from gateway.runtime.tasks import run_together
 from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
-from gateway.snapshot.pending_chunks import ChunksAreStreamed
 from gateway.startup.periodic_check import check_held
-from gateway.startup.repeated_failure import (
-    DecodingFailed,
-    RepeatedFailure,
-    ServerCrashed,
-    counted_again,
-    from_record,
-    wait_s,
-)
-from gateway.startup.server_notices import LeftOut, Reported, WalRemoved
-from gateway.startup.timeline_checks import NotPrimary
-from gateway.transactions.machine import RolledBackMessages, TransactionMachine
+from gateway.startup.repeated_failure import ServerCrashed, from_record, wait_s
+from gateway.startup.server_notices import LeftOut
+from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from schemas.lsn import Lsn
 
 log = structlog.get_logger()
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 DRAIN_TIMEOUT_S = 10.0
@@ -79,10 +63,9 @@ class CrashedHere(RetrySlowly):
 
 
 class Session:
-    """Runs one session. It reads and changes `memory`. After its end,
-    `repeated_failure` is what kept it from getting past a place in the WAL, or None."""
+    """Runs one session. It reads and changes `memory`."""
 
-    def __init__(self, settings: Settings, board: StatusBoard, memory: RestartState) -> None:
+    def __init__(self, settings: Settings, board: StatusBoard, memory: SessionMemory) -> None:
         self.is_streaming = False
         self._settings = settings
         self._dialect = dialect_of(settings)
@@ -90,77 +73,42 @@ class Session:
         self._memory = memory
         self._notices: set[str] = set()
         self._resume_lsn = 0
-        self._sql: asyncpg.Connection | None = None
+        self._server: Address | None = None
         self._reads_whole = False
-        self.repeated_failure: RepeatedFailure | None = None
         self._recovery = Recovery("", "")
         self._stream: ReplicationStream | None = None
-        self._pump: ReplicationLoop | None = None
+        self._kafka: KafkaTransactions | None = None
         self._feedback: StandbyStatus | None = None
         self._end_at_start = Lsn(0)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set and everything received is durable. Raises WalgateError."""
+        memory = self._memory
+        memory.repeated_failure = None
         async with AsyncExitStack() as stack:
             stack.callback(self._leave)
             try:
-                await self._run_noting_cut(stack, stop)
-            except NeedsText:
-                self._memory.text_only = True
-                raise
-            except NeedsOptional as error:
-                self._memory.optional_fields.add(error.field)
-                raise
-            except (RolledBackMessages, ReadWhole, ChunksAreStreamed):
-                self._memory.whole_once = True
-                raise
-            except WholeFirst as error:
-                self._memory.careful_until = error.whole_until
-                self._memory.whole_once = self._reads_whole
-                raise
-            except QuarantineRelation as error:
-                self._memory.quarantine[error.relation.relation_oid] = error.relation
-                raise
-            except (LossReported, CannotDecode) as error:
-                self._remember(error.reported)
-                raise
-            except RowsOfPartition:
-                self._memory.partitions_have_topics = True
-                raise
-            except NotPrimary:
-                if self._sql is not None:
-                    self._memory.avoid(address_of(self._sql))
+                await self._run(stack, stop)
+            except WalgateError as error:
+                place, received_until = self._place()
+                memory.ended = SessionEnd(self._resume_lsn, place, self._has_passed, self._reads_whole, self._server)
+                if isinstance(error, Retry) and self._was_cut:
+                    memory.cut = StreamEnd(error.message, place, self._recovery, self._has_passed, received_until)
+                error.change(memory)
                 raise
 
-    async def _run_noting_cut(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
-        """Run the session. If the stream ends without a message from the server, remember where, so
-        that the next session can find out whether the server has crashed."""
-        try:
-            await self._run(stack, stop)
-        except Retry as error:
-            failure = None if self._stream is None else self._stream.failure
-            if self._stream is not None and isinstance(failure, StreamCut | None):
-                place, received_until = self._place()
-                self._memory.cut = StreamEnd(error.message, place, self._recovery, self._has_passed, received_until)
-            raise
+    @property
+    def _was_cut(self) -> bool:
+        """Return whether the stream ended without a message from the server. The next session finds
+        out whether the server has crashed."""
+        return self._stream is not None and isinstance(self._stream.failure, StreamCut | None)
 
     def _place(self) -> tuple[Lsn, Lsn]:
         """Return the LSN with which the next session resumes, and the LSN before which every
         transaction was received."""
-        if self._pump is None:
+        if self._kafka is None:
             return Lsn(self._resume_lsn), Lsn(0)
-        return self._pump.closed_lsn, self._pump.received_until
-
-    def _remember(self, reported: Reported) -> None:
-        before = self._memory.reported
-        if isinstance(reported, WalRemoved):
-            again = isinstance(before, WalRemoved) and before.resume_lsn == self._resume_lsn
-            times = before.times + 1 if again and isinstance(before, WalRemoved) else 1
-            reported = replace(reported, resume_lsn=self._resume_lsn, times=times)
-        elif isinstance(reported, DecodingFailed):
-            reported = counted_again(before, reported, self._place()[0], _now(), has_passed=self._has_passed)
-            self.repeated_failure = reported
-        self._memory.reported = reported
+        return self._kafka.closed_lsn, self._kafka.received_until
 
     @property
     def _has_passed(self) -> bool:
@@ -175,13 +123,12 @@ class Session:
         cut, self._memory.cut = self._memory.cut, None
         if cut is None or not self._recovery.follows_crash_since(cut.recovery):
             return
-        before, now = self._memory.reported, ServerCrashed(cut.message)
-        crash = counted_again(before, now, cut.resume_lsn, _now(), has_passed=cut.has_passed)
+        crash = self._memory.count(ServerCrashed(cut.message), cut.resume_lsn, has_passed=cut.has_passed)
         self._memory.reported = crash
         # Deliver what can be delivered before the server reads that place again.
         self._memory.careful_until = max(self._memory.careful_until, cut.received_until)
         if 1 < crash.times < crash.certain_times:
-            self.repeated_failure = crash
+            self._memory.repeated_failure = crash
             raise CrashedHere(
                 f"the server has crashed {crash.times} times since {crash.since} while it read the WAL after {cut.resume_lsn}",
                 hint=f"each crash ends all sessions of the server, so the next attempt is made in {wait_s(crash):.0f} s. See the "
@@ -199,15 +146,16 @@ class Session:
         settings, memory = self._settings, self._memory
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
-        self._sql = sql = await self._connect_sql(stack)
+        sql = await self._connect_sql(stack)
+        self._server = address_of(sql)
         await self._note_crash(sql)
         reads_new_tables = settings.snapshot.mode == "initial"
         catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
         budget = WalBudget(settings, memory, self._board)
         await budget.keep(catalog)
         await budget.record(catalog)
-        start = Bootstrap(settings, self._dialect, memory, stack, self._board)
-        position = memory.position = await start.run(catalog)
+        start = await Bootstrap(settings, self._dialect, memory, stack, self._board).run(catalog)
+        position = memory.position = start.position
         memory.reported = from_record(position) or memory.reported
         self._resume_lsn = position.resume_lsn
         self._end_at_start = catalog.server.flush_lsn
@@ -216,53 +164,47 @@ class Session:
         self._log_quarantined(position)
 
         # A connection apart from that of the periodic check: asyncpg runs one query at a time.
-        writer = start.record_writer(position)
-        registrar = start.registrar(await self._connect_sql(stack), position, writer)
+        writer = start.record_writer()
+        registrar = start.registrar(await self._connect_sql(stack), writer)
         await registrar.prepare(catalog.relations)
-        machine = start.machine(position, writer)
+        machine = start.machine(writer)
         table_errors = QuarantinePolicy(
             settings.errors, registrar.topic_of, records_exclusions=self._dialect.records_exclusions
         )
         with table_errors.of_snapshot():
-            snapshot = await self._snapshot(stack, start, machine, position, writer)
-        feedback = self._feedback = await self._start_stream(start, machine, position)
+            snapshot = await self._snapshot(stack, start, machine, writer)
+        feedback = self._feedback = await self._start_stream(start, machine)
         leave_with(sql, start.stream)
-        protocol = protocol_version(catalog.server.version_num)
+        status = StreamStatus(self._board, feedback, machine, start.delivery, position)
+        take_states = None if snapshot is None else snapshot.take_states
+        kafka = self._kafka = KafkaTransactions(
+            machine, start.writer, start.delivery, feedback, position, status, memory.careful_until,
+            take_states=take_states,
+        )  # fmt: skip
         replication_loop = ReplicationLoop(
-            start.stream,
-            feedback,
-            machine,
-            start.writer,
-            registrar,
-            start.delivery,
-            position,
-            protocol,
-            memory.careful_until,
-            board=self._board,
-            snapshot=snapshot,
-            table_errors=table_errors,
-        )
-        self._pump = replication_loop
+            start.stream, feedback, machine, registrar, kafka, protocol_version(catalog.server.version_num),
+            status=status, snapshot=snapshot, table_errors=table_errors,
+        )  # fmt: skip
         show_position(self._board, position)
         if snapshot is not None:
             self._board.watch_snapshot(snapshot.status)
         self._wait_for("")
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
+        tasks = [
+            replication_loop.run(),
+            kafka.deliver(),
+            kafka.confirm(),
+            feedback.run(),
+            catalog.watch(position, start.stream.backend_pid, budget.check),
+            self._rest(start.producer),
+            *([] if snapshot is None else [snapshot.run()]),
+        ]
         try:
             with table_errors.of_snapshot():
-                await run_together(
-                    replication_loop.run(),
-                    replication_loop.deliver(),
-                    replication_loop.confirm(),
-                    feedback.run(),
-                    catalog.watch(position, start.stream.backend_pid, budget.check),
-                    self._rest(start.producer),
-                    *([] if snapshot is None else [snapshot.run()]),
-                    until=self._drain(stop, replication_loop),
-                )
+                await run_together(*tasks, until=self._drain(stop, kafka))
         except TransactionTimedOut as error:
-            self._stop_if_again(replication_loop.closed_lsn, error)
+            self._stop_if_again(kafka.closed_lsn, error)
             raise
 
     def _log_quarantined(self, position: Position) -> None:
@@ -318,17 +260,16 @@ class Session:
     async def _snapshot(
         self,
         stack: AsyncExitStack,
-        start: Bootstrap,
+        start: StartResult,
         machine: TransactionMachine,
-        position: Position,
         writer: RecordWriter,
     ) -> SnapshotCoordinator | None:
-        settings = self._settings
+        settings, position = self._settings, start.position
         if not settings.takes_snapshots:
             return None
         self._wait_for("the stored snapshot state")
-        states = await start.snapshot_states(position)
-        registrar = start.registrar(await self._connect_sql(stack), position, writer)
+        states, frame = await start.snapshot_states()
+        registrar = start.registrar(await self._connect_sql(stack), writer)
 
         async def announce(
             relations: Sequence[tuple[Relation, RelationVersion | None]],
@@ -347,7 +288,7 @@ class Session:
             announce,
             states,
             position_key=position.key,
-            frame=start.snapshot_frame,
+            frame=frame,
             is_first=states.stream is None and position.last_commit_lsn == 0,
             text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
             publications=start.catalog.publications,
@@ -357,8 +298,8 @@ class Session:
             await snapshot.prepare()
         return snapshot
 
-    async def _start_stream(self, start: Bootstrap, machine: TransactionMachine, position: Position) -> StandbyStatus:
-        source, memory = self._settings.source, self._memory
+    async def _start_stream(self, start: StartResult, machine: TransactionMachine) -> StandbyStatus:
+        source, memory, position = self._settings.source, self._memory, start.position
         failpoint("before_start_replication")
         # position.skip_lsn is a commit LSN, which is unknown while a transaction is streamed.
         self._reads_whole, memory.whole_once = memory.whole_once or position.skip_lsn > 0, False
@@ -405,7 +346,7 @@ class Session:
             await asyncio.sleep(10)
         raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")
 
-    async def _drain(self, stop: asyncio.Event, replication_loop: ReplicationLoop) -> None:
+    async def _drain(self, stop: asyncio.Event, kafka: KafkaTransactions) -> None:
         """Wait for `stop`; then read no more, wait until everything up to the last complete
         transaction is durable, and acknowledge it to PostgreSQL."""
         await stop.wait()
@@ -414,7 +355,7 @@ class Session:
         self._board.stopping()
         try:
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
-                await replication_loop.drain()
+                await kafka.drain()
                 failpoint("shutdown_drained")
         except TimeoutError:
             log.warning("drain_timed_out", note="unacknowledged changes will be sent again")

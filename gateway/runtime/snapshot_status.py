@@ -15,7 +15,15 @@ from gateway.postgres.server import load_facts
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.schema_errors import open_registry
 from gateway.snapshot.rules.table_progress import Status
-from gateway.snapshot.stored_state import KNOWN, RESELECT, StoredStates, TableState, decode_states, of_slot, writer_ids
+from gateway.snapshot.stored_state import (
+    NOT_TO_BE_READ,
+    RESELECT,
+    StoredStates,
+    TableState,
+    decode_states,
+    of_slot,
+    writer_ids,
+)
 from gateway.transactions.position import position_key
 from gateway.transactions.transaction import Quarantined
 from schemas.errors import RegistryRefused
@@ -105,5 +113,5 @@ def status_lines(states: StoredStates, quarantined: Sequence[Quarantined] = ()) 
 def _started(states: StoredStates) -> list[TableState]:
     """Return the tables of snapshots, by name. Left out are those of which only single rows are
     read again, because UPDATEs did not send unchanged TOAST values."""
-    found = (s for s in states.tables.values() if s.name and s.status != KNOWN and s.purpose != RESELECT)
+    found = (s for s in states.tables.values() if s.name and s.status != NOT_TO_BE_READ and s.purpose != RESELECT)
     return sorted(found, key=lambda state: (state.schema, state.name))

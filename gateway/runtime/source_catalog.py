@@ -16,7 +16,7 @@ from gateway.postgres.publication import PublicationLoader, tables_that_held_row
 from gateway.postgres.server import load_facts
 from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts
 from gateway.relations.type_catalog import TYPES_QUERY, read_types, unknown_type
-from gateway.snapshot.discovery.unsent_changes import Watch
+from gateway.snapshot.discovery.unsent_changes import UnsentChangesLog
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.periodic_check import check_running
@@ -62,7 +62,7 @@ class SourceCatalog:
         self._logged = logged
         self._reads_new_tables = reads_new_tables
         self._takes_snapshots = settings.takes_snapshots
-        self._unsent = Watch(sql, settings.source.publications)
+        self._unsent = UnsentChangesLog(sql, settings.source.publications)
         self._facts: Facts | None = None
         self.publications = PublicationLoader(settings.source.publications, settings.source.excluded_tables)
         self.expected = expected_of(settings)
@@ -169,7 +169,7 @@ class SourceCatalog:
         seen = self.facts
         expected = replace(self.expected, timeline=position.timeline, backend_pid=backend_pid)
         if not self._takes_snapshots:
-            await self._unsent.look(_relation_oids(seen))
+            await self._unsent.check(_relation_oids(seen))
         while True:
             await asyncio.sleep(self._source.check_interval_s)
             failpoint("before_periodic_check")
@@ -181,7 +181,7 @@ class SourceCatalog:
                 names = [relation.full_name for relation in added]
                 log.info("tables_added", count=len(names), tables=names[:_NAMED_TABLES])
             if not self._takes_snapshots:
-                await self._unsent.look(_relation_oids(now))
+                await self._unsent.check(_relation_oids(now))
             if added and not self._reads_new_tables:
                 held = await tables_that_held_rows(self._sql, self._source.publications, added)
                 self.warn((rows_not_sent(held),) if held else ())

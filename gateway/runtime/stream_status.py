@@ -41,6 +41,8 @@ class _Closed:
     transaction_count: int
     heartbeat_time: int
     marked: tuple[int, int]
+    excluded_count: dict[int, int]
+    left_out_count: int
 
 
 def show_position(board: StatusBoard, position: Position) -> None:
@@ -73,6 +75,8 @@ class StreamStatus:
         self._counted = (0, 0)
         self._heartbeat_time = 0
         self._marked = (0, 0)
+        self._excluded_count: dict[int, int] = {}
+        self._left_out_count = 0
         self._stream_since: dict[int, float] = {}
         board.watch(self.progress, self.counts)
 
@@ -91,6 +95,8 @@ class StreamStatus:
                 machine.transaction_count,
                 machine.heartbeat_time,
                 (machine.marked_lsn, machine.marked_time),
+                dict(machine.excluded_count),
+                machine.left_out_count,
             )
         )
 
@@ -107,6 +113,19 @@ class StreamStatus:
             metrics.TRANSACTIONS.inc(found.transaction_count - self._counted[1])
             self._counted = (found.event_count, found.transaction_count)
             metrics.KAFKA_TRANSACTIONS.inc()
+            self._count_excluded(found)
+
+    def _count_excluded(self, closed: _Closed) -> None:
+        """Count the changes that were not written, since the last Kafka transaction."""
+        for relation_oid, count in closed.excluded_count.items():
+            more = count - self._excluded_count.get(relation_oid, 0)
+            if more:
+                name = self._machine.quarantined[relation_oid].full_name
+                metrics.EXCLUDED.labels(metrics.quarantined_label(name)).inc(more)
+        self._excluded_count = closed.excluded_count
+        if closed.left_out_count != self._left_out_count:
+            metrics.LEFT_OUT.inc(closed.left_out_count - self._left_out_count)
+            self._left_out_count = closed.left_out_count
 
     def stream_begins(self, xid: int) -> None:
         """Note that rows of an in-progress transaction follow; called for each of its segments."""

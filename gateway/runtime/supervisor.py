@@ -1,5 +1,5 @@
-"""Runs one session after another. Every failure is handled in the same way: a new producer, the
-stored position, and the stream from there.
+"""Runs one session after another. After every transient error there is a new producer, and the
+stream begins from the stored position.
 
     Retry          after 0.2 s, doubling up to 2 s
     RetrySlowly    after 2 s, doubling up to 60 s
@@ -39,8 +39,8 @@ from gateway.observe.http_client import authority
 from gateway.observe.logs import RepeatedMessages
 from gateway.observe.status_board import StatusBoard
 from gateway.runtime.monitor import Monitor
-from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
+from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.tasks import cancel
 from gateway.startup.repeated_failure import RepeatedFailure, wait_s
 from schemas.lsn import Lsn
@@ -107,7 +107,7 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
     """Run sessions until one is stopped, or raises an error that is not retried."""
     backoff = Backoff()
     repeats = RepeatedMessages()
-    memory = RestartState()
+    memory = SessionMemory()
     while not stop.is_set():
         begun = time.monotonic()
         session = Session(settings, board, memory)
@@ -116,7 +116,7 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
             return
         except (Retry, RetrySlowly) as error:
             metrics.RESTARTS.labels(type(error).__name__).inc()
-            repeated_failure = session.repeated_failure
+            repeated_failure = memory.repeated_failure
             place = {} if repeated_failure is None else _place(repeated_failure)
             board.failed(error, **place)
             board.wait_for(f"the restart of replication, after this error: {error.message}")

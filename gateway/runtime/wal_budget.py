@@ -1,5 +1,5 @@
 """Keeps the WAL of a slot within `source.wal_budget_bytes` if `source.on_wal_budget` is advance;
-gateway/startup/wal_budget.py decides.
+gateway/startup/wal_release.py decides.
 
 The slot is advanced before Kafka is asked for anything, since the usual cause is that Kafka does
 not answer. What was given up is kept in memory, across sessions, until it is durable in Kafka. If
@@ -23,13 +23,13 @@ from gateway.observe.status_board import StatusBoard
 from gateway.postgres.credentials import login_of
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.dialect import dialect_of
-from gateway.runtime.restart_state import RestartState
+from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.startup.facts import Facts
 from gateway.startup.position_changes import accept_gap
 from gateway.startup.slot_checks import check_holder
-from gateway.startup.wal_budget import ReleasedWal, release_to, retained_bytes, seen
+from gateway.startup.wal_release import ReleasedWal, release_to, retained_bytes, seen
 from schemas.lsn import Lsn
 
 log = structlog.get_logger()
@@ -41,7 +41,7 @@ AGAIN_S: Final = 30.0
 class WalBudget:
     """Keeps the budget during one session. `memory` holds what is not recorded in Kafka yet."""
 
-    def __init__(self, settings: Settings, memory: RestartState, board: StatusBoard) -> None:
+    def __init__(self, settings: Settings, memory: SessionMemory, board: StatusBoard) -> None:
         self._settings = settings
         self._memory = memory
         self._board = board

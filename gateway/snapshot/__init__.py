@@ -4,32 +4,34 @@ order.
 A chunk is a PostgreSQL transaction. It locks a table in ACCESS SHARE mode, takes a PostgreSQL
 snapshot, reads some rows and emits a logical message. Its commit arrives through the gateway's own
 slot, with an LSN, and there the rows, which the reader has kept in memory, are published as its
-changes (op READ). A mark is a transaction that only emits a message: tables begin and end where it
-commits.
+changes (op READ). A boundary is a transaction that only emits a message: tables begin and end where
+it commits.
 
 In: the catalog and rows (SQL), the stream's changes and messages (as observer of the state
 machine), commands, and the stored state. Out: change events and markers, through the state machine,
 and the state of each table, for the Kafka transaction of its rows. This package must not know how
-records reach Kafka, apart from the calls of Delivery that make a chunk wait.
+records reach Kafka. It knows one object of gateway/kafka, Delivery, of which it calls `offer` and
+`room`: rows are sent while a chunk is published, and the chunk waits while too many bytes are
+underway.
 
 gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
 replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop calls
-`announced` at a Relation message and `take_states` when it closes a Kafka transaction.
-At the Commit of a transaction with a chunk, a mark or a command, it calls `hand_over` before it
-passes the Commit to the state machine.
+`relation_received` and `partition_received` at a Relation message. At the Commit of a transaction
+with a chunk, a boundary or a command, it calls `at_commit` before it passes the Commit to the state
+machine. kafka_transactions.py beside it calls `take_states` when it closes a Kafka transaction.
 
-A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or KNOWN if it is not to be
-read (stored_state). After a restart, tables that were READING or ENDING go on with the ranges that
-their stored state does not call read, and with the stored keys. They begin again if they are read
-as a whole, if their columns, files or publications have changed, or after a gap. A chunk that was
-emitted but is not in the stored state is read again: its message, if it comes again, has an id that
-the new process does not know, and is ignored.
+A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or NOT_TO_BE_READ
+(stored_state). TableTasks moves a table from one state to another; all others report to it. Three
+report to the table's progress directly: the chunk reader, the publisher, and change_tracking, after
+whose report the table may begin again.
 
-    coordinator                             begins, resumes and ends the snapshots of tables
+    coordinator                             begins and ends the snapshots of tables
+    resume                                  goes on with tables that an earlier session began
     commands                                commands of operators, from logical messages
     discovery                               tables never read, and rows changed without an event
     read_plan  sql                          what a relation is, and the queries that read it
-    table_task  table_tasks                 the snapshot of one table, and those of all tables
+    whole_snapshot  table_tasks             the snapshot as a whole, and its tables
+    table_task                              the snapshot of one table
     reader_tasks  chunk_reader              the tasks that read chunks; one chunk
     copy_decoder                            binary COPY -> encoded rows
     change_recorder  change_tracking        what the stream changes while tables are read
@@ -38,6 +40,14 @@ the new process does not know, and is ignored.
     table_errors  unreadable_tables         errors of one table; tables that cannot be read
     stored_state  progress_log              what is durable, in Avro; what is logged
     rules                                   pure: which rows are right, and what is read next
+
+After a restart, a table goes on with the ranges and keys in its stored state (resume). A chunk that
+was emitted but is not in the stored state is read again: its message, if it arrives again, has an
+id that the new process has not emitted, and is ignored.
+
+An error from PostgreSQL never stops the gateway: it ends the session, which is tried again, or
+concerns one table, which is tried again while the others are read. A row or a schema that cannot be
+written may stop it (UnwritableTable; gateway/runtime/quarantine.py decides).
 
 The package must not know `gateway.runtime` and `gateway.cli`, which use it; `rules` knows no I/O.
 """

@@ -1,5 +1,6 @@
 """Switches the recording of the stream's changes on and off. It is on while a snapshot is in
-progress, and always if rows are reselected (debezium.reselect_unavailable_values)."""
+progress, and always if rows are reselected (debezium.reselect_unavailable_values). It begins before
+the first boundary is emitted: a table that begins later has the ids of all transactions since."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from gateway.snapshot.change_tracking import MessageObserver, RecordingObserver
 from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
-from gateway.snapshot.sql import LOOK, NEW_XID
+from gateway.snapshot.sql import CURRENT_SNAPSHOT, NEW_XID
 from gateway.snapshot.stored_state import StreamState
 from gateway.transactions.machine import TransactionMachine
 
@@ -51,7 +52,7 @@ class ChangeRecorder:
         """
         if self.judge is not None:
             return self.judge
-        visibility = parse_visibility(await self._fetch(LOOK))
+        visibility = parse_visibility(await self._fetch(CURRENT_SNAPSHOT))
         goes_on = durable is not None and durable.is_active and self._machine.transaction_count == 0
         if durable is not None and goes_on:
             judge = StalenessJudge(visibility, durable.floor, durable.unseen)
@@ -64,26 +65,26 @@ class ChangeRecorder:
             # Transactions that were received before have lower ids than one that is assigned now.
             try:
                 async with transaction(self._sql):
-                    judge.floor = int(await self._fetch(NEW_XID))
+                    judge.wait_for_all_below(int(await self._fetch(NEW_XID)))
             except DRIVER_ERRORS as error:
                 raise classify_exception(error, "snapshot") from error
         return judge
 
-    async def look(self) -> None:
+    async def observe_snapshot(self) -> None:
         """Take a PostgreSQL snapshot and let the judge forget what it sees."""
         if self.judge is not None:
-            self.judge.observe(parse_visibility(await self._fetch(LOOK)))
+            self.judge.observe(parse_visibility(await self._fetch(CURRENT_SNAPSHOT)))
 
     async def _fetch(self, query: str) -> str:
         try:
-            found: str = await self._sql.fetchval(query)
+            value: str = await self._sql.fetchval(query)
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "snapshot") from error
-        return found
+        return value
 
-    def begin(self, relation_oid: int, table: TableProgress, schema_ids: Sequence[int]) -> None:
+    def begin(self, relation_oid: int, progress: TableProgress, schema_ids: Sequence[int]) -> None:
         assert self._observer is not None
-        self._observer.begin(relation_oid, table, list(schema_ids))
+        self._observer.begin(relation_oid, progress, list(schema_ids))
 
     def end(self, relation_oid: int) -> None:
         if self._observer is not None:

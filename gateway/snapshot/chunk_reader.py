@@ -1,5 +1,6 @@
 """Reads one chunk: a transaction that locks the table, takes its PostgreSQL snapshot, reads rows,
-emits the message by which the stream identifies it, and commits."""
+emits the message by which the stream identifies it, and commits. Its progress learns how far the
+chunk goes, and which PostgreSQL snapshot it has."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from gateway.postgres.connection import connect_sql, end_session, transaction
 from gateway.postgres.credentials import Credentials
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, fingerprint
-from gateway.snapshot.rules.ctid_ranges import Leaf, TidRange, cut, halves
+from gateway.snapshot.rules.ranges_to_read import Leaf, TidRange, cut, halves
 from gateway.snapshot.rules.table_progress import Chunk
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import (
@@ -50,7 +51,7 @@ class RelationChanged(WalgateError):
 
 class SnapshotTooOld(WalgateError):
     """The chunk's PostgreSQL snapshot cannot be used, because it does not see a transaction whose
-    keys are not known (rules/stale_rows.py), or because the table has begun again meanwhile."""
+    keys were not recorded (rules/stale_rows.py), or because the table has begun again meanwhile."""
 
 
 class ChunkTooLarge(WalgateError):
@@ -74,6 +75,14 @@ class ReadChunk:
 
     def __post_init__(self) -> None:
         self.row_count = len(self.rows)
+
+    def emitted(self, xid: int) -> None:
+        """Record the 32-bit id of its transaction, which the server has returned."""
+        self.xid = xid
+
+    def release_rows(self) -> None:
+        """Forget the rows: they were published, or are read again."""
+        self.rows = []
 
 
 async def connect_reader(login: Credentials) -> asyncpg.Connection:
@@ -121,7 +130,7 @@ async def read_chunk(
     Raises RelationChanged, SnapshotTooOld, ChunkTooLarge, what the encoders raise and what the
     driver raises. `sql` is closed if it was left within a COPY or a statement.
     """
-    table = chunk.table
+    progress = chunk.progress
     # With privileges on columns only, the lock is taken by EXPLAIN, and the snapshot that rows are
     # compared with is older than that of the COPY, which sees the same transactions and perhaps
     # more. Some rows then count as stale without being so, and are read again.
@@ -129,7 +138,7 @@ async def read_chunk(
     async with transaction(sql, isolation=isolation):
         await sql.execute(_lock(chunk, plan))
         failpoint("chunk_locked")
-        table.judge.expect(chunk)
+        progress.judge.snapshot_requested(chunk)
         leaf = _leaf(chunk, plan)
         row = await sql.fetchrow(
             facts_query(sql.get_server_version().major),
@@ -142,8 +151,8 @@ async def read_chunk(
             raise RelationChanged("the relation has changed")
         table_blocks = row["blocks"] or 0
         if chunk.range is not None:
-            table.leave(chunk, *cut(chunk.range, table.sizer.blocks, table_blocks))
-        if not table.taken(chunk, parse_visibility(row["snapshot"])):
+            progress.shorten(chunk, *cut(chunk.range, progress.sizer.blocks, table_blocks))
+        if not progress.snapshot_taken(chunk, parse_visibility(row["snapshot"])):
             raise SnapshotTooOld("a transaction that the snapshot must see has not ended")
         failpoint("chunk_snapshot_taken")
         copied = await _copy(sql, chunk, plan, table_blocks, turn)
@@ -151,7 +160,7 @@ async def read_chunk(
         result = ReadChunk(chunk, plan, copied.rows, copied.byte_count)
         message_id = new_id()
         expect(message_id, result)
-        result.xid = int(await sql.fetchval(EMIT, message_id)) & 0xFFFFFFFF
+        result.emitted(int(await sql.fetchval(EMIT, message_id)) & 0xFFFFFFFF)
         failpoint("chunk_emitted")
     failpoint("chunk_committed")
     return result
@@ -160,7 +169,7 @@ async def read_chunk(
 async def _copy(
     sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan, table_blocks: int, turn: asyncio.Lock | None
 ) -> CopyDecoder:
-    sizer = chunk.table.sizer
+    sizer = chunk.progress.sizer
     copied = CopyDecoder(plan.version.encoder, plan.is_binary, keeps_tuples=plan.keeps_tuples)
     rest = None if chunk.range is None else halves(chunk.range, table_blocks)[1]
     wanted = frozenset(chunk.keys if not plan.finds_keys else ())
@@ -188,9 +197,9 @@ async def _copy(
         if not isinstance(error, asyncpg.PostgresError):
             await end_session(sql)
         if isinstance(error, ChunkTooLarge):
-            sizer.too_much()
+            sizer.chunk_was_too_large()
             if chunk.range is not None:
-                chunk.table.leave(chunk, *halves(chunk.range, table_blocks))
+                chunk.progress.shorten(chunk, *halves(chunk.range, table_blocks))
         raise
     if chunk.range is not None:
         end = table_blocks if chunk.range.end is None else chunk.range.end >> 16
@@ -210,8 +219,8 @@ def _lock(chunk: Chunk, plan: ReadPlan) -> str:
     names, only = [surveyed.relation_name], not surveyed.is_partitioned
     if chunk.range is not None:
         names, only = list(dict.fromkeys([*names, surveyed.leaf_names[chunk.range.leaf]])), True
-    if surveyed.is_granted or chunk.is_locked:
-        return lock(names, only=only, share=chunk.is_locked)
+    if surveyed.is_granted or chunk.locks_writers:
+        return lock(names, only=only, share=chunk.locks_writers)
     return lock_by_explain(names, only=only)
 
 
@@ -219,9 +228,9 @@ def chunk_query(chunk: Chunk, plan: ReadPlan, columns: str) -> str:
     """Return the query for the rows of the chunk. `columns` is the select list."""
     surveyed = plan.surveyed
     assert surveyed.row_filter is not None
-    found: TidRange | None = chunk.range
-    if found is not None:
-        return select_range(columns, surveyed.leaf_names[found.leaf], found, surveyed.row_filter)
+    tid_range: TidRange | None = chunk.range
+    if tid_range is not None:
+        return select_range(columns, surveyed.leaf_names[tid_range.leaf], tid_range, surveyed.row_filter)
     if chunk.keys and plan.finds_keys:
         condition = plan.key_condition(chunk.keys)
         return select_keys(columns, surveyed.source, condition, surveyed.row_filter)

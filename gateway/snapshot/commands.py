@@ -1,5 +1,5 @@
 """Commands to a gateway, as logical messages in its own stream: durable, ordered, and without an
-open port.
+open port. The coordinator receives them and carries them out.
 
     SELECT pg_logical_emit_message(
         true, 'walgate.snapshot', '{"command": "start", "tables": ["public.orders"]}')

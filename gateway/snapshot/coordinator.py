@@ -1,15 +1,21 @@
-"""Begins, resumes and ends the snapshots of tables, during one session of replication.
+"""Begins and ends the snapshots of tables, during one session of replication.
 
-    discovery     finds published tables that were never read, and rows changed without an event
-    _conduct      begins and ends tables with marks, looks at the catalog, logs progress
-    readers       read chunk after chunk: take, read, commit
-    hand_over     called by the replication loop where the transaction of a chunk, mark or command
-                  commits; it takes effect only there
+    prepare       resumes unfinished tables (resume.py) and discovers others (discovery)
+    _control      begins and ends tables with boundary transactions, checks the catalog, logs
+                  progress
+    readers       tasks that read chunk after chunk (reader_tasks.py)
+    at_commit     called by the replication loop where the transaction of a chunk, boundary or
+                  command commits; it takes effect only there
 
-The durable state is written in the Kafka transaction that has the rows (`take_states`). A table
-that cannot be read is logged and tried again later, while the stream and the others go on. The
-stream waits while `hand_over` publishes a chunk. A failed query of the catalog ends the session,
-and so does a table that cannot be written (gateway/runtime/quarantine.py decides what follows).
+The durable state is written in the Kafka transaction that has the rows (`take_states`). The stream
+waits while `at_commit` publishes a chunk.
+
+Errors. An error from PostgreSQL never stops the gateway: a table that cannot be read is logged and
+tried again later, while the stream and the others go on; a failed query of the catalog ends the
+session, which is tried again. A row or a schema that cannot be written may stop it
+(UnwritableTable: gateway/runtime/quarantine.py stops, or puts the table in quarantine, as
+errors.on_error says). So may what stops it elsewhere: a registry that refuses the credentials, and
+bugs.
 """
 
 from __future__ import annotations
@@ -17,7 +23,6 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from typing import Final
 
@@ -36,16 +41,17 @@ from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, new_id
 from gateway.snapshot.commands import Command, accepted, choose
 from gateway.snapshot.discovery.published_tables import Discovery
-from gateway.snapshot.pending_chunks import ChunkMark, PendingChunks
-from gateway.snapshot.progress_log import ProgressLog, log_quarantined, log_read_at_once
+from gateway.snapshot.pending_chunks import PendingChunks, SnapshotBoundary
+from gateway.snapshot.progress_log import ProgressLog, log_choice, log_read_at_once
 from gateway.snapshot.publish_chunk import ChunkPublisher
-from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations, Surveyed
+from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations
 from gateway.snapshot.reader_tasks import ReaderTasks
+from gateway.snapshot.resume import Resumption
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.sql import EMIT
-from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
-from gateway.snapshot.table_task import TableTask
-from gateway.snapshot.table_tasks import TableTasks
+from gateway.snapshot.stored_state import StoredStates
+from gateway.snapshot.table_task import CHANGED, TableTask
+from gateway.snapshot.table_tasks import SETTLED, TableTasks
 from gateway.snapshot.toast_reselection import Reselection, has_its_keys
 from gateway.snapshot.unreadable_tables import UnreadableTables
 from gateway.transactions.machine import TransactionMachine
@@ -56,8 +62,8 @@ log = structlog.get_logger()
 MOST_AT_ONCE: Final = 50
 """Maximum number of relations that are read at a time; the changes of each are recorded."""
 TICK_S: Final = 0.5
-LOOK_APART_S: Final = 1.0
-"""Minimum time between two looks at the catalog. It is also at least ten times as long as a look
+CHECKS_APART_S: Final = 1.0
+"""Minimum time between two checks of the catalog. It is also at least ten times as long as a check
 takes."""
 
 
@@ -71,7 +77,7 @@ class SnapshotCoordinator:
         sql: asyncpg.Connection,
         machine: TransactionMachine,
         delivery: Delivery,
-        announce: RegisterRelations,
+        register: RegisterRelations,
         states: StoredStates,
         *,
         position_key: bytes,
@@ -83,23 +89,24 @@ class SnapshotCoordinator:
     ) -> None:
         """`is_after_gap`: changes were lost since the last transaction."""
         self._settings = settings
-        self._chunk_bytes = settings.snapshot.chunk_bytes
+        self._check_interval_s = settings.source.check_interval_s
         self._sql = sql
         self._machine = machine
         self._states = states
         self._is_first = is_first
-        self._is_after_gap = is_after_gap
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
-        self._pending = PendingChunks()
         self._recorder = ChangeRecorder(sql, machine, self._on_message)
-        self._tasks = TableTasks(states, self._recorder, machine.quarantined, position_key=position_key, frame=frame)
-        self._plans = ReadPlans(settings, sql, machine, announce, text_only=text_only)
-        self._reselecting = Reselection(
-            settings.snapshot, machine, self._recorder, self._tasks, self._pending.wake, is_on=reselects
-        )
+        self._tasks = TableTasks(
+            states, self._recorder, machine.quarantined, position_key=position_key, frame=frame,
+            chunk_bytes=settings.snapshot.chunk_bytes, reselects=reselects,
+        )  # fmt: skip
+        self._pending = PendingChunks(self._tasks)
+        self._plans = ReadPlans(settings, sql, machine, register, text_only=text_only)
+        self._resumption = Resumption(self._tasks, self._plans, is_after_gap=is_after_gap)
+        self._reselecting = Reselection(settings.snapshot, machine, self._tasks, self._pending.wake, is_on=reselects)
         self._discovery = Discovery(
             settings.snapshot, sql, settings.source.publications, publications, self._tasks,
-            is_first=is_first, is_late=states.stream is None and not is_first,
+            is_first=is_first, has_streamed_before=states.stream is None and not is_first,
         )  # fmt: skip
         self._readers = ReaderTasks(settings, self._tasks, self._plans, self._pending)
         self._publisher = ChunkPublisher(
@@ -108,87 +115,42 @@ class SnapshotCoordinator:
         )  # fmt: skip
         self._unreadable = UnreadableTables(settings, self._tasks, self._pending)
         self._progress = ProgressLog()
-        self._is_look_due = False
-        self._least_wait_s = LOOK_APART_S
-        self._discovered_at = self._begun_at = self._ended_at = self._looked_at = -1e9
+        self._is_check_due = False
+        self._least_wait_s = CHECKS_APART_S
+        self._checked_at = self._begun_at = self._ended_at = self._observed_at = -1e9
 
     def status(self) -> SnapshotStatus:
         """Return the status of what is being read. May be called in any thread."""
         tasks = self._tasks.whole_tables
-        return SnapshotStatus(
-            self._tasks.is_paused, len(tasks), tuple(each.snapshot_status() for each in tasks[:LISTED_TABLES])
-        )
+        listed = tuple(task.snapshot_status() for task in tasks[:LISTED_TABLES])
+        return SnapshotStatus(self._tasks.snapshot.is_paused, len(tasks), listed)
 
     # -- before the stream
 
     async def prepare(self) -> None:
-        """Resume what an earlier session has begun. Call this before the stream starts, so that
-        changes are recorded from the first one on."""
+        """Resume what an earlier session has begun, and discover what else is to be read. Call this
+        before the stream starts: tables that are resumed need every change from the first one on.
+        For other tables recording starts in `_control`; the floor covers what came before."""
         self._recorder.listen()
-        unfinished = [state for state in self._states.tables.values() if state.status not in (KNOWN, Status.DONE.value)]
-        quarantined = [state for state in unfinished if state.relation_oid in self._tasks.quarantined]
-        for state in quarantined:
-            self._tasks.by_oid[state.relation_oid] = self._restored_task(state)
-            self._tasks.cancel(state.relation_oid)
-        if quarantined:
-            log_quarantined([f"{state.schema}.{state.name}" for state in quarantined])
-        unfinished = [state for state in unfinished if state not in quarantined]
+        unfinished = [state for state in self._states.tables.values() if state.status not in SETTLED]
+        unfinished = self._resumption.cancel_quarantined(unfinished)
         if unfinished:
-            await self._resume(unfinished)
+            await self._record_changes()
+            await self._resumption.resume(unfinished)
         if self._reselecting.is_on:
-            await self._note()
+            await self._record_changes()
             self._machine.on_left_out = self._reselecting.left_out
-        await self._discover()
+        await self._check_catalog()
 
-    async def _discover(self) -> None:
-        self._is_look_due = False
+    async def _check_catalog(self) -> None:
+        self._is_check_due = False
         begun = time.monotonic()
-        await self._discovery.look()
-        self._discovered_at = time.monotonic()
-        self._least_wait_s = max(LOOK_APART_S, 10 * (self._discovered_at - begun))
+        await self._discovery.check()
+        self._checked_at = time.monotonic()
+        self._least_wait_s = max(CHECKS_APART_S, 10 * (self._checked_at - begun))
 
-    async def _note(self) -> None:
-        await self._recorder.start(self._tasks.stream_state)
-
-    async def _resume(self, unfinished: list[TableState]) -> None:
-        await self._note()
-        found = await self._plans.survey([state.relation_oid for state in unfinished])
-        resumed = []
-        for state in unfinished:
-            if state.relation_oid not in found:
-                self._tasks.left.add(state.relation_oid)
-            elif self._resume_table(state, found[state.relation_oid]):
-                resumed.append(found[state.relation_oid])
-        for plan in await self._plans.of(resumed):
-            self._go_on(self._tasks.by_oid[plan.surveyed.relation.relation_oid], plan)
-        log.info("snapshot_resumed", tables=len(self._tasks.by_oid), snapshot_id=self._tasks.snapshot_id)
-
-    def _restored_task(self, state: TableState) -> TableTask:
-        segments = self._states.keys.get(state.relation_oid, {})
-        return TableTask(state, encoded=state, void_segments=list(segments), misses_keys=True)
-
-    def _resume_table(self, state: TableState, surveyed: Surveyed) -> bool:
-        """Add the task, and return whether it can go on where it was. After a gap, only a
-        reselection can: rows that were read may have changed, or gone, without an event."""
-        task = self._tasks.by_oid[state.relation_oid] = self._restored_task(state)
-        under_way = state.status in (Status.READING.value, Status.ENDING.value)
-        if task.is_reselect:
-            return under_way
-        if self._is_after_gap and state.purpose == "FILL":
-            task.state = replace(state, purpose="REPLACE")
-        return under_way and not self._is_after_gap and state.fingerprint == surveyed.fingerprint
-
-    def _go_on(self, task: TableTask, plan: ReadPlan) -> None:
-        judge = self._recorder.judge
-        assert judge is not None
-        segments = self._states.keys.get(task.oid, {})
-        if task.is_reselect and not has_its_keys(task, plan):
-            return
-        if task.is_reselect or not plan.is_read_at_once:
-            table = task.resume(plan, judge, self._chunk_bytes, segments, reselects=self._reselecting.is_on)
-            self._tasks.begun[task.oid] = task
-            task.void_segments.clear()
-            self._recorder.begin(task.oid, table, [plan.version.schema_id])
+    async def _record_changes(self) -> None:
+        await self._recorder.start(self._tasks.snapshot.stream_state)
 
     # -- the stream's side
 
@@ -196,69 +158,62 @@ class SnapshotCoordinator:
         if prefix == COMMAND_PREFIX:
             is_second = self._machine.arrived is not None
             return accepted(content, self._settings, in_stream=in_stream, is_second=is_second)
-        return self._pending.take(content, xid, in_stream)
+        return self._pending.message_received(content, xid, in_stream)
 
-    async def hand_over(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """Publish a chunk, or carry out a mark or a command, whose transaction the state machine is
-        about to commit. The replication loop waits meanwhile."""
-        if isinstance(arrived, ChunkMark):
-            self._publisher.apply_mark(arrived, commit_lsn, end_lsn, commit_time)
+    async def at_commit(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """Publish a chunk, apply a boundary, or carry out a command: `arrived` is what the message
+        of the transaction was emitted for that the state machine is about to commit. The
+        replication loop waits meanwhile."""
+        if isinstance(arrived, SnapshotBoundary):
+            self._publisher.apply_boundary(arrived, commit_lsn, end_lsn, commit_time)
         elif isinstance(arrived, ReadChunk):
             await self._publisher.publish(arrived, commit_lsn)
         elif isinstance(arrived, Command):
             if arrived.command == "cancel":
                 self._publisher.end_cancelled(commit_lsn, end_lsn, commit_time)
-            self._obey(arrived)
+            self._carry_out(arrived)
         failpoint("chunk_handed_over")
 
-    def _obey(self, command: Command) -> None:
+    def _carry_out(self, command: Command) -> None:
         log.info("command", command=command.command, tables=[f"{a}.{b}" for a, b in command.tables])
         if command.command == "start":
             self._start(command)
         elif command.command == "cancel":
             self._reselecting.cancel_tables()
+        elif command.command == "pause":
+            self._tasks.snapshot.pause()
         else:
-            self._tasks.is_paused = command.command == "pause"
+            self._tasks.snapshot.go_on()
         self._pending.call()
 
     def _start(self, command: Command) -> None:
         """Queue the tables to be read again: their rows replace those that consumers have, or are
         compared with them."""
-        purposes = {oid: each.state.purpose for oid, each in self._tasks.by_oid.items()}
-        chosen = choose(command, self._discovery.published, purposes, self._tasks.quarantined)
-        if chosen.quarantined:
-            log_quarantined(chosen.quarantined)
-        if chosen.unknown:
-            log.warning("tables_not_published", tables=chosen.unknown)
-        if chosen.unfinished:
-            log.warning(
-                "tables_not_verified",
-                tables=chosen.unfinished,
-                reason="a snapshot that delivers these tables' rows has not ended",
-                hint="this verification leaves these tables out: wait until their snapshot has ended (walgate snapshot "
-                "status), then run the command again",
-            )
-        if chosen.tables:
-            self._tasks.begin_snapshot(len(chosen.tables))
-        for oid, (namespace, name) in chosen.tables.items():
+        purposes = {oid: task.state.purpose for oid, task in self._tasks.by_oid.items()}
+        choice = choose(command, self._discovery.published, purposes, self._tasks.quarantined)
+        log_choice(choice)
+        if choice.tables:
+            self._tasks.snapshot.begin(len(choice.tables))
+        for oid, (namespace, name) in choice.tables.items():
             self._tasks.queue(oid, namespace, name, command.purpose)
 
-    def announced(self, relation: Relation, *, is_again: bool) -> None:
-        """Note that the stream has announced a relation. `is_again`: it was announced before, so it
-        or one of its publications may have been altered."""
-        self._is_look_due |= is_again
-        self._discovery.announced(relation.relation_oid, relation.namespace, relation.name)
+    def relation_received(self, relation: Relation, *, is_again: bool) -> None:
+        """Report that the stream has brought a Relation message. `is_again`: not the first of this
+        relation, so the relation or one of its publications may have been altered."""
+        self._is_check_due |= is_again
+        self._discovery.relation_received(relation.relation_oid, relation.namespace, relation.name)
 
-    def announced_leaf(self, relation_oid: int, root: int) -> None:
-        """Note that the stream has announced a partition whose rows come as rows of its root."""
-        self._is_look_due |= self._discovery.announced_leaf(relation_oid, root)
+    def partition_received(self, relation_oid: int, root: int) -> None:
+        """Report that the stream has brought a Relation message of a partition whose rows come as
+        rows of its root."""
+        self._is_check_due |= self._discovery.partition_received(relation_oid, root)
 
     def take_states(self) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed."""
-        is_known = self._is_first or self._discovered_at > 0 or self._tasks.stream_state is not None
-        return self._tasks.take_states({xid for _, xid in self._machine.prepared}, with_stream=is_known)
+        with_stream = self._is_first or self._checked_at > 0 or self._tasks.snapshot.stream_state is not None
+        return self._tasks.take_states({xid for _, xid in self._machine.prepared}, with_stream=with_stream)
 
-    # -- the conductor
+    # -- the control loop
 
     async def run(self) -> None:
         """Run all tasks of the snapshot until cancelled. An error from the server that they raise
@@ -266,7 +221,7 @@ class SnapshotCoordinator:
         UnwritableTable may stop it (gateway/runtime/quarantine.py)."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._conduct())
+                group.create_task(self._control())
                 group.create_task(self._unreadable.run())
                 for _ in range(self._settings.snapshot.readers):
                     group.create_task(self._readers.run())
@@ -274,32 +229,31 @@ class SnapshotCoordinator:
             with beside_stream():
                 raise errors.exceptions[0] from errors.exceptions[0].__cause__
 
-    async def _conduct(self) -> None:
+    async def _control(self) -> None:
         tasks, wake = self._tasks, self._pending.wake
         while True:
             wake.clear()  # a wake-up during this round is for the next one
             now = time.monotonic()
-            if now - self._discovered_at >= self._wait_s:
-                await self._discover()
-            self._unreadable.look()
+            if now - self._checked_at >= self._wait_s:
+                await self._check_catalog()
+            self._unreadable.set_hopeless_aside()
             if tasks.has_work:
-                await self._note()
-                await self._set_up_begun()
-                await self._begin_some()
-                await self._end_some()
+                await self._record_changes()
+                await self._find_plans()
+                await self._begin_tables()
+                await self._end_tables()
                 self._log_progress()
-            if tasks.snapshot_id and not self._pending.is_ending and not tasks.has_tables:
-                self._pending.is_ending = True
-                await self._note()
-                await self._mark(ChunkMark("end", [], is_last=True))
+            if tasks.snapshot.id and not self._pending.is_ending and not tasks.has_tables:
+                await self._record_changes()
+                await self._emit_boundary(SnapshotBoundary("end", [], is_last=True))
             elif self._recorder.judge is not None and not (
-                tasks.has_work or tasks.snapshot_id or self._reselecting.is_on
+                tasks.has_work or tasks.snapshot.id or self._reselecting.is_on
             ):
                 self._recorder.listen()
-            if self._recorder.judge is not None and (self._is_idle or now - self._looked_at >= TICK_S):
+            if self._recorder.judge is not None and (self._is_idle or now - self._observed_at >= TICK_S):
                 # Otherwise the PostgreSQL snapshots of chunks suffice.
-                self._looked_at = now
-                await self._recorder.look()
+                self._observed_at = now
+                await self._recorder.observe_snapshot()
                 self._pending.more.set()
             with suppress(TimeoutError):
                 async with asyncio.timeout(TICK_S):
@@ -307,22 +261,23 @@ class SnapshotCoordinator:
 
     @property
     def _wait_s(self) -> float:
-        """Seconds from the last look at the catalog to the next one."""
-        interval_s = self._settings.source.check_interval_s
-        return min(self._least_wait_s, interval_s) if self._is_look_due else interval_s
+        """Seconds from the last check of the catalog to the next one."""
+        return min(self._least_wait_s, self._check_interval_s) if self._is_check_due else self._check_interval_s
 
     def _log_progress(self) -> None:
         tasks = self._tasks
         if self._progress.is_due and tasks.has_tables:
-            keys = sum(len(task.table.again) for task in tasks.begun.values() if task.table is not None)
+            keys = sum(
+                len(task.progress.keys_to_read_again) for task in tasks.active.values() if task.progress is not None
+            )
             self._progress.log(len(tasks.whole_tables), self._publisher.row_count, keys)
 
     @property
     def _is_idle(self) -> bool:
-        """Return whether a reader has nothing to read and every chunk is handed over."""
+        """Return whether a reader has nothing to read and every chunk is published."""
         return self._readers.finds_nothing and not self._pending.has_chunks
 
-    def _is_time(self, count: int, last_at: float) -> bool:
+    def _is_due(self, count: int, last_at: float) -> bool:
         """Return whether to begin, or end, `count` tables now.
 
         Tables begin and end together, since each time costs queries of the catalog and a
@@ -331,89 +286,89 @@ class SnapshotCoordinator:
         """
         return count >= MOST_AT_ONCE // 2 or self._is_idle or time.monotonic() - last_at >= TICK_S
 
-    async def _set_up_begun(self) -> None:
-        """Set up tables without a read plan: reselections, which have no mark, and tables that were
-        locked when the gateway started."""
+    async def _plans_of(self, tasks: list[TableTask], now: float) -> list[tuple[TableTask, ReadPlan]]:
+        """Return the read plans of those tables that exist and are not locked. The others are not
+        read before the next check of the catalog."""
+        surveyed = await self._plans.survey([task.oid for task in tasks]) if tasks else {}
+        readable = [t for t in tasks if t.oid in surveyed and surveyed[t.oid].row_filter is not None]
+        self._tasks.block([task for task in tasks if task not in readable], now + self._check_interval_s)
+        return list(zip(readable, await self._plans.of(surveyed[task.oid] for task in readable), strict=True))
+
+    async def _find_plans(self) -> None:
+        """Find read plans for active tables without one: reselections, for which no boundary is
+        emitted, and tables that were locked when the gateway started."""
         now = time.monotonic()
-        new = [
-            task
-            for task in self._tasks.begun.values()
-            if task.status is Status.READING and not task.is_readable and task.blocked_until <= now
-        ]
-        for task, plan in await self._plans.of_tasks(new, now):
+        active = self._tasks.active.values()
+        tasks = [t for t in active if t.status is Status.READING and not t.is_readable and not t.is_blocked(now)]
+        for task, plan in await self._plans_of(tasks, now):
             is_same = task.state.fingerprint == plan.surveyed.fingerprint and task.is_read_as(plan)
             if has_its_keys(task, plan) if task.is_reselect else is_same:
-                task.plan = plan
-            elif self._tasks.by_oid.get(task.oid) is task:
+                self._tasks.plan_found(task, plan)
+            elif self._tasks.is_current(task):
                 self._begin_again(task)
             self._pending.more.set()
 
-    async def _begin_some(self) -> None:
-        """Begin the waiting tables together, in one transaction."""
+    async def _begin_tables(self) -> None:
+        """Set up waiting tables, and emit one boundary transaction that begins them together."""
         now = time.monotonic()
-        busy = sum(task.is_busy(now) for task in self._tasks.begun.values())
+        busy = sum(task.is_busy(now) for task in self._tasks.active.values())
         ready = (
             task
             for task in self._tasks.by_oid.values()
-            if task.status is Status.WAITING and not task.is_marked and task.blocked_until <= now
+            if task.status is Status.WAITING and not task.awaits_boundary and not task.is_blocked(now)
         )
         waiting = list(islice(ready, max(MOST_AT_ONCE - busy, 0)))
-        if not (waiting and self._is_time(len(waiting), self._begun_at)):
+        if not (waiting and self._is_due(len(waiting), self._begun_at)):
             return
         self._begun_at = now
         for task in waiting:
-            if task.is_reselect:
-                self._reselecting.read_whole(task)
+            if task.is_reselect:  # too many keys, or keys of other columns
+                self._tasks.read_whole(task)
         begun = []
-        for task, plan in await self._plans.of_tasks(waiting, now):
-            judge = self._recorder.judge
-            assert judge is not None
-            if self._tasks.by_oid.get(task.oid) is not task:  # cancelled
-                continue
-            self._tasks.join_snapshot(task)
-            task.set_up(plan, judge, self._chunk_bytes, reselects=self._reselecting.is_on)
-            self._tasks.begun[task.oid] = task
-            begun.append(task)
-            log_read_at_once(task)
+        for task, plan in await self._plans_of(waiting, now):
+            if self._tasks.is_current(task):  # otherwise cancelled
+                self._tasks.set_up(task, plan)
+                begun.append(task)
+                log_read_at_once(task)
         if begun:
-            await self._mark(ChunkMark("begin", begun))
+            await self._emit_boundary(SnapshotBoundary("begin", begun))
 
-    async def _end_some(self) -> None:
+    async def _end_tables(self) -> None:
+        """Emit one boundary transaction that ends the tables whose rows are all published."""
         complete = [
             task
-            for task in self._tasks.begun.values()
-            if task.is_readable and not task.is_marked and task.table is not None and task.table.is_complete
+            for task in self._tasks.active.values()
+            if task.is_readable and not task.awaits_boundary and task.progress is not None and task.progress.is_complete
         ]
         for task in [task for task in complete if task.is_reselect]:
             complete.remove(task)
             self._tasks.finish_reselection(task)
-        if not (complete and self._is_time(len(complete), self._ended_at)):
+        if not (complete and self._is_due(len(complete), self._ended_at)):
             return
         self._ended_at = time.monotonic()
-        found = await self._plans.survey([task.oid for task in complete])
+        surveyed = await self._plans.survey([task.oid for task in complete])
         ended = []
         for task in complete:
-            table, now = task.table, found.get(task.oid)
-            assert table is not None and task.plan is not None
-            if now is not None and now.fingerprint != task.plan.surveyed.fingerprint:
+            relation = surveyed.get(task.oid)
+            assert task.progress is not None and task.plan is not None
+            if relation is not None and relation.fingerprint != task.plan.surveyed.fingerprint:
                 self._begin_again(task)
-            elif now is not None and table.is_complete:
-                table.status = Status.ENDING
+            elif relation is not None and task.progress.is_complete:
+                self._tasks.nothing_left(task)
                 ended.append(task)
         if ended:
-            await self._mark(ChunkMark("end", ended, is_last=self._tasks.are_all(ended)))
+            await self._emit_boundary(SnapshotBoundary("end", ended, is_last=self._tasks.are_all(ended)))
 
     def _begin_again(self, task: TableTask) -> None:
-        task.begin_again()
+        self._tasks.begin_again(task, CHANGED)
         self._pending.wake.set()
 
-    async def _mark(self, mark: ChunkMark) -> None:
+    async def _emit_boundary(self, boundary: SnapshotBoundary) -> None:
         message_id = new_id()
-        mark.begin()
         try:
             async with transaction(self._sql):
-                self._pending.expect(message_id, mark)
-                mark.xid = int(await self._sql.fetchval(EMIT, message_id)) & 0xFFFFFFFF
+                self._pending.expect(message_id, boundary)
+                boundary.emitted(int(await self._sql.fetchval(EMIT, message_id)) & 0xFFFFFFFF)
                 failpoint("snapshot_mark_emitted")
         except DRIVER_ERRORS as error:
             self._pending.forget(message_id)

@@ -1,5 +1,4 @@
-"""Chunks and marks that were emitted in transactions of their own and have not come back in the
-stream."""
+"""Emitted chunks and boundaries: their transactions have not arrived in the stream yet."""
 
 from __future__ import annotations
 
@@ -8,24 +7,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.errors import Retry
+from gateway.errors import NextSession, Retry
 from gateway.snapshot.chunk_reader import ReadChunk
-from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_tasks import TableTasks
 
 STREAMED_IN_A_ROW: Final = 20
-"""After this many chunks and marks in a row that were streamed before they committed, the next
+"""After this many chunks and boundaries in a row that were streamed before they committed, the next
 session has the streaming of in-progress transactions off."""
 
 
 class ChunksAreStreamed(Retry):
     """The server streams each transaction of the snapshot before it commits."""
 
+    def change(self, next_session: NextSession) -> None:
+        next_session.read_whole()
+
 
 @dataclass(slots=True, eq=False)
-class ChunkMark:
-    """A transaction that marks the beginning or the end of tables, or the end of the snapshot as a
-    whole (no tasks)."""
+class SnapshotBoundary:
+    """A transaction that only emits a message. Where it commits, its tables begin or end, which
+    SNAPSHOT_BEGIN and SNAPSHOT_END markers record. Without tasks, it ends the snapshot as a whole.
+
+    `kind` is begin or end. `is_last`: no other table was being read when it was emitted.
+    """
 
     kind: str
     tasks: Sequence[TableTask]
@@ -33,48 +38,56 @@ class ChunkMark:
     is_last: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def begin(self) -> None:
-        for task in self.tasks:
-            task.is_marked = True
-
-    def undo(self) -> None:
-        """Discard the mark: its tables will be marked again."""
-        for task in self.tasks:
-            task.is_marked = False
-            if task.table is not None and task.table.status is Status.ENDING:
-                task.table.status = Status.READING
+    def emitted(self, xid: int) -> None:
+        """Record the 32-bit id of its transaction, which the server has returned."""
+        self.xid = xid
 
 
 class PendingChunks:
-    """Emitted chunks and marks by their ids, which cannot be guessed. `wake` is set when the
-    coordinator has something to do, `more` when readers may have."""
+    """Emitted chunks and boundaries by the ids of their messages, which cannot be guessed. `wake`
+    is set when the coordinator has something to do, `more` when readers may have."""
 
-    def __init__(self) -> None:
-        self._by_message_id: dict[bytes, ReadChunk | ChunkMark] = {}
+    def __init__(self, tasks: TableTasks) -> None:
+        self._tasks = tasks
+        self._by_message_id: dict[bytes, ReadChunk | SnapshotBoundary] = {}
         self.wake = asyncio.Event()
         self.more = asyncio.Event()
         self._streamed_in_a_row = 0
-        self.is_ending = False
-        """A mark of the end of the whole snapshot has been emitted."""
+        self._is_ending = False
 
-    def expect(self, message_id: str, emitted: ReadChunk | ChunkMark) -> None:
+    @property
+    def has_chunks(self) -> bool:
+        return any(isinstance(emitted, ReadChunk) for emitted in self._by_message_id.values())
+
+    @property
+    def is_ending(self) -> bool:
+        """Return whether a boundary that ends the snapshot as a whole was emitted, and is not
+        applied yet."""
+        return self._is_ending
+
+    def expect(self, message_id: str, emitted: ReadChunk | SnapshotBoundary) -> None:
+        """Register what a message is about to be emitted for."""
+        if isinstance(emitted, SnapshotBoundary):
+            self._tasks.boundary_emitted(emitted.tasks)
+            self._is_ending |= emitted.is_last and not emitted.tasks
         self._by_message_id[message_id.encode()] = emitted
 
     def forget(self, message_id: str) -> None:
+        """Report that the transaction of the message has failed."""
         self._by_message_id.pop(message_id.encode(), None)
 
-    def take(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | ChunkMark | None:
-        """Return the chunk or mark that the message with this content belongs to, or None if it
+    def message_received(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | SnapshotBoundary | None:
+        """Return the chunk or boundary that the message with this content belongs to, or None if it
         does not count. Every role may emit messages: Walgate's own are recognized by id and xid.
         Raises ChunksAreStreamed."""
-        found = self._by_message_id.get(content)
+        emitted = self._by_message_id.get(content)
         # A streamed transaction may arrive before the server's response with its xid. It only
         # causes another attempt, whoever emitted the message.
-        if found is None or (found.xid != xid and not (in_stream and not found.xid)):
+        if emitted is None or (emitted.xid != xid and not (in_stream and not emitted.xid)):
             return None
         del self._by_message_id[content]
-        if in_stream:  # part of a streamed transaction, because the server had little memory left: try again
-            self.give_back(found)
+        if in_stream:  # streamed (the server had little memory left) or prepared: try again
+            self.discard(emitted)
             self._streamed_in_a_row += 1
             if self._streamed_in_a_row >= STREAMED_IN_A_ROW:
                 raise ChunksAreStreamed(
@@ -84,28 +97,27 @@ class PendingChunks:
                 )
             return None
         self._streamed_in_a_row = 0
-        return found
+        return emitted
 
-    @property
-    def has_chunks(self) -> bool:
-        return any(isinstance(each, ReadChunk) for each in self._by_message_id.values())
-
-    def give_back(self, arrived: ReadChunk | ChunkMark) -> None:
-        """Have the chunk read, or the tables marked, again."""
-        if isinstance(arrived, ReadChunk):
-            arrived.chunk.table.give_back(arrived.chunk)
+    def discard(self, emitted: ReadChunk | SnapshotBoundary) -> None:
+        """Have the chunk read, or the tables begun or ended, by another transaction."""
+        if isinstance(emitted, ReadChunk):
+            self._tasks.give_back(emitted.chunk)
         else:
-            arrived.undo()
-        self.done(arrived)
+            self._tasks.boundary_discarded(emitted.tasks)
+        self.done(emitted)
 
-    def done(self, arrived: ReadChunk | ChunkMark) -> None:
-        if isinstance(arrived, ReadChunk):
-            arrived.rows = []  # the reader keeps its last chunk while there is nothing more to read
-        elif arrived.is_last:
-            self.is_ending = False
-        arrived.done.set()
+    def done(self, emitted: ReadChunk | SnapshotBoundary) -> None:
+        """Report that the chunk was published or given back, or the boundary applied or
+        discarded."""
+        if isinstance(emitted, ReadChunk):
+            emitted.release_rows()  # the reader keeps its last chunk while there is nothing more to read
+        elif emitted.is_last:
+            self._is_ending = False
+        emitted.done.set()
         self.call()
 
     def call(self) -> None:
+        """Wake the coordinator and the readers."""
         self.wake.set()
         self.more.set()

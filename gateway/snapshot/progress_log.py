@@ -8,6 +8,7 @@ from typing import Final
 
 import structlog
 
+from gateway.snapshot.commands import Choice
 from gateway.snapshot.table_task import TableTask
 
 log = structlog.get_logger()
@@ -21,9 +22,9 @@ WAITS_S: Final = 10.0
 """Seconds after which waiting for transactions to end is logged."""
 
 
-def log_late(names: Sequence[str]) -> None:
+def log_read_before(names: Sequence[str]) -> None:
     """Log the tables that are not read because changes were delivered before snapshots were
-    enabled. Called once: that they are known is durable."""
+    enabled. Called once: their state NOT_TO_BE_READ is stored."""
     log.warning(
         "tables_not_read",
         count=len(names),
@@ -42,6 +43,22 @@ def log_quarantined(names: Sequence[str]) -> None:
         reason="these tables are in quarantine",
         hint="correct the cause, run `walgate readmit schema.table`, then `walgate snapshot start schema.table`",
     )
+
+
+def log_choice(choice: Choice) -> None:
+    """Log the tables that a `start` command leaves out."""
+    if choice.quarantined:
+        log_quarantined(choice.quarantined)
+    if choice.unknown:
+        log.warning("tables_not_published", tables=choice.unknown)
+    if choice.unfinished:
+        log.warning(
+            "tables_not_verified",
+            tables=choice.unfinished,
+            reason="a snapshot that delivers these tables' rows has not ended",
+            hint="this verification leaves these tables out: wait until their snapshot has ended (walgate snapshot "
+            "status), then run the command again",
+        )
 
 
 def log_read_at_once(task: TableTask) -> None:
@@ -101,7 +118,7 @@ def log_unsent_at_all(schema: str, table: str, reason: str) -> None:
     )
 
 
-def log_owing(names: Sequence[str]) -> None:
+def log_missing_values(names: Sequence[str]) -> None:
     log.warning(
         "values_not_sent",
         count=len(names),
@@ -111,10 +128,9 @@ def log_owing(names: Sequence[str]) -> None:
     )
 
 
-def count_change(task: TableTask, *, may_lock: bool) -> None:
-    """Count an attempt in which the table changed. Log the third attempt, then the 6th, 12th, 24th,
-    ..."""
-    task.changed_count += 1
+def log_changed(task: TableTask, *, may_lock: bool) -> None:
+    """Log that the table changed during the third attempt to read it as a whole, then the 6th,
+    12th, 24th, ..."""
     count = task.changed_count
     if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
         return

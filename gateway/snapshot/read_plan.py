@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import asyncpg
 import fastavro
@@ -21,8 +21,8 @@ from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
 from gateway.postgres.publication import publication_facts
 from gateway.snapshot.discovery.content_query import content_query
-from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.published_content import PublishedContent, read_contents
+from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.sql import (
     ENUMS,
     EQUAL,
@@ -44,9 +44,6 @@ from gateway.values.column_codec import is_copied_in_binary
 from schemas.avro_types import Form, key_type, value_type
 from schemas.change_schema import key_schema
 from schemas.relation import ColumnDescription, ReplicaIdentity
-
-if TYPE_CHECKING:
-    from gateway.snapshot.table_task import TableTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +184,7 @@ class ReadPlan:
     """The way in which the rows of a relation are queried and encoded.
 
     `is_binary`: for each column, whether it is sent in binary form. `keeps_tuples`: rows are
-    encoded only when they are handed over.
+    encoded only when they are published.
     """
 
     surveyed: Surveyed
@@ -224,6 +221,14 @@ class ReadPlan:
         """Return whether rows can be queried by their keys. They cannot if a column rule replaces a
         value of the key."""
         return not any(column.protection for column in self.version.encoder.description.identity_columns)
+
+    def leave_out(self, partitions: tuple[str, ...]) -> None:
+        """Read the relation without these foreign partitions."""
+        self.unreachable = partitions
+
+    def compare_text(self) -> None:
+        """Compare keys as text from now on."""
+        self.compares_text = True
 
     def key_condition(self, keys: Sequence[bytes]) -> str:
         relation = self.surveyed.relation_name
@@ -263,17 +268,15 @@ def read_plan(
 
 
 class ReadPlans:
-    """Makes read plans. Raises classified errors and UnwritableTable.
-
-    `text_only` is set once a binary value cannot be encoded: all columns are then sent as text.
-    """
+    """Makes read plans. Raises classified errors and UnwritableTable. `text_only`: all columns are
+    sent as text."""
 
     def __init__(
         self,
         settings: Settings,
         sql: asyncpg.Connection,
         machine: TransactionMachine,
-        announce: RegisterRelations,
+        register: RegisterRelations,
         *,
         text_only: bool,
     ) -> None:
@@ -281,8 +284,12 @@ class ReadPlans:
         self._prefix = settings.kafka.prefix
         self._sql = sql
         self._machine = machine
-        self._announce = announce
-        self.text_only = text_only
+        self._register = register
+        self._text_only = text_only
+
+    def use_text(self) -> None:
+        """Have all columns sent as text, because a binary value cannot be encoded."""
+        self._text_only = True
 
     async def survey(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
         """Survey the published ones of these relations; without row filters if one of the tables is
@@ -301,28 +308,17 @@ class ReadPlans:
         if not relations:
             return []
         try:
-            announced = await self._announce([(each, self._machine.in_force(each.relation_oid)) for each in relations])
+            registered = await self._register([(each, self._machine.in_force(each.relation_oid)) for each in relations])
         except UnwritableRelation as error:
             for each in relations:
                 if each.relation_oid == error.relation_oid:
                     raise UnwritableTable(error, each.relation_oid, (each.namespace, each.name)) from error
             raise
-        text_only = self.text_only
+        text_only = self._text_only
         return [
             read_plan(each, version, topic, self._prefix, text_only=text_only, keeps_tuples=version.reads_tuples)
-            for each, (version, topic) in zip(tables, announced, strict=True)
+            for each, (version, topic) in zip(tables, registered, strict=True)
         ]
-
-    async def of_tasks(self, tasks: Sequence[TableTask], now: float) -> list[tuple[TableTask, ReadPlan]]:
-        """Return the read plans of those tables that exist and are not locked. The others are
-        blocked until the next check."""
-        found = await self.survey([task.oid for task in tasks]) if tasks else {}
-        found = {oid: surveyed for oid, surveyed in found.items() if surveyed.row_filter is not None}
-        for task in tasks:
-            if task.oid not in found:
-                task.blocked_until = now + self._source.check_interval_s
-        there = [task for task in tasks if task.oid in found]
-        return list(zip(there, await self.of(found[task.oid] for task in there), strict=True))
 
 
 class RegisterRelations(Protocol):

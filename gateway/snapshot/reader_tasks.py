@@ -1,5 +1,5 @@
-"""The tasks that read tables, one chunk after another: take, read, commit, and wait until the chunk
-was handed over, except for a few small ones."""
+"""The tasks that read tables, one chunk after another: read, commit, and wait until the chunk was
+published, except for a few small ones. They ask TableTasks for chunks, and report to it."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ from gateway.snapshot.chunk_reader import (
 from gateway.snapshot.pending_chunks import PendingChunks
 from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons, log_unreachable
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans
-from gateway.snapshot.rules.table_progress import Chunk, Status
+from gateway.snapshot.rules.table_progress import Chunk
 from gateway.snapshot.table_errors import DENIED, errors_of, obstacle, passes_by_itself
-from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_task import CHANGED, TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unreachable_partitions
 
@@ -37,11 +37,11 @@ log = structlog.get_logger()
 
 SHARED_BYTES: Final = 1 << 20
 """The size of a chunk while other transactions arrive in the stream, since they wait until its rows
-are handed over (docs/performance.md, SL). It does not apply to VERIFY: a mirror compares each chunk
+are published (docs/performance.md, SL). It does not apply to VERIFY: a mirror compares each chunk
 separately, which takes seconds whatever its size."""
 AHEAD_BYTES: Final = 1 << 16
 AHEAD_CHUNKS: Final = 8
-"""A reader goes on while its chunks that were not handed over yet are at most this many and this
+"""A reader goes on while its chunks that were not published yet are at most this many and this
 large: with small tables, it would otherwise wait for the stream longer than it reads."""
 FOREIGN_ATTEMPTS: Final = 3
 """A partitioned table is read without its unreadable foreign partitions after this many failed
@@ -56,7 +56,7 @@ def is_cancelled() -> bool:
 
 
 def is_far_ahead(chunks: Collection[ReadChunk]) -> bool:
-    """Return whether a reader must wait until the first of its chunks is handed over."""
+    """Return whether a reader must wait until the first of its chunks is published."""
     return len(chunks) > AHEAD_CHUNKS or sum(each.byte_count for each in chunks) > AHEAD_BYTES
 
 
@@ -81,8 +81,8 @@ class ReaderTasks:
         self.finds_nothing = True
         """A reader found nothing to read when it last looked."""
 
-    def chunk_came(self, transaction_count: int) -> None:
-        """Note that a chunk arrived as transaction number `transaction_count` of the stream."""
+    def chunk_arrived(self, transaction_count: int) -> None:
+        """Report that a chunk arrived as transaction number `transaction_count` of the stream."""
         self._is_shared, self._next_transaction = transaction_count > self._next_transaction, transaction_count + 1
 
     async def run(self) -> None:
@@ -98,7 +98,7 @@ class ReaderTasks:
                     if sql is None or sql.is_closed():
                         sql = await self._connect()
                     if sql is None:
-                        chunk.table.give_back(chunk)
+                        self._tasks.give_back(chunk)
                         self._pending.more.set()  # another reader may have a connection
                         await asyncio.sleep(BLOCKED_S)
                         continue
@@ -106,12 +106,12 @@ class ReaderTasks:
                     if result is not None:
                         ahead.append(result)
                 except DRIVER_ERRORS as error:
-                    chunk.table.give_back(chunk)
+                    self._tasks.give_back(chunk)
                     if is_cancelled():  # the ROLLBACK may have failed and replaced the cancellation
                         raise asyncio.CancelledError from error
                     await self._block(task, error, sql, chunk)
                 except BaseException:
-                    chunk.table.give_back(chunk)
+                    self._tasks.give_back(chunk)
                     raise
         finally:
             if sql is not None:
@@ -132,17 +132,12 @@ class ReaderTasks:
             delay = self._free_at - time.monotonic()
             if delay > 0:
                 await asyncio.sleep(delay)
-            now, expect = time.monotonic(), False
-            for task in () if self._tasks.is_paused else self._tasks.begun.values():
-                table = task.table
-                is_ready = task.is_readable and task.blocked_until <= now
-                if table is not None and table.status is Status.READING and is_ready:
-                    chunk = table.take()
-                    if chunk is not None:
-                        self.finds_nothing = False
-                        return task, chunk
-                    expect |= table.is_too_early
-            if expect:
+            now = time.monotonic()
+            next_chunk = self._tasks.next_chunk(now)
+            if next_chunk is not None:
+                self.finds_nothing = False
+                return next_chunk
+            if self._tasks.waits_for_transactions(now):
                 self._wait_reasons.log()
             if not self.finds_nothing:
                 self.finds_nothing = True
@@ -152,12 +147,13 @@ class ReaderTasks:
 
     async def read(self, sql: asyncpg.Connection, task: TableTask, chunk: Chunk) -> ReadChunk | None:
         """Read the chunk and return it, or return None if it was given back to be read again."""
-        if task.plan is None or task.table is not chunk.table:  # it has changed while the session was opened
-            chunk.table.give_back(chunk)
+        if task.plan is None or task.progress is not chunk.progress:  # it has changed while the session was opened
+            self._tasks.give_back(chunk)
             return None
-        chunk.is_locked = bool(chunk.whole) and self._settings.may_lock and task.changed_count >= CHANGED_ATTEMPTS
-        sizer, yields = chunk.table.sizer, self._is_shared and task.state.purpose != "VERIFY"
-        sizer.chunk_bytes = min(SHARED_BYTES, sizer.most_bytes) if yields else sizer.most_bytes
+        if chunk.all_ranges and self._settings.may_lock and task.changed_count >= CHANGED_ATTEMPTS:
+            chunk.lock_writers()
+        yields = self._is_shared and task.state.purpose != "VERIFY"
+        chunk.progress.sizer.limit_bytes(SHARED_BYTES if yields else None)
         emitted: list[str] = []
 
         def expect(message_id: str, result: ReadChunk) -> None:
@@ -171,17 +167,17 @@ class ReaderTasks:
             with errors_of(plan.surveyed.relation):
                 result = await read_chunk(sql, chunk, plan, self._publications, expect, turn)
         except RelationChanged:
-            chunk.table.give_back(chunk)
-            is_current = task.table is chunk.table and chunk.generation == chunk.table.generation
-            self._set_up_again(task, begins_again=is_current)
+            self._tasks.give_back(chunk)
+            is_current = task.progress is chunk.progress and chunk.generation == chunk.progress.generation
+            self._plan_outdated(task, CHANGED, begins_again=is_current)
         except SnapshotTooOld:  # the table waits; meanwhile, other tables are read
-            chunk.table.give_back(chunk)
+            self._tasks.give_back(chunk)
         except ChunkTooLarge:
-            chunk.table.give_back(chunk)
+            self._tasks.give_back(chunk)
         except NeedsText:
-            chunk.table.give_back(chunk)
-            self._plans.text_only = True
-            self._set_up_again(task, begins_again=True)
+            self._tasks.give_back(chunk)
+            self._plans.use_text()
+            self._plan_outdated(task, "a value has no binary form: the table is read as text", begins_again=True)
         except BaseException as error:
             for message_id in emitted:
                 self._pending.forget(message_id)
@@ -189,12 +185,12 @@ class ReaderTasks:
                 raise
             if passes_by_itself(error):
                 raise
-            chunk.table.give_back(chunk)
-            plan.compares_text = True
+            self._tasks.give_back(chunk)
+            plan.compare_text()
             log.info("keys_compared_as_text", table=task.full_name, sqlstate=error.sqlstate)
         else:
             self._wait_reasons.end()
-            task.succeeds(chunk)
+            self._tasks.chunk_read(task, chunk)
             self._pending.more.set()
             if self._settings.rows_per_s is not None:
                 begin = max(self._free_at, time.monotonic())
@@ -205,10 +201,10 @@ class ReaderTasks:
     async def _block(self, task: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk) -> None:
         """Log an error of one table and block the table for a while. Other tables go on, and so
         does the stream, even if a session ended."""
-        if time.monotonic() < task.blocked_until:  # another reader has logged it meanwhile
+        if task.is_blocked(time.monotonic()):  # another reader has logged it meanwhile
             return
         # No other reader begins with the table while this one looks for the reason.
-        task.blocked_until = time.monotonic() + BLOCKED_S
+        self._tasks.block([task], time.monotonic() + BLOCKED_S)
         fault, plan = None, task.plan
         is_new = task.obstacle is None or task.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
         if is_new and plan is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):
@@ -222,10 +218,9 @@ class ReaderTasks:
             blocked = task.obstacle
         pause = 2.0 ** min(task.attempts, 10)
         pause = min(pause, BLOCKED_S) if blocked.passes else min(pause, RETRIES_A_PAUSE) * self._check_interval_s
-        task.fails(chunk, blocked, plan)
+        self._tasks.chunk_failed(task, chunk, blocked, plan, time.monotonic() + pause)
         if blocked.sqlstate == DENIED and not task.is_reselect:
-            task.plan = None  # look up the privileges again
-        task.blocked_until = time.monotonic() + pause
+            self._tasks.plan_outdated(task)  # the privileges are queried again
         if is_new or not task.attempts & (task.attempts - 1):
             log.warning(
                 "table_unreadable",
@@ -241,27 +236,26 @@ class ReaderTasks:
 
     async def _leaves_out(self, task: TableTask, plan: ReadPlan, chunk: Chunk, sql: asyncpg.Connection) -> bool:
         """Return whether foreign partitions are at fault; the table is then read without them."""
-        if not (chunk.whole and plan.surveyed.foreign_names and task.attempts >= FOREIGN_ATTEMPTS):
+        if not (chunk.all_ranges and plan.surveyed.foreign_names and task.attempts >= FOREIGN_ATTEMPTS):
             return False
         if plan.unreachable or sql.is_closed():
             return False
         try:
-            plan.unreachable = await unreachable_partitions(sql, plan)
+            plan.leave_out(await unreachable_partitions(sql, plan))
         except DRIVER_ERRORS:
             sql.terminate()
             return False
         if plan.unreachable:
             log_unreachable(task.full_name, plan.unreachable)
-            task.succeeds(chunk)
-            task.blocked_until = 0.0
+            self._tasks.partitions_left_out(task, chunk)
         return bool(plan.unreachable)
 
-    def _set_up_again(self, task: TableTask, *, begins_again: bool) -> None:
-        """Handle an outdated read plan. A reselection gets a new plan; a table begins again if
-        `begins_again`, which is false for a chunk of an earlier generation."""
+    def _plan_outdated(self, task: TableTask, reason: str, *, begins_again: bool) -> None:
+        """Report that the read plan is outdated. A reselection gets a new plan; a table begins
+        again if `begins_again`, which is false for a chunk of an earlier generation."""
         if task.is_reselect:
-            task.plan = None
+            self._tasks.plan_outdated(task)
             self._pending.wake.set()
         elif begins_again:
-            task.begin_again()
+            self._tasks.begin_again(task, reason)
             self._pending.wake.set()

@@ -12,7 +12,7 @@ import fastavro
 
 from gateway.names import quote_identifier
 from gateway.snapshot.discovery.content_query import accounts
-from gateway.snapshot.rules.ctid_ranges import TidRange, tid
+from gateway.snapshot.rules.ranges_to_read import TidRange, tid
 from gateway.transactions.transaction import CHUNK_PREFIX
 
 SESSION_SETTINGS: Final = (
@@ -25,7 +25,7 @@ SESSION_SETTINGS: Final = (
 )
 
 EQUAL: Final = "OPERATOR(pg_catalog.=)"
-LOOK: Final = "SELECT pg_catalog.pg_current_snapshot()::text"
+CURRENT_SNAPSHOT: Final = "SELECT pg_catalog.pg_current_snapshot()::text"
 HORIZON: Final = "SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::int8"
 NEW_XID: Final = "SELECT pg_catalog.pg_current_xact_id()::text"
 EMIT: Final = (

@@ -20,8 +20,8 @@ import fastavro
 from fastavro.read import SchemaResolutionError
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.rules.ctid_ranges import TidRange
 from gateway.snapshot.rules.published_content import Account, LeafContent, Membership, PublishedContent, TypeVersion
+from gateway.snapshot.rules.ranges_to_read import TidRange
 from schemas.errors import SchemaError
 from schemas.records import SNAPSHOT_STATE
 from schemas.topic_names import SNAPSHOT_TOPIC
@@ -34,11 +34,11 @@ Schema = dict[str, Any]
 
 RESELECT: Final = "RESELECT"
 """Purpose of reading only the rows whose UPDATEs left values out, by their keys."""
-KNOWN: Final = "KNOWN"
+NOT_TO_BE_READ: Final = "KNOWN"
 """Status of a table whose rows are not to be read although its snapshot is not DONE: it was
 published before the gateway took snapshots or while snapshot.mode was not initial, its snapshot was
 cancelled, or it is in quarantine. A command still reads it, and so may Discovery if its rows have
-changed without an event."""
+changed without an event. The stored value keeps its old name, KNOWN."""
 
 
 @dataclass(frozen=True, slots=True)

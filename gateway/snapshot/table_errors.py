@@ -3,6 +3,9 @@
 An error of a statement that reads a table does not affect the gateway, the stream or other tables.
 No such error is therefore unexpected: those that are not named below are logged with PostgreSQL's
 own message, and the table is tried again.
+
+A row that was read but cannot be written is another matter: UnwritableTable ends the session, and
+gateway/runtime/quarantine.py stops the gateway or puts the table in quarantine.
 """
 
 from __future__ import annotations
@@ -48,7 +51,8 @@ _OTHER: Final = "see the server's log. The other tables are read, and this one a
 
 class UnwritableTable(WalgateError):
     """A row or the description of one table cannot be written; `error` is the reason. Every other
-    table could go on: gateway/runtime/quarantine.py decides what happens."""
+    table could go on: gateway/runtime/quarantine.py decides, by errors.on_error, whether the
+    gateway stops or goes on without this table."""
 
     def __init__(self, error: StopForOperator, relation_oid: int, name: tuple[str, str]) -> None:
         super().__init__(f"{error.message} (snapshot of {'.'.join(name)})", hint=error.hint)

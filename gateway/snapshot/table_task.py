@@ -1,20 +1,25 @@
 """State of one table's snapshot: its read plan, its progress and failures, and the state that is
-stored."""
+stored.
+
+The state is private. Everyone reads the properties; the methods that change it say what happened,
+and only TableTasks calls them.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from math import inf
 from typing import Final
 
 import structlog
 
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.observe.table_status import TableSnapshotStatus
 from gateway.snapshot.read_plan import ReadPlan
-from gateway.snapshot.rules.ctid_ranges import CtidPlan
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import CtidPlan
 from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
@@ -24,128 +29,189 @@ from schemas.relation import RelationDescription
 
 log = structlog.get_logger()
 
+CHANGED: Final = "its columns, files or publication have changed"
+"""Why a table begins again whose read plan no longer fits."""
+
 HOPELESS_ATTEMPTS: Final = 3
-"""After this many failed attempts, the snapshot of the other tables ends without the table."""
+"""After this many failed attempts, the snapshot of the other tables may end without the table."""
 
 
-@dataclass(slots=True, eq=False)
 class TableTask:
-    """The snapshot of one table. `plan` and `table` are set when it is set up. `blocked_until` is
-    compared with `time.monotonic`."""
+    """The snapshot of one table.
 
-    state: TableState
-    table: TableProgress | None = None
-    plan: ReadPlan | None = None
-    blocked_until: float = 0.0
-    attempts: int = 0
-    """Failed attempts since a chunk was read."""
-    obstacle: Obstacle | None = None
-    """The reason why the last attempt failed."""
-    failed: Chunk | None = None
-    failed_plan: ReadPlan | None = None
-    """The chunk and the read plan of the last failed attempt."""
-    is_set_aside: bool = False
-    """The snapshot of the other tables has ended, or ends, without this one."""
-    changed_count: int = 0
-    """Number of attempts to read it as a whole during which it changed."""
-    is_marked: bool = False
-    """The mark of its beginning or end was emitted and has not come back."""
-    void_segments: list[int] = field(default_factory=list)
-    """Segments of keys that were to be read again when the table was begun before."""
-    misses_keys: bool = False
-    """UPDATEs may have left values out of rows that are not known: only reading the whole table
-    sends these values."""
-    encoded: TableState | None = None
-    """The state that was written last."""
+    `encoded`: the stored state, if `state` is as it is stored. `void_segments`: stored segments of
+    keys that are to be removed. `misses_keys`: see the property.
+    """
+
+    __slots__ = (
+        "_attempts", "_awaits_boundary", "_blocked_until", "_changed_count", "_encoded", "_failed_chunk",
+        "_failed_plan", "_is_set_aside", "_misses_keys", "_obstacle", "_plan", "_progress", "_state", "_void_segments",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        state: TableState,
+        *,
+        encoded: TableState | None = None,
+        void_segments: Iterable[int] = (),
+        misses_keys: bool = False,
+    ) -> None:
+        self._state = state
+        self._encoded = encoded
+        self._void_segments = list(void_segments)
+        self._misses_keys = misses_keys
+        self._progress: TableProgress | None = None
+        self._plan: ReadPlan | None = None
+        self._blocked_until = 0.0
+        self._attempts = self._changed_count = 0
+        self._obstacle: Obstacle | None = None
+        self._failed_chunk: Chunk | None = None
+        self._failed_plan: ReadPlan | None = None
+        self._is_set_aside = self._awaits_boundary = False
+
+    # -- what it is
 
     @property
     def oid(self) -> int:
-        return self.state.relation_oid
+        return self._state.relation_oid
 
     @property
     def full_name(self) -> str:
-        return f"{self.state.schema}.{self.state.name}"
+        return f"{self._state.schema}.{self._state.name}"
+
+    @property
+    def state(self) -> TableState:
+        """The state to be stored, without what `progress` has."""
+        return self._state
+
+    @property
+    def progress(self) -> TableProgress | None:
+        """The progress, or None until the table is set up."""
+        return self._progress
+
+    @property
+    def plan(self) -> ReadPlan | None:
+        """The read plan, or None until the table is set up, and while it is outdated."""
+        return self._plan
+
+    @property
+    def status(self) -> Status:
+        return Status.WAITING if self._progress is None else self._progress.status
 
     @property
     def is_reselect(self) -> bool:
         """Return whether only rows are read whose UPDATEs left values out."""
-        return self.state.purpose == RESELECT
+        return self._state.purpose == RESELECT
 
     @property
     def is_readable(self) -> bool:
-        """Return whether it is known how to read the table. Its row filter is not known if the
-        table was locked when the gateway started."""
-        return self.plan is not None and self.plan.surveyed.row_filter is not None
+        """Return whether there is a read plan with a row filter. The filter cannot be printed if
+        the table was locked when the gateway started."""
+        return self._plan is not None and self._plan.surveyed.row_filter is not None
 
-    def is_busy(self, now: float) -> bool:
-        """Return whether the table has begun and its chunks can be read, so that it counts towards
-        the limit of tables read at a time. A table that fails does not: another one can take its
-        place."""
-        is_begun = not self.is_reselect and (self.is_marked or self.status is not Status.WAITING)
-        return is_begun and not self.attempts and self.blocked_until <= now
+    @property
+    def awaits_boundary(self) -> bool:
+        """Return whether the transaction that brings its SNAPSHOT_BEGIN or SNAPSHOT_END was
+        emitted, and has not arrived in the stream."""
+        return self._awaits_boundary
+
+    @property
+    def is_set_aside(self) -> bool:
+        """Return whether the snapshot of the other tables has ended, or ends, without this one."""
+        return self._is_set_aside
+
+    @property
+    def attempts(self) -> int:
+        """Failed attempts since a chunk was read."""
+        return self._attempts
+
+    @property
+    def obstacle(self) -> Obstacle | None:
+        """The reason why the last attempt failed."""
+        return self._obstacle
+
+    @property
+    def failed(self) -> tuple[Chunk | None, ReadPlan | None]:
+        """The chunk and the read plan of the last failed attempt."""
+        return self._failed_chunk, self._failed_plan
+
+    @property
+    def changed_count(self) -> int:
+        """Number of attempts to read it as a whole during which it changed."""
+        return self._changed_count
+
+    @property
+    def misses_keys(self) -> bool:
+        """Return whether UPDATEs may have left values out of rows whose keys were not recorded:
+        only reading the whole table sends these values."""
+        return self._misses_keys
 
     @property
     def is_hopeless(self) -> bool:
         """Return whether it failed repeatedly for a reason that does not pass without
         intervention."""
-        return self.obstacle is not None and not self.obstacle.passes and self.attempts >= HOPELESS_ATTEMPTS
+        return self._obstacle is not None and not self._obstacle.passes and self._attempts >= HOPELESS_ATTEMPTS
+
+    @property
+    def records_keys(self) -> bool:
+        """Return whether the keys of UPDATEs that leave values out are being recorded."""
+        progress = self._progress
+        return progress is not None and progress.reselects and progress.status in (Status.READING, Status.ENDING)
+
+    @property
+    def may_miss_values(self) -> bool:
+        """Return whether values may be missing of rows whose keys are not recorded."""
+        return self._misses_keys or (self._progress is not None and self._progress.generation > 0)
+
+    def is_blocked(self, now: float) -> bool:
+        """Return whether the table is not to be read yet. `now` is of `time.monotonic`."""
+        return self._blocked_until > now
+
+    def is_busy(self, now: float) -> bool:
+        """Return whether the table has begun and its chunks can be read, so that it counts towards
+        the limit of tables read at a time. A table that fails does not: another one can take its
+        place."""
+        has_begun = not self.is_reselect and (self._awaits_boundary or self.status is not Status.WAITING)
+        return has_begun and not self._attempts and not self.is_blocked(now)
 
     def is_read_as(self, plan: ReadPlan) -> bool:
         """Return whether the plan reads the table as it was begun, in chunks or as a whole: one
         cannot be continued as the other."""
-        return self.table is None or self.table.is_read_at_once == plan.is_read_at_once
-
-    def fails(self, chunk: Chunk, obstacle: Obstacle, plan: ReadPlan | None) -> None:
-        self.attempts += 1
-        self.failed, self.failed_plan, self.obstacle = chunk, plan, obstacle
-
-    def forget_failures(self) -> None:
-        self.attempts, self.failed, self.failed_plan, self.obstacle = 0, None, None, None
-
-    def succeeds(self, chunk: Chunk) -> None:
-        """Note that a chunk was read. Failures of another chunk, for a reason that does not pass,
-        are kept: chunks after it can be read without it becoming readable."""
-        if self.failed is None or self.obstacle is None or self.obstacle.passes or self.failed.is_same(chunk):
-            self.forget_failures()
-
-    @property
-    def status(self) -> Status:
-        return Status.WAITING if self.table is None else self.table.status
-
-    @property
-    def notes_keys(self) -> bool:
-        """Return whether the keys of UPDATEs that leave values out are being recorded."""
-        return self.table is not None and self.table.reselects and self.table.status in (Status.READING, Status.ENDING)
-
-    @property
-    def may_owe_more(self) -> bool:
-        """Return whether values may be missing of rows whose keys are not recorded."""
-        return self.misses_keys or (self.table is not None and self.table.generation > 0)
-
-    def take_owed(self) -> KeyList:
-        """Take the keys of rows whose UPDATEs left values out, for a reselection. This task does
-        not read them any more."""
-        keys = KeyList()
-        if self.notes_keys and self.table is not None and self.table.again:
-            keys, self.table.again = self.table.again, keys
-        return keys
+        return self._progress is None or self._progress.is_read_at_once == plan.is_read_at_once
 
     def snapshot_status(self) -> TableSnapshotStatus:
-        """Return the table's current status for the status board."""
-        found = self.state if self.table is None else self.table
+        """Return the table's current status for the status board. May be called in any thread."""
+        counts = self._progress or self._state
         status = "UNREADABLE" if self.is_hopeless else self.status.value
-        return TableSnapshotStatus(
-            self.full_name, status, self.state.purpose, found.row_count, found.chunk_count, found.stale_count
-        )
+        numbers = counts.row_count, counts.chunk_count, counts.stale_count
+        return TableSnapshotStatus(self.full_name, status, self._state.purpose, *numbers)
+
+    def marker(self, kind: str, epoch: int, xid: int, commit_lsn: int, end_lsn: int, time: int) -> Marker:
+        """Return the SNAPSHOT_BEGIN or SNAPSHOT_END marker."""
+        progress = self._progress
+        counts = (progress.row_count, progress.stale_count) if kind == "SNAPSHOT_END" and progress else (0, 0)
+        chunk = self.chunk(progress.chunk_count if progress else 0, *counts)
+        return Marker(kind, xid, commit_lsn, -1, end_lsn, time, manifest=Manifest(epoch, snapshot=chunk))
+
+    def chunk(self, number: int, row_count: int = 0, stale_count: int = 0) -> SnapshotChunk:
+        """Return what the manifest of a chunk says about it."""
+        state, topic = self._state, "" if self._plan is None else self._plan.topic
+        names = state.schema, state.name, topic
+        return SnapshotChunk(state.snapshot_id, state.purpose, self.oid, *names, number, row_count, stale_count)
+
+    # -- its course: called by TableTasks only
+
+    def join_snapshot(self, snapshot_id: str) -> None:
+        self._state = replace(self._state, snapshot_id=snapshot_id)
 
     def set_up(
         self, plan: ReadPlan, judge: StalenessJudge, chunk_bytes: int, *, reselects: bool = False
     ) -> TableProgress:
         """Prepare the table to be begun with this read plan."""
-        self.plan = plan
-        surveyed, state = plan.surveyed, self.state
+        self._plan = plan
+        surveyed, state = plan.surveyed, self._state
         has_changed = state.fingerprint not in ("", surveyed.fingerprint)
-        self.state = replace(
+        self._state = replace(
             state,
             schema=surveyed.relation.namespace,
             name=surveyed.relation.name,
@@ -153,19 +219,20 @@ class TableTask:
             # Rows that were sent, by this process or the one before, may be gone without an event.
             purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
         )
-        if self.table is None or self.table.is_read_at_once != plan.is_read_at_once or self.table.judge is not judge:
-            self.table = TableProgress(
-                judge,
-                surveyed.leaves,
-                chunk_bytes,
-                is_read_at_once=plan.is_read_at_once,
-                reselects=reselects and plan.finds_keys,
-                # A mirror compares each chunk separately, which takes 10 s whatever its size.
-                in_few_chunks=state.purpose == "VERIFY",
-            )
-        else:
-            self.table.begin_again(surveyed.leaves)
-        return self.table
+        progress = self._progress
+        if progress is not None and progress.is_read_at_once == plan.is_read_at_once and progress.judge is judge:
+            progress.begin_again(surveyed.leaves)
+            return progress
+        self._progress = TableProgress(
+            judge,
+            surveyed.leaves,
+            chunk_bytes,
+            is_read_at_once=plan.is_read_at_once,
+            reselects=reselects and plan.finds_keys,
+            # A mirror compares each chunk separately, which takes 10 s whatever its size.
+            in_few_chunks=state.purpose == "VERIFY",
+        )
+        return self._progress
 
     def resume(
         self,
@@ -176,79 +243,150 @@ class TableTask:
         *,
         reselects: bool = False,
     ) -> TableProgress:
-        state = self.state
+        """Go on where an earlier session was. What it has not read is `begun`, the ranges that it
+        had begun and not finished, and the leaves from number `untouched` on, which it had not
+        begun; `segments` has the keys that are to be read again."""
+        self._void_segments.clear()
+        state = self._state
         if self.is_reselect:
-            self.plan = plan
+            self._plan = plan
             return self.reselect(judge, chunk_bytes, KeyList(segments))
-        table = self.set_up(plan, judge, chunk_bytes, reselects=reselects)
-        table.resume(CtidPlan(plan.surveyed.leaves, state.untouched, state.begun), KeyList(segments), state.suspects)
-        table.chunk_count, table.row_count, table.stale_count = state.chunk_count, state.row_count, state.stale_count
-        return table
+        progress = self.set_up(plan, judge, chunk_bytes, reselects=reselects)
+        ranges = CtidPlan(plan.surveyed.leaves, state.untouched, state.begun)
+        counts = state.chunk_count, state.row_count, state.stale_count
+        progress.resume(ranges, KeyList(segments), state.suspects, counts)
+        return progress
 
-    def begin_again(self) -> None:
-        """Begin again, because the columns, files or publication have changed, or its encoders
-        cannot take a value."""
-        log.info("table_restarted", table=self.full_name, reason="its columns, files or publication have changed")
-        self._void()
+    def reselect(self, judge: StalenessJudge, chunk_bytes: int, keys: KeyList) -> TableProgress:
+        """Read the rows with these keys, and rows whose UPDATEs leave values out meanwhile."""
+        self._progress = TableProgress(judge, (), chunk_bytes)
+        self._progress.resume(CtidPlan(()), keys, ())
+        return self._progress
+
+    def read_whole(self, snapshot_id: str) -> None:
+        """Become a snapshot of the whole table instead of a reselection."""
+        if self._progress is not None:
+            self._void_segments += self._progress.keys_to_read_again.pop_dirty()
+            self._progress = None
+        self._plan, self._misses_keys = None, True
+        self._state = replace(self._state, snapshot_id=snapshot_id, purpose="REPLACE", fingerprint="")
+
+    def plan_found(self, plan: ReadPlan) -> None:
+        self._plan = plan
+
+    def plan_outdated(self) -> None:
+        self._plan = None
+
+    def boundary_emitted(self) -> None:
+        """Report that the transaction that begins or ends the table was emitted."""
+        self._awaits_boundary = True
+
+    def boundary_arrived(self) -> None:
+        self._awaits_boundary = False
+
+    def boundary_discarded(self) -> None:
+        """Report that the transaction does not count: another one is emitted."""
+        self._awaits_boundary = False
+        if self._progress is not None:
+            self._progress.go_on_reading()
+
+    def block(self, until: float) -> None:
+        """Do not read the table before that time of `time.monotonic`."""
+        self._blocked_until = until
+
+    def chunk_read(self, chunk: Chunk) -> None:
+        """Report that a chunk was read. Failures of another chunk, for a reason that does not pass,
+        are kept: chunks after it can be read without it becoming readable."""
+        obstacle, failed_chunk = self._obstacle, self._failed_chunk
+        if obstacle is None or obstacle.passes or failed_chunk is None or failed_chunk.is_same(chunk):
+            self._forget_failures()
+
+    def chunk_failed(self, chunk: Chunk, obstacle: Obstacle, plan: ReadPlan | None, until: float) -> None:
+        """Report that a chunk could not be read; the table is not read before `until`."""
+        self._attempts += 1
+        self._failed_chunk, self._failed_plan, self._obstacle = chunk, plan, obstacle
+        self._blocked_until = until
+
+    def _forget_failures(self) -> None:
+        self._attempts, self._failed_chunk, self._failed_plan, self._obstacle = 0, None, None, None
+
+    def changed_while_read(self) -> None:
+        """Report that the table changed while it was read as a whole."""
+        self._changed_count += 1
+
+    def value_missed(self) -> None:
+        """Report that an UPDATE left a value out. Unless its key is being recorded, only reading
+        the whole table sends the value."""
+        self._misses_keys = self._misses_keys or not self.records_keys
+
+    def purpose_is_replace(self) -> None:
+        """Have consumers delete rows that do not come again: they may be gone without an event."""
+        if self._state.purpose == "FILL":
+            self._state = replace(self._state, purpose="REPLACE")
+
+    def begin_again(self, reason: str) -> None:
+        """Begin again, for a reason that is logged."""
+        log.info("table_restarted", table=self.full_name, reason=reason)
+        self._begin_again()
 
     def set_aside(self) -> None:
         """Set the table aside, to be read from the beginning in another snapshot once it can be
         read."""
-        self._void()
-        self.state = replace(self.state, snapshot_id="")
-        self.is_set_aside, self.blocked_until = True, inf
+        self._begin_again()
+        self._state = replace(self._state, snapshot_id="")
+        self._is_set_aside, self._blocked_until = True, inf
 
-    def _void(self) -> None:
-        if self.table is not None:
-            if self.state.purpose == "FILL" and self.table.row_count:
-                # Rows that were sent may be gone without an event.
-                self.state = replace(self.state, purpose="REPLACE")
-            self.table.begin_again()
+    def readable_again(self) -> None:
+        """Report that a table that was set aside can be read now."""
+        self._forget_failures()
+        self._is_set_aside, self._blocked_until = False, 0.0
 
-    def reselect(self, judge: StalenessJudge, chunk_bytes: int, keys: KeyList) -> TableProgress:
-        """Read the rows with these keys, and rows whose UPDATEs leave values out meanwhile."""
-        self.table = TableProgress(judge, (), chunk_bytes)
-        self.table.resume(CtidPlan(()), keys, ())
-        return self.table
+    def _begin_again(self) -> None:
+        if self._progress is not None:
+            if self._progress.row_count:
+                self.purpose_is_replace()
+            self._progress.begin_again()
 
-    def marker(self, kind: str, epoch: int, xid: int, commit_lsn: int, end_lsn: int, time: int) -> Marker:
-        """Return the SNAPSHOT_BEGIN or SNAPSHOT_END marker."""
-        table = self.table
-        counts = (table.row_count, table.stale_count) if kind == "SNAPSHOT_END" and table is not None else (0, 0)
-        chunk = self.chunk(table.chunk_count if table else 0, *counts)
-        return Marker(kind, xid, commit_lsn, -1, end_lsn, time, manifest=Manifest(epoch, snapshot=chunk))
+    def cancelled(self) -> list[int]:
+        """Stop reading the table, and return the stored segments of keys that are void."""
+        if self._progress is None:
+            return self._void_segments
+        self._progress.begin_again()
+        return [*self._void_segments, *self._progress.keys_to_read_again.pop_dirty()]
 
-    def chunk(self, number: int, row_count: int = 0, stale_count: int = 0) -> SnapshotChunk:
-        state = self.state
-        topic = "" if self.plan is None else self.plan.topic
-        return SnapshotChunk(
-            state.snapshot_id, state.purpose, self.oid, state.schema, state.name, topic, number, row_count, stale_count
-        )
+    def pop_keys_to_reselect(self) -> KeyList:
+        """Return the keys of rows whose UPDATEs left values out, and forget them: a reselection
+        reads them."""
+        return self._progress.pop_keys_to_reselect() if self._progress is not None and self.records_keys else KeyList()
 
     def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
         """Return the records that differ from what was written last. `prepared` are xids; only
         those suspects that are prepared outlive the process."""
         states: dict[bytes, bytes] = {}
-        table = self.table
-        for segment in self.void_segments:
+        progress = self._progress
+        if progress is None and self._encoded is not None:
+            return states
+        for segment in self._void_segments:
             states[segment_key(position_key, self.oid, segment)] = encode_keys(frame, self.oid, segment, [])
-        self.void_segments.clear()
-        if table is not None:
-            self.state = replace(
-                self.state,
-                status=table.status.value,
-                untouched=table.plan.untouched,
-                begun=tuple(table.plan.begun),
-                suspects=() if table.track is None else tuple(sorted(table.track.handed_on & prepared)),
-                chunk_count=table.chunk_count,
-                row_count=table.row_count,
-                stale_count=table.stale_count,
+        self._void_segments.clear()
+        if progress is not None:
+            suspects = progress.track.suspects_to_store & prepared if progress.track is not None else ()
+            self._state = replace(
+                self._state,
+                status=progress.status.value,
+                untouched=progress.plan.untouched,
+                begun=tuple(progress.plan.begun),
+                suspects=tuple(sorted(suspects)),
+                chunk_count=progress.chunk_count,
+                row_count=progress.row_count,
+                stale_count=progress.stale_count,
             )
-            for segment, keys in table.again.take_dirty().items() if table.again.is_dirty else ():
+            keys_to_read_again = progress.keys_to_read_again
+            for segment, keys in keys_to_read_again.pop_dirty().items() if keys_to_read_again.is_dirty else ():
                 states[segment_key(position_key, self.oid, segment)] = encode_keys(frame, self.oid, segment, keys)
-        if self.state != self.encoded:
-            self.encoded = self.state
-            states[table_key(position_key, self.oid)] = encode_table(frame, self.state)
+        if self._state != self._encoded:
+            self._encoded = self._state
+            states[table_key(position_key, self.oid)] = encode_table(frame, self._state)
         return states
 
 

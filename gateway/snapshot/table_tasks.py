@@ -1,41 +1,44 @@
 """The tables that are read, wait to be read, or were read, and the changes of their state that are
-not stored yet."""
+not stored yet.
+
+All snapshots of a session are one state machine, which TableTasks moves. (What the stream changes
+may also make a table begin again: change_tracking reports it to the table's progress.)
+Reader tasks, the publisher, discovery, reselection and the coordinator read properties, and report
+here what has happened (`chunk_read`, `begin`, `no_longer_published`, ...). A test holds that no
+other module writes a field of a task, or calls the methods of TableTask that change one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 import structlog
 
 from gateway.snapshot.change_recorder import ChangeRecorder
-from gateway.snapshot.chunk_reader import new_id
-from gateway.snapshot.rules.published_content import PublishedContent
-from gateway.snapshot.rules.table_progress import Status
+from gateway.snapshot.discovery.stored_contents import StoredContents
+from gateway.snapshot.read_plan import ReadPlan
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.table_progress import Chunk, Status
 from gateway.snapshot.stored_state import (
-    KNOWN,
+    NOT_TO_BE_READ,
     RESELECT,
     StoredStates,
-    StreamState,
     TableState,
-    content_key,
-    encode_content,
-    encode_stream,
 )
-from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_errors import Obstacle
+from gateway.snapshot.table_task import TableTask, reselection
+from gateway.snapshot.whole_snapshot import WholeSnapshot
+from schemas.relation import RelationDescription
 
 log = structlog.get_logger()
 
+SETTLED = NOT_TO_BE_READ, Status.DONE.value
+
 
 class TableTasks:
-    """The snapshots of all tables.
-
-    `by_oid`: tasks that are not done. `begun`: the few of them that are set up; loops go over
-    these, while 10,000 may wait. `known`: relations that were read, or never will be. `left`:
-    relations that are no longer published; if they are published again, they are read with the
-    purpose REPLACE. `quarantined`: relations that are not read until the operator readmits them and
-    starts a snapshot.
-    """
+    """The snapshots of all tables. `chunk_bytes`: the size of chunks. `reselects`: rows whose
+    UPDATEs left values out are read again, even after their table is complete."""
 
     def __init__(
         self,
@@ -45,61 +48,239 @@ class TableTasks:
         *,
         position_key: bytes,
         frame: bytes,
+        chunk_bytes: int,
+        reselects: bool,
     ) -> None:
         self._states = states
         self.quarantined = quarantined
+        """Relations that are not read until the operator readmits them and starts a snapshot."""
         self._recorder = recorder
         self._position_key = position_key
         self._frame = frame
-        self.by_oid: dict[int, TableTask] = {}
-        self.begun: dict[int, TableTask] = {}
-        self.known = {oid for oid, state in states.tables.items() if state.status in (KNOWN, Status.DONE.value)}
-        self.left: set[int] = set()
-        self.contents: dict[int, PublishedContent] = dict(states.contents)
-        """The catalog entries and files that the rows of each known relation depend on."""
-        self.horizons: dict[int, int] = {}
-        """Horizon of the last look at which a relation was still as in `contents`, if it is later
-        than the horizon there."""
+        self._chunk_bytes = chunk_bytes
+        self._reselects = reselects
+        self._by_oid: dict[int, TableTask] = {}
+        self._active: dict[int, TableTask] = {}
+        self._settled = {oid for oid, state in states.tables.items() if state.status in SETTLED}
+        self._unpublished: set[int] = set()
+        self.contents = StoredContents(states.contents)
         self._queued: list[TableTask] = []
         """Waiting tasks whose state is not written yet."""
         self._finished: list[TableTask] = []
         """Finished tasks whose state is not written yet."""
-        self._unwritten: set[int] = set()
-        """Relations whose entry of `contents` is not written yet."""
-        self._begun_ids = {state.snapshot_id for state in states.tables.values()}
-        self.stream_state = states.stream
-        self.snapshot_id = states.stream.snapshot_id if states.stream is not None else ""
-        self.is_paused = states.stream is not None and states.stream.paused
+        self.snapshot = WholeSnapshot(states)
+
+    # -- what there is
+
+    @property
+    def by_oid(self) -> Mapping[int, TableTask]:
+        """The tasks that are not done."""
+        return self._by_oid
+
+    @property
+    def active(self) -> Mapping[int, TableTask]:
+        """The tasks that are set up: at most a few dozen, while 10,000 may wait."""
+        return self._active
+
+    @property
+    def settled(self) -> Set[int]:
+        """Relations with nothing to read: they are DONE or NOT_TO_BE_READ."""
+        return self._settled
+
+    @property
+    def unpublished(self) -> Set[int]:
+        """Relations that are no longer published. If they are published again, they are read with
+        the purpose REPLACE."""
+        return self._unpublished
 
     @property
     def whole_tables(self) -> list[TableTask]:
         """The tasks that read tables, without reselections. May be called in any thread."""
-        return [task for task in list(self.by_oid.values()) if not task.is_reselect]
+        return [task for task in list(self._by_oid.values()) if not task.is_reselect]
 
     @property
     def has_work(self) -> bool:
-        return any(not task.is_set_aside for task in self.by_oid.values())
+        return any(not task.is_set_aside for task in self._by_oid.values())
 
     @property
     def has_tables(self) -> bool:
         """Return whether the current snapshot has tables to read."""
-        return any(not task.is_reselect and not task.is_set_aside for task in self.by_oid.values())
+        return any(not task.is_reselect and not task.is_set_aside for task in self._by_oid.values())
+
+    def is_current(self, task: TableTask) -> bool:
+        """Return whether the task is still the one of its table: it may have been cancelled."""
+        return self._by_oid.get(task.oid) is task
 
     def are_all(self, tasks: Sequence[TableTask]) -> bool:
         """Return whether no other table is being read, or waits to be read."""
         oids = {task.oid for task in tasks}
-        return all(task.is_reselect or task.is_set_aside or oid in oids for oid, task in self.by_oid.items())
+        return all(task.is_reselect or task.is_set_aside or oid in oids for oid, task in self._by_oid.items())
 
-    def begin_snapshot(self, table_count: int) -> None:
-        if not self.snapshot_id:
-            self.snapshot_id = new_id()
-            log.info("snapshot_begins", snapshot_id=self.snapshot_id, tables=table_count)
+    def rows_read(self) -> int:
+        """Return the number of rows of those tables of the current snapshot that were read
+        completely, including by earlier processes."""
+        unwritten = {task.oid: task for task in self._finished if task.progress is not None}
+        written = (
+            state.row_count
+            for oid, state in self._states.tables.items()
+            if state.snapshot_id == self.snapshot.id and state.status == Status.DONE.value and oid not in unwritten
+        )
+        return sum(written) + sum(
+            task.progress.row_count
+            for task in unwritten.values()
+            if task.progress is not None and task.state.snapshot_id == self.snapshot.id
+        )
 
-    def join_snapshot(self, task: TableTask) -> None:
-        """Add a table that is about to begin to the current snapshot, or to a new one if that has
-        ended."""
-        self.begin_snapshot(1)
-        task.state = replace(task.state, snapshot_id=self.snapshot_id)
+    # -- which tables are read
+
+    def restore(self, state: TableState, *, is_after_gap: bool) -> TableTask:
+        """Add a table that an earlier session has not finished. `is_after_gap`: changes were lost
+        since, so rows that were read may be gone."""
+        segments = self._states.keys.get(state.relation_oid, {})
+        task = self._by_oid[state.relation_oid] = TableTask(
+            state, encoded=state, void_segments=segments, misses_keys=True
+        )
+        if is_after_gap:
+            task.purpose_is_replace()
+        return task
+
+    def resume(self, task: TableTask, plan: ReadPlan) -> None:
+        """Go on with a restored table where the earlier session was."""
+        judge = self._recorder.judge
+        assert judge is not None
+        segments = self._states.keys.get(task.oid, {})
+        progress = task.resume(plan, judge, self._chunk_bytes, segments, reselects=self._reselects)
+        self._active[task.oid] = task
+        self._recorder.begin(task.oid, progress, [plan.version.schema_id])
+
+    def add(self, state: TableState, *, misses_keys: bool) -> None:
+        """Add a table that was never read. It needs no record until it begins: a published table
+        that is not settled is read."""
+        self._by_oid[state.relation_oid] = TableTask(state, encoded=state, misses_keys=misses_keys)
+
+    def wait(self, state: TableState, *, misses_keys: bool = True) -> None:
+        """Add a table whose waiting is stored, too."""
+        task = self._by_oid[state.relation_oid] = TableTask(state, misses_keys=misses_keys)
+        self._queued.append(task)
+
+    def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
+        """Queue the table, in place of its unfinished snapshot, if any."""
+        is_under_way = oid in self._by_oid
+        if is_under_way:
+            self.cancel(oid)
+        self._settled.discard(oid)
+        self.wait(TableState(oid, namespace, name, self.snapshot.id, purpose), misses_keys=is_under_way)
+
+    def never_read(self, state: TableState) -> None:
+        """Store that the rows of this table are not to be read."""
+        self._settled.add(state.relation_oid)
+        self._finished.append(TableTask(replace(state, status=NOT_TO_BE_READ)))
+
+    def cancel(self, oid: int) -> None:
+        task = self._by_oid.pop(oid)
+        self._active.pop(oid, None)
+        void_segments = task.cancelled()
+        self._recorder.end(oid)
+        self._settled.add(oid)
+        if task.state.purpose not in ("VERIFY", RESELECT):
+            self.contents.forget(oid)  # the state at the next check counts
+        state = TableState(oid, task.state.schema, task.state.name, "", status=NOT_TO_BE_READ)
+        self._finished.append(TableTask(state, void_segments=void_segments))
+
+    def restored_is_unpublished(self, oid: int) -> None:
+        """Report that a table that an earlier session has not finished is no longer published."""
+        self._unpublished.add(oid)
+
+    def no_longer_published(self, oid: int, name: str = "") -> None:
+        """Forget a relation that is no longer published: its changes are not sent, so what is
+        stored about it is void."""
+        task = self._by_oid.pop(oid, None)
+        self._active.pop(oid, None)
+        self._settled.discard(oid)
+        self.contents.forget(oid)
+        self._unpublished.add(oid)
+        table = name or (oid if task is None else task.full_name)
+        log.info("table_left", table=table, reason="it is no longer published")
+        if task is not None:
+            task.cancelled()
+        self._recorder.end(oid)
+        self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
+
+    def published_again(self, oid: int) -> bool:
+        """Report that a relation is published. Returns whether it was unpublished for a time."""
+        was_unpublished = oid in self._unpublished
+        self._unpublished.discard(oid)
+        return was_unpublished
+
+    # -- the course of a table
+
+    def set_up(self, task: TableTask, plan: ReadPlan) -> None:
+        """Prepare a waiting table to be begun, as part of the current snapshot, or of a new one if
+        that has ended."""
+        judge = self._recorder.judge
+        assert judge is not None
+        self.snapshot.begin(1)
+        task.join_snapshot(self.snapshot.id)
+        task.set_up(plan, judge, self._chunk_bytes, reselects=self._reselects)
+        self._active[task.oid] = task
+
+    def plan_found(self, task: TableTask, plan: ReadPlan) -> None:
+        task.plan_found(plan)
+
+    def plan_outdated(self, task: TableTask) -> None:
+        """Report that the table can only be read with a new plan."""
+        task.plan_outdated()
+
+    def block(self, tasks: Iterable[TableTask], until: float) -> None:
+        """Do not read the tables before `until`."""
+        for task in tasks:
+            task.block(until)
+
+    def boundary_emitted(self, tasks: Iterable[TableTask]) -> None:
+        """Report that the transaction that begins or ends the tables was emitted."""
+        for task in tasks:
+            task.boundary_emitted()
+
+    def boundary_arrived(self, tasks: Iterable[TableTask]) -> None:
+        for task in tasks:
+            task.boundary_arrived()
+
+    def boundary_discarded(self, tasks: Iterable[TableTask]) -> None:
+        for task in tasks:
+            task.boundary_discarded()
+
+    def begin(self, task: TableTask, unfinished_xids: Iterable[int]) -> None:
+        """Begin a table where its SNAPSHOT_BEGIN is published: its changes are recorded from here
+        on."""
+        assert task.progress is not None and task.plan is not None
+        task.progress.begin(unfinished_xids)
+        self._recorder.begin(task.oid, task.progress, [task.plan.version.schema_id])
+
+    def nothing_left(self, task: TableTask) -> None:
+        """Report that all rows of the table are published: what remains is its SNAPSHOT_END."""
+        assert task.progress is not None
+        task.progress.nothing_left()
+
+    def finish(self, task: TableTask) -> KeyList:
+        """Finish a table where its SNAPSHOT_END is published. Returns the keys of rows that must
+        still be read, by a reselection."""
+        assert task.progress is not None and task.plan is not None
+        keys = task.pop_keys_to_reselect()
+        task.progress.end()
+        self._recorder.end(task.oid)
+        self._settled.add(task.oid)
+        if task.state.purpose != "VERIFY":
+            self.contents.is_now(task.oid, task.plan.surveyed.content)
+        self._finished.append(self._by_oid.pop(task.oid))
+        del self._active[task.oid]
+        return keys
+
+    def begin_again(self, task: TableTask, reason: str) -> None:
+        task.begin_again(reason)
+
+    def changed_while_read(self, task: TableTask) -> None:
+        """Report that a table that is read as a whole changed meanwhile."""
+        task.changed_while_read()
 
     def set_aside(self, task: TableTask) -> None:
         """Let the snapshot end without a table that cannot be read. A VERIFY of it is cancelled."""
@@ -107,144 +288,111 @@ class TableTasks:
             self.cancel(task.oid)
             return
         task.set_aside()
-        self.begun.pop(task.oid, None)
+        self._active.pop(task.oid, None)
         self._recorder.end(task.oid)
         self._queued.append(task)
 
-    def take_up(self, task: TableTask) -> None:
+    def readable_again(self, task: TableTask) -> None:
         """Read a table that was set aside, because it can be read now."""
-        task.forget_failures()
-        task.is_set_aside, task.blocked_until = False, 0.0
+        task.readable_again()
 
-    def note_begun(self, snapshot_id: str) -> bool:
-        """Return whether the snapshot has only now begun. Only the first call with an id returns
-        True."""
-        is_new = snapshot_id not in self._begun_ids
-        self._begun_ids.add(snapshot_id)
-        return is_new
+    # -- chunks
 
-    def wait(self, task: TableTask) -> None:
-        self.by_oid[task.oid] = task
-        self._queued.append(task)
+    def next_chunk(self, now: float) -> tuple[TableTask, Chunk] | None:
+        """Return the next chunk to be read, or None if there is nothing to read now."""
+        for task in self._ready(now):
+            assert task.progress is not None
+            chunk = task.progress.next_chunk()
+            if chunk is not None:
+                return task, chunk
+        return None
 
-    def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
-        """Queue the table, in place of its unfinished snapshot, if any."""
-        state, is_under_way = TableState(oid, namespace, name, self.snapshot_id, purpose), oid in self.by_oid
-        if is_under_way:
-            self.cancel(oid)
-        self.known.discard(oid)
-        self.wait(TableTask(state, misses_keys=is_under_way))
+    def waits_for_transactions(self, now: float) -> bool:
+        """Return whether a table cannot be read because a transaction that the PostgreSQL snapshots
+        of its chunks must see has not ended."""
+        return any(task.progress is not None and task.progress.is_too_early for task in self._ready(now))
 
-    def cancel(self, oid: int) -> None:
-        task = self.by_oid.pop(oid)
-        self.begun.pop(oid, None)
-        void = task.void_segments
-        if task.table is not None:
-            task.table.begin_again()
-            void += task.table.again.take_dirty()
-        self._recorder.end(oid)
-        self.known.add(oid)
-        if task.state.purpose not in ("VERIFY", RESELECT):
-            self._forget_content(oid)  # the state at the next look counts
-        state = TableState(oid, task.state.schema, task.state.name, "", status=KNOWN)
-        self._finished.append(TableTask(state, void_segments=void))
+    def _ready(self, now: float) -> Iterator[TableTask]:
+        for task in () if self.snapshot.is_paused else self._active.values():
+            if task.status is Status.READING and task.is_readable and not task.is_blocked(now):
+                yield task
 
-    def leave(self, oid: int, name: str = "") -> None:
-        """Forget a relation that is no longer published: its changes are not sent, so what is known
-        of it is void."""
-        task = self.by_oid.pop(oid, None)
-        self.begun.pop(oid, None)
-        self.known.discard(oid)
-        self._forget_content(oid)
-        self.left.add(oid)
-        log.info(
-            "table_left",
-            table=name or (oid if task is None else task.full_name),
-            reason="it is no longer published",
-        )
-        if task is not None and task.table is not None:
-            task.table.begin_again()
-        self._recorder.end(oid)
-        self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
+    def chunk_read(self, task: TableTask, chunk: Chunk) -> None:
+        task.chunk_read(chunk)
 
-    def finish(self, task: TableTask) -> None:
-        """Finish a task that has read its whole table."""
-        assert task.table is not None and task.plan is not None
-        task.table.end()
-        self._recorder.end(task.oid)
-        self.known.add(task.oid)
-        if task.state.purpose != "VERIFY":
-            self.note_content(task.oid, task.plan.surveyed.content)
-        self._finished.append(self.by_oid.pop(task.oid))
-        del self.begun[task.oid]
+    def chunk_failed(
+        self, task: TableTask, chunk: Chunk, obstacle: Obstacle, plan: ReadPlan | None, until: float
+    ) -> None:
+        """Report that a chunk could not be read; the table is not read before `until`."""
+        task.chunk_failed(chunk, obstacle, plan, until)
 
-    def rows_read(self) -> int:
-        """Return the number of rows of those tables of the current snapshot that were read
-        completely, including by earlier processes."""
-        unwritten = {task.oid: task for task in self._finished if task.table is not None}
-        written = (
-            state.row_count
-            for oid, state in self._states.tables.items()
-            if state.snapshot_id == self.snapshot_id and state.status == Status.DONE.value and oid not in unwritten
-        )
-        return sum(written) + sum(
-            task.table.row_count
-            for task in unwritten.values()
-            if task.table is not None and task.state.snapshot_id == self.snapshot_id
-        )
+    def partitions_left_out(self, task: TableTask, chunk: Chunk) -> None:
+        """Read the table now, because its plan leaves out the partitions at fault."""
+        task.chunk_read(chunk)
+        task.block(0.0)
+
+    def give_back(self, chunk: Chunk) -> None:
+        """Report that a chunk was not read, or does not count: its part is read again."""
+        chunk.progress.give_back(chunk)
+
+    def published(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
+        """Report that a chunk was published where its transaction commits."""
+        chunk.progress.published(chunk, row_count, stale_count)
+
+    # -- reselections
+
+    def begin_reselection(self, description: RelationDescription, keys: KeyList) -> None:
+        """Begin to read the rows with these keys, and those that UPDATEs leave values out of from
+        now on. Changes of the relation are recorded until it ends."""
+        judge = self._recorder.judge
+        assert judge is not None
+        task = reselection(description)
+        self._by_oid[task.oid] = self._active[task.oid] = task
+        self._recorder.begin(task.oid, task.reselect(judge, self._chunk_bytes, keys), [])
 
     def finish_reselection(self, task: TableTask) -> None:
         """Finish a reselection whose rows were all read. The table's status from before it is
         stored again."""
-        assert task.table is not None
-        del self.by_oid[task.oid], self.begun[task.oid]
-        self.known.add(task.oid)
-        task.table.end()
+        assert task.progress is not None
+        del self._by_oid[task.oid], self._active[task.oid]
+        self._settled.add(task.oid)
+        task.progress.end()
         self._recorder.end(task.oid)
         before = self._states.tables.get(task.oid)
-        if before is None or before.status not in (KNOWN, Status.DONE.value):
-            before = replace(task.state, purpose="FILL", status=KNOWN, fingerprint="")
-        self._finished.append(TableTask(before, void_segments=list(task.table.again.take_dirty())))
+        if before is None or before.status not in SETTLED:
+            before = replace(task.state, purpose="FILL", status=NOT_TO_BE_READ, fingerprint="")
+        self._finished.append(TableTask(before, void_segments=task.progress.keys_to_read_again.pop_dirty()))
 
-    def never_read(self, state: TableState) -> None:
-        """Store that the rows of this table are not to be read."""
-        self.known.add(state.relation_oid)
-        self._finished.append(TableTask(replace(state, status=KNOWN)))
+    def read_whole(self, task: TableTask) -> None:
+        """Read the whole table instead of single rows."""
+        self.snapshot.begin(1)
+        task.read_whole(self.snapshot.id)
 
-    def note_content(self, oid: int, now: PublishedContent) -> None:
-        self.contents[oid] = now
-        self.horizons.pop(oid, None)
-        self._unwritten.add(oid)
+    def value_missed(self, task: TableTask) -> None:
+        """Report that an UPDATE of the table left a value out."""
+        task.value_missed()
 
-    def _forget_content(self, oid: int) -> None:
-        self.contents.pop(oid, None)
-        self.horizons.pop(oid, None)
-        self._unwritten.discard(oid)
+    def cancel_keeping_keys(self, task: TableTask) -> KeyList:
+        """Cancel the snapshot of a table. Returns the keys of rows that must still be read, by a
+        reselection."""
+        keys = task.pop_keys_to_reselect()
+        self.cancel(task.oid)
+        return keys
+
+    # -- what becomes durable
 
     def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed. `prepared` are xids.
         `with_stream`: include the state of the stream, if it has changed."""
         states: dict[bytes, bytes] = {}
-        queued = [task for task in self._queued if self.by_oid.get(task.oid) is task]
-        for task in (*self._finished, *queued, *self.begun.values()):
-            if task.table is not None or task.encoded is None:
-                states |= task.take_states(self._frame, self._position_key, prepared)
-        self._states.tables |= {task.oid: task.state for task in self._finished}
+        queued = [task for task in self._queued if self.is_current(task)]
+        for task in (*self._finished, *queued, *self._active.values()):
+            states |= task.take_states(self._frame, self._position_key, prepared)
+        self._states.tables.update({task.oid: task.state for task in self._finished})
         self._finished.clear()
         self._queued.clear()
-        for oid in self._unwritten:
-            states[content_key(self._position_key, oid)] = encode_content(self._frame, oid, self.contents[oid])
-        self._unwritten.clear()
+        states |= self.contents.take_states(self._frame, self._position_key)
         if with_stream:
-            states |= self._take_stream_state()
+            judge, has_tables = self._recorder.judge, bool(self._by_oid)
+            states |= self.snapshot.take_states(self._frame, self._position_key, judge, has_tables=has_tables)
         return states
-
-    def _take_stream_state(self) -> dict[bytes, bytes]:
-        judge = self._recorder.judge
-        state = StreamState(snapshot_id=self.snapshot_id, paused=self.is_paused)
-        if judge is not None and self.by_oid:
-            state = replace(state, floor=judge.floor, unseen=tuple(sorted(judge.unseen)), is_active=True)
-        if state == self.stream_state:
-            return {}
-        self.stream_state = state
-        return {self._position_key: encode_stream(self._frame, state)}

@@ -34,8 +34,8 @@ log = structlog.get_logger()
 
 
 class UnreadableTables:
-    """Sets unreadable tables aside (`look`, called by the coordinator) and tries them again (`run`,
-    a task of its own)."""
+    """Finds the tables that the snapshot ends without (`set_hopeless_aside`, called by the
+    coordinator), and tries them again (`run`, a task of its own)."""
 
     def __init__(self, settings: Settings, tasks: TableTasks, pending: PendingChunks) -> None:
         self._login = login_of(settings.source)
@@ -45,13 +45,14 @@ class UnreadableTables:
         self._pending = pending
         self._some = asyncio.Event()
 
-    def look(self) -> None:
-        """Set all remaining tables aside if each of them failed repeatedly, so that the snapshot
-        ends."""
+    def set_hopeless_aside(self) -> None:
+        """Set tables aside, so that the snapshot ends without them: all tables that are left, at
+        once, and only if every one of them has failed HOPELESS_ATTEMPTS times. While one table can
+        be read, or may recover by itself, the others stay in the snapshot and are tried again."""
         tasks = [task for task in self._tasks.whole_tables if not task.is_set_aside]
-        if not self._tasks.snapshot_id or not tasks:
+        if not self._tasks.snapshot.id or not tasks:
             return
-        if all(task.is_hopeless and not task.is_marked for task in tasks):
+        if all(task.is_hopeless and not task.awaits_boundary for task in tasks):
             log_unreadable([task.full_name for task in tasks])
             for task in tasks:
                 self._tasks.set_aside(task)
@@ -64,9 +65,9 @@ class UnreadableTables:
             await asyncio.sleep(self._pause_s)
             waiting = [task for task in self._tasks.whole_tables if task.is_set_aside]
             for task in waiting:
-                if await self._is_readable(task) and self._tasks.by_oid.get(task.oid) is task:
+                if await self._is_readable(task) and self._tasks.is_current(task):
                     log.info("table_readable", table=task.full_name)
-                    self._tasks.take_up(task)
+                    self._tasks.readable_again(task)
                     self._pending.call()
             if not waiting:
                 self._some.clear()
@@ -74,7 +75,7 @@ class UnreadableTables:
     async def _is_readable(self, task: TableTask) -> bool:
         """Return whether the table has changed since it failed, or can be read now, or would fail
         for another reason, which is then logged."""
-        chunk, plan, obstacle = task.failed, task.failed_plan, task.obstacle
+        (chunk, plan), obstacle = task.failed, task.obstacle
         if chunk is None or plan is None or obstacle is None:
             return True
         try:

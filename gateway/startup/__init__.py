@@ -1,14 +1,17 @@
 """Decisions from facts: whether the gateway waits, tries again, goes on, or stops for the operator.
 
     facts.py findings.py        what is known, and what a check may report
-    *_checks.py filters.py synchronous_standby.py
-                                the checks; each takes facts and yields findings
+    position_checks.py          whether slot and server still have what follows the position, and
+                                what was lost if not
+    slot_checks.py timeline_checks.py server_checks.py role_checks.py publication_checks.py
+    filters.py synchronous_standby.py kafka_checks.py listener_checks.py
+                                the other checks; each takes facts and yields findings
     start.py                    the steps of a start, in their order
     position_changes.py         the steps of `walgate skip`, `readmit`, `accept-gap` and `adopt`
     periodic_check.py           the checks that are repeated while the stream runs
     server_notices.py sqlstates.py repeated_failure.py
                                 what follows from the server's messages and errors
-    wal_budget.py               when the slot is advanced without delivery
+    wal_release.py              when the slot is advanced without delivery
     connect_offset.py           the offset of a Debezium connector that the gateway replaces
 
 In: facts that gateway/postgres and gateway/kafka have read, the stored position, and settings as

@@ -42,7 +42,7 @@ def filter_calls(publications: Mapping[str, PublicationFacts]) -> FilterCalls:
 def check_filters(
     publications: Mapping[str, PublicationFacts], failing: Mapping[int, str], types: Mapping[int, str]
 ) -> Iterator[OperatorWarning]:
-    """Warn of row filters that can fail. `failing` maps the oids of functions that can raise an
+    """Warn about row filters that can fail. `failing` maps the oids of functions that can raise an
     error to their names, `types` the oids of types to their names."""
     for publication, relation in _filtered(publications):
         text = relation.row_filter

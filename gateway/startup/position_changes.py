@@ -10,7 +10,7 @@
                      Refused at the first look while a gateway holds the slot.
     adopt            the same; a former server's transactional id is fenced too.
 
-A gateway that has released WAL (wal_budget.py) takes the steps of accept-gap itself.
+A gateway that has released WAL (wal_release.py) takes the steps of accept-gap itself.
 
 If the database was renamed, each of them first records the position under the new name, so that it
 is found again if a command is interrupted after it has dropped the slot.
@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Expected, Facts, Stored
 from gateway.startup.findings import Finding, report_of
@@ -108,7 +108,7 @@ def accept_gap(
 
     Without `until_now`, this is done only if the catalog proves the loss; with it, everything that
     the slot still holds is given up. `released` is the reason why the gateway itself advanced the
-    slot (wal_budget.py); any other loss is then left for the start to judge.
+    slot (wal_release.py); any other loss is then left for the start to judge.
     """
     facts: Facts = yield LoadFacts()
     check_use = check_holder if released is not None else _check_stopped

@@ -45,7 +45,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:
-    """Warn of actions that are not published. Used by `walgate check` only, since this may be
+    """Warn about actions that are not published. Used by `walgate check` only, since this may be
     intended. For a table in two publications, everything that either of them publishes is sent."""
     published: dict[int, frozenset[str]] = {}
     for publication in facts.publications.values():
@@ -64,8 +64,8 @@ def check_actions(facts: Facts) -> Iterator[Finding]:
 
 
 def _identities(facts: Facts) -> Iterator[Finding]:
-    """Warn of tables without a replica identity: the *application's* UPDATE and DELETE fail as long
-    as the table is published."""
+    """Warn about tables without a replica identity: the *application's* UPDATE and DELETE fail as
+    long as the table is published."""
     without = sorted(
         {
             f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
@@ -128,8 +128,8 @@ def _generated_columns(first: str, second: str, relation: PublishedRelation) -> 
 
 
 def _detaching(facts: Facts) -> Iterator[Finding]:
-    """Warn of partitions that are being detached: on 14 to 18, pgoutput crashes (a null pointer in
-    get_rel_sync_entry), and with it every session of the server."""
+    """Warn about partitions that are being detached: on 14 to 18, pgoutput crashes (a null pointer
+    in get_rel_sync_entry), and with it every session of the server."""
     for publication in facts.publications.values():
         for root, partition in publication.detaching:
             yield OperatorWarning(
@@ -167,7 +167,7 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
 def _without_key(
     facts: Facts, publication: PublicationFacts, relation: PublishedRelation, missing: Sequence[str]
 ) -> OperatorWarning:
-    """Warn of an identity whose generated columns are not sent. PostgreSQL 18 rejects UPDATE and
+    """Warn about an identity whose generated columns are not sent. PostgreSQL 18 rejects UPDATE and
     DELETE on such a table; earlier versions send them without the columns that identify the row."""
     table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
     said = (
@@ -196,8 +196,8 @@ def excluded_names(facts: Facts) -> list[str]:
 
 
 def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
-    """Warn of chunks of hypertables that are left out: unlike internal tables of other tools, they
-    may be wanted."""
+    """Warn about chunks of hypertables that are left out: unlike the internal tables of other
+    tools, they may be wanted."""
     chunks = [name for name in excluded_names(facts) if name.startswith(_CHUNKS)]
     if chunks:
         yield OperatorWarning(
@@ -208,8 +208,8 @@ def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
 
 
 def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
-    """Warn of what is no longer sent, or is sent differently, since `before`. A change of several
-    tables or publications, such as the partitions of a table, is one line."""
+    """Warn about what is no longer sent, or is sent differently, since `before`. A change of
+    several tables or publications, such as the partitions of a table, is one line."""
     told: dict[str, list[str]] = {}
     for name, old in before.publications.items():
         new = now.publications.get(name)

@@ -26,7 +26,8 @@ def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Check the slot alone, without any position."""
+    """Check the slot alone, without any position. A slot that no longer exists is judged with the
+    position (position_checks.check_progress)."""
     slot = facts.slot
     if slot is None:
         return
@@ -74,7 +75,7 @@ def _lost(slot: SlotFacts) -> Iterator[Finding]:
 
 
 def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Warn of settings and states that may invalidate the slot while the gateway is down."""
+    """Warn about settings and states that may invalidate the slot while the gateway is down."""
     server, budget = facts.server, expected.advance_bytes
     if 0 <= server.max_slot_wal_keep_mb << 20 < (budget or 0):
         yield OperatorWarning(

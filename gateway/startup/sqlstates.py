@@ -1,4 +1,5 @@
-"""The reaction to each error of PostgreSQL, by SQLSTATE (PostgreSQL manual, appendix A).
+"""The reaction to each error of PostgreSQL, by SQLSTATE (PostgreSQL manual, appendix A), at a
+start, in the stream and in every statement: gateway/postgres/classify_errors.py asks for it.
 
 A code of five letters takes precedence over its class of two. Every class of the manual is either
 in the table or covered by OTHER, and codes of unknown classes are waited for: only an incorrect

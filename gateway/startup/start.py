@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gateway.errors import DataGap, Retry, StopForOperator
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Expected, Facts, Stored, SystemIdentity
 from gateway.startup.findings import Finding, OperatorWarning, Report, report_of
@@ -104,8 +104,8 @@ class TimelineHistory:
 
 @dataclass(frozen=True, slots=True)
 class BeginEpoch:
-    """Make the position durable together with its EPOCH marker -> None. `forgets` is the key of a
-    position that is deleted with it."""
+    """Make the position durable together with the epoch's marker, if the dialect has one -> None.
+    `forgets` is the key of a position that is deleted with it."""
 
     position: Position
     forgets: bytes | None = None

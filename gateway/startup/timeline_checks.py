@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gateway.errors import UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, RetrySlowly
+from gateway.errors import UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, NextSession, RetrySlowly
 from gateway.startup.findings import Finding, OperatorWarning
 from schemas.lsn import Lsn
 
 
 class NotPrimary(RetrySlowly):
     """This server is not the primary; another host of the DSN may be."""
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.avoid_server()
 
 
 class LeftBehind(NotPrimary):

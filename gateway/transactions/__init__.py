@@ -2,14 +2,15 @@
 
 No row waits here for its COMMIT. It goes to the sink of its topic at once, also while it is not
 known whether its transaction commits; it counts for consumers once the marker that ends the
-transaction is there (event_writer).
+transaction is there (native_record_writer).
 
     machine           the state machine: pgoutput messages -> calls of a record writer. Its parts:
     ordinary          transactions that arrive whole, and rows
     logical_messages  logical messages
     relations_in_force                the version of each relation; what is left out
     record_writer     what a dialect must write: the interface
-    event_writer      Walgate's own dialect: change events and markers
+    native_record_writer
+                      Walgate's own dialect: change events and markers
     transaction       what it keeps of a transaction (no rows), and the interfaces to its
                       surroundings
     position          the durable position of a slot, and its record

@@ -1,9 +1,10 @@
 """Decides, from plain facts, when a Kafka transaction is closed, when reading waits, and when the
 position of an idle slot advances.
 
-A Kafka transaction holds whole PostgreSQL transactions. The next one is filled while one is being
-committed, so it can be closed only at the end of a PostgreSQL transaction, when Kafka is free.
-Whether it is closed there depends on the moment:
+A Kafka transaction holds whole PostgreSQL transactions, except that one which is streamed while in
+progress may be divided (OrdinaryTransactions.at_boundary). The next one is filled while one is
+being committed, so it can be closed only where a PostgreSQL transaction may end, when Kafka is
+free. Whether it is closed there depends on the moment:
 
     within a read    only if it is large: its consumers wait for the rest of the read anyway
     after a read     always if the stream pauses, so that a small transaction is not delayed. If the
@@ -16,9 +17,8 @@ Whether it is closed there depends on the moment:
 A Kafka transaction costs gateway and brokers a few ms of CPU time, however little it holds. Kafka
 therefore counts as free no sooner than `commit_interval_s` after the last one was begun.
 
-The replication loop (gateway/runtime/replication_loop.py) and the delivery
-(gateway/kafka/transaction_delivery.py) ask this module. All times are in seconds and are passed by
-the caller.
+gateway/runtime/kafka_transactions.py and the delivery (gateway/kafka/transaction_delivery.py) ask
+this module. All times are in seconds and are passed by the caller.
 """
 
 from __future__ import annotations

@@ -32,15 +32,15 @@ A transaction can therefore be in three places:
 
 Records: what is written for each event is the dialect's matter (record_writer.py). In Walgate's
 own, rows are sent to their topic at once, and count once the marker that ends their transaction is
-there, with its manifest (event_writer.py).
+there, with its manifest (native_record_writer.py).
 
 Rules that connect the states:
 
 * A transaction without events leaves no trace: its begin is recorded with its first event
   (`silent`).
-* `resume_lsn` advances at each end (C, c, P, p, K, r: to the *end* LSN) and at a message outside
-  transactions. It never depends on open streams: PostgreSQL sends those again from their first
-  change as long as they have not ended.
+* `resume_lsn` advances at each end (C, c, P, p, K, r: to the *end* LSN), at a message outside
+  transactions, and where KafkaTransactions.keepalive sets it on an idle stream. It never depends on
+  open streams: PostgreSQL sends those again from their first change as long as they have not ended.
 * `resume_lsn` never goes back, although the end LSN does for a transaction that was prepared before
   two-phase was enabled for the slot: the whole of it is sent at its COMMIT PREPARED.
 * Everything of an in-progress attempt is void after a restart. Only `prepared` is kept.
@@ -66,7 +66,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.errors import UNTIL_NOW, DataGap, Retry
+from gateway.errors import UNTIL_NOW, DataGap, NextSession, Retry
 from gateway.pgoutput import (
     BeginPrepare,
     CommitPrepared,
@@ -86,6 +86,9 @@ from gateway.transactions.transaction import MessageSelection, Prepared, Quarant
 class RolledBackMessages(Retry):
     """Messages of a subtransaction that was rolled back cannot be told from others. Replication
     starts again without streaming; the server then leaves them out."""
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.read_whole()
 
 
 class TransactionMachine(LogicalMessages):

@@ -12,7 +12,7 @@ from typing import Any, Final
 from librt.strings import read_i32_be
 
 from gateway.errors import StopForOperator, WalgateError
-from gateway.events.marker import Marker, readable_time
+from gateway.events.marker_encoder import Marker, readable_time
 from gateway.pgoutput import Begin, Commit, Origin, Truncate, Type
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.relations_in_force import ChangeObserver, RelationsInForce

@@ -1,5 +1,5 @@
-"""The durable position of a slot, and its record: one in every Kafka transaction, read at each
-start.
+"""The durable position of a slot, and its record: the last one of every Kafka transaction (with
+kafka.delivery = at_least_once, of a Kafka transaction of its own), read at each start.
 
 The key is `<system identifier>/<database>/<slot>` as UTF-8 text. This module is pure;
 gateway/kafka/position_topic.py reads the topic.

@@ -2,8 +2,8 @@
 
 What is received and what is written are two things. The machine keeps the order of messages, the
 positions, the relations in force and what is excluded. A RecordWriter writes the records, and a
-RelationVersion those of one relation's rows. gateway/transactions/event_writer.py has Walgate's own
-dialect, gateway/debezium/record_writer.py has Debezium's.
+RelationVersion those of one relation's rows. gateway/transactions/native_record_writer.py has
+Walgate's own dialect, gateway/debezium/record_writer.py has Debezium's.
 
 These are base classes instead of protocols, because the row path is compiled: a call of a method of
 a compiled class costs a few nanoseconds, one through a protocol as much as in plain Python.
@@ -15,7 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 
 from gateway.errors import StopForOperator
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput import Message
 from gateway.pgoutput.row import TuplePart

@@ -1,7 +1,7 @@
 """Values of columns: from PostgreSQL's forms to Avro.
 
     column_codec.py column_readers.py row_readers.py    encoders and readers of a column and a row
-    column_rules.py                                     columns dropped, nulled, hashed, truncated
+    protected_columns.py                                columns dropped, nulled, hashed, truncated
     renderers.py                                        binary form -> PostgreSQL's text, by type
     integers.py floats.py numeric.py dates.py text.py   encoders and text of the common types
     arrays.py composites.py ranges.py geometric.py      encoders or text of the other types

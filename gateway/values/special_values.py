@@ -5,8 +5,10 @@ from __future__ import annotations
 
 
 class UnrepresentableValue(Exception):
-    """The Avro type cannot hold the value: the row has null there and PostgreSQL's text in
-    `special`. This is rare, hence an exception."""
+    """The value has no Avro value that common readers can hold: infinity, NaN, a year outside 1 to
+    9999. The row has null there and PostgreSQL's text in `special`
+    (gateway/events/row_encoder_slow.py; for Debezium gateway/debezium/row_encoder.py). This is
+    rare, hence an exception."""
 
 
 def check_text(value: bytes) -> None:

@@ -28,11 +28,11 @@ from schemas.lsn import format_lsn
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import hadoop_path, path_class
-from spark_consumer.mirror.append.batch_contents import TablePart, batch_size, summarize, without_marks
 from spark_consumer.mirror.fold.keyless_log import not_applied
 from spark_consumer.mirror.fold.replica_identity import check_names
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.slice_contents import TablePart, batch_size, summarize, without_marks
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import CHANGELOG, NO_PROPERTIES

@@ -105,7 +105,7 @@ def mirror(
     config: options.Config = None,
 ) -> None:
     """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
-    from spark_consumer.mirror.append.append_batch import AppendingMirror
+    from spark_consumer.mirror.append.appending_mirror import AppendingMirror
     from spark_consumer.mirror.mirror_state import state_of
     from spark_consumer.mirror.tables.catalog import Catalog
     from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS, STOP

@@ -2,7 +2,7 @@
 
     append          appends each micro-batch, not decoded, to `changes` (changes.py)
     merge           merges `changes` into the tables, beside the batches, then records a version
-                    (manifest.py)
+                    (version_manifest.py)
     fold  tables    the last state of each key; one table, prepared and written
     table_states    purpose of the snapshots in progress, and which tables are not up to date
     versions        reads all tables as of one commit, with unmerged_overlay.py for unmerged changes

@@ -20,8 +20,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.arrow import spark_schema, to_frame
-from spark_consumer.mirror.append.batch_contents import BatchSize, total
 from spark_consumer.mirror.paths import changes_path, schemas_path
+from spark_consumer.mirror.slice_contents import BatchSize, total
 from spark_consumer.mirror.spark_settings import settings
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION, NOTHING, Commit

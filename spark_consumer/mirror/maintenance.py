@@ -23,7 +23,7 @@ from datetime import UTC, datetime, timedelta
 from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, manifest
+from spark_consumer.mirror import changes, version_manifest
 from spark_consumer.mirror.merge.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
 from spark_consumer.mirror.storage import TABLES
@@ -110,16 +110,16 @@ def compact(spark: SparkSession, path: str) -> None:
 def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
     retention_s = retention.total_seconds()
     if retention_s < _FOREVER_S:
-        last = manifest.recorded_version(spark, path)
+        last = version_manifest.recorded_version(spark, path)
         for name in () if last is None else last.tables:
             TABLES.keep_replaced_files(spark, table_path(path, TableName.parse(name)), retention_s)
     if not TABLES.has_old_entries(spark, manifest_path(path)):  # few merges since the last removal
         return
-    oldest_lsn = manifest.merged_before(spark, path, datetime.now(UTC) - retention)
+    oldest_lsn = version_manifest.merged_before(spark, path, datetime.now(UTC) - retention)
     if oldest_lsn is not None:
         changes.prune(spark, path, oldest_lsn)
-        manifest.prune(spark, path, oldest_lsn)
-        for name, version in manifest.oldest_versions(spark, path).items():
+        version_manifest.prune(spark, path, oldest_lsn)
+        for name, version in version_manifest.oldest_versions(spark, path).items():
             location = table_path(path, TableName.parse(name))
             TABLES.remove_before(spark, location, version, retention_s)
     for location in (manifest_path(path), changes_path(path)):

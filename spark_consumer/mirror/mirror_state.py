@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.mirror import changes, manifest, writer_epoch
+from spark_consumer.mirror import changes, version_manifest, writer_epoch
 from spark_consumer.mirror.paths import manifest_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_states import TableStates
@@ -28,7 +28,7 @@ class MirrorState:
 def state_of(spark: SparkSession, path: str) -> MirrorState | None:
     """Return what a mirror contains, or None if it has no changes. Raise MirrorError."""
     writer_epoch.check_format_version(spark, path)
-    last = manifest.recorded_version(spark, path) if TABLES.exists(spark, manifest_path(path)) else None
+    last = version_manifest.recorded_version(spark, path) if TABLES.exists(spark, manifest_path(path)) else None
     appended_lsn = changes.appended_lsn(spark, path)
     merged_lsn = -1 if last is None else last.commit_lsn
     commit_lsn = max(appended_lsn, merged_lsn)

@@ -1,7 +1,7 @@
 """Locations of the parts of a mirror.
 
 <path>/tables/<schema>/<table>    one table for each relation; names are escaped as in topics
-<path>/manifest                   one row for each merge: see manifest.py
+<path>/manifest                   one row for each slice of a merge: see version_manifest.py
 <path>/changes, <path>/schemas    appended changes, and their value schemas: see changes.py
 <path>/kept/<schema>/<table>/<oid> a relation that was dropped and recreated, as it was before
                                   (--on-recreated keep-as)

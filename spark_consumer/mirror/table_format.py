@@ -41,7 +41,8 @@ class Commit:
 
 
 class TableFormat(Protocol):
-    """The functions of a format. Those that read objects of Java raise MirrorError over Connect."""
+    """The functions of a format. Those that use Java objects of the session raise MirrorError in a
+    session of Spark Connect, which has none."""
 
     @property
     def TAKEN_OVER(self) -> tuple[type[Exception], ...]:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.manifest import RecordedVersion
 from spark_consumer.mirror.table_states import TableStates
+from spark_consumer.mirror.version_manifest import RecordedVersion
 from spark_consumer.tables import TableName, is_one_of
 
 T = TypeVar("T")

@@ -7,9 +7,9 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.mirror import manifest, snapshot_keys
-from spark_consumer.mirror.append.batch_contents import BatchSlice, own_records
+from spark_consumer.mirror import snapshot_keys, version_manifest
 from spark_consumer.mirror.paths import seen_path, table_path
+from spark_consumer.mirror.slice_contents import BatchSlice, own_records
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_states import FILL, VERIFY, SnapshotWindow
@@ -52,7 +52,7 @@ def compare(
     shapes: TableSchemas,
     batch_slice: BatchSlice,
     ended: Mapping[str, SnapshotWindow],
-    last: manifest.RecordedVersion | None,
+    last: version_manifest.RecordedVersion | None,
 ) -> int:
     """Write the differences that the slice shows, once, and return how many there are."""
     found = []
@@ -95,7 +95,7 @@ def end_replace(
     batch_slice: BatchSlice,
     name: str,
     window: SnapshotWindow,
-    last: manifest.RecordedVersion | None,
+    last: version_manifest.RecordedVersion | None,
 ) -> str | None:
     """Delete the rows whose keys had no change during the snapshot: they are no longer in the
     source. These are all rows if the snapshot read none. Return a message for the report if it read
@@ -122,7 +122,7 @@ def _all_stay(name: str, reason: str) -> str:
     return f"{name}: {reason}, so rows that are no longer in the source may remain. Run walgate snapshot start for this table"
 
 
-def _newest(batch_slice: BatchSlice, name: str, last: manifest.RecordedVersion | None) -> int | None:
+def _newest(batch_slice: BatchSlice, name: str, last: version_manifest.RecordedVersion | None) -> int | None:
     """Return the schema id of the newest record of a table, or None if it has none."""
     parts = [*(batch_slice.verified.content.parts if batch_slice.verified else ()), *batch_slice.content.parts]
     here = {str(part.table): part.newest for part in parts}

@@ -10,11 +10,12 @@ VERIFY     rows read are compared with those in the table, which stays as it is
 A table may be
 
 filling    not complete, since its FILL has not ended: it cannot be read
-frozen     in quarantine (EXCLUDED): it keeps its last version until a FILL or REPLACE has ended
+frozen     in quarantine (EXCLUDED): versions of the mirror keep the table's last version until a
+           FILL or REPLACE has ended; rows that arrive meanwhile are written all the same
 stale      frozen, or not filled or replaced since a gap, in which changes were lost
 
-The state is a pure function of the table marks (reader/table_marks.py) in the order of their
-markers. It is stored as JSON in the mirror's manifest.
+The state follows from the table marks (reader/table_marks.py) in the order of their markers, and
+from the first rows of new tables. It is stored as JSON in the mirror's manifest.
 
 The gateway ends the last table and the snapshot as a whole in one transaction, so commit LSNs do
 not order table marks. `changes` is sorted by table, and files are read in any order: `parse_marks`

@@ -1,6 +1,6 @@
 """Tables of a mirror after its last merge: the merged tables, with the changes since then applied.
 
-The changes are folded by the same code that a merge uses (fold/fold_table.py, fold/keyless_log.py,
+The changes are folded by the same code that a merge uses (fold/start_fold.py, fold/keyless_log.py,
 fold/replica_identity.py), and the rows that a merge would write are returned as a DataFrame. The
 overlay ends before a change that only a merge can apply: see table_states.first_unreadable.
 
@@ -22,7 +22,19 @@ from pyspark.sql.types import StructType
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror import changes
-from spark_consumer.mirror.append.batch_contents import (
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, small_log
+from spark_consumer.mirror.fold.merge_source import merge_input, merged_rows, rows
+from spark_consumer.mirror.fold.start_fold import (
+    arrow_merge_input,
+    living_rows,
+    small_states,
+    spark_states,
+    table_schema,
+    unsent_columns,
+)
+from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.slice_contents import (
     BatchContent,
     BatchSize,
     TablePart,
@@ -37,18 +49,6 @@ from spark_consumer.mirror.append.batch_contents import (
     summarize,
     without_marks,
 )
-from spark_consumer.mirror.fold import replica_identity
-from spark_consumer.mirror.fold.fold_table import (
-    arrow_merge_input,
-    living_rows,
-    small_states,
-    spark_states,
-    table_schema,
-    unsent_columns,
-)
-from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, small_log
-from spark_consumer.mirror.fold.merge_source import merge_input, merged_rows, rows
-from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_states import StoredMark, TableStates, advance, first_unreadable, verified_chunks
@@ -60,7 +60,7 @@ from spark_consumer.reader.table_marks import EXCLUDED
 from spark_consumer.tables import TableName
 
 if TYPE_CHECKING:
-    from spark_consumer.mirror.manifest import RecordedVersion
+    from spark_consumer.mirror.version_manifest import RecordedVersion
 
 
 READ_HERE = 50_000
@@ -103,7 +103,7 @@ def overlay(
 
 
 def _content(to_apply: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """Return what batch_contents.summarize returns, but no records if there are more than READ_HERE
+    """Return what slice_contents.summarize returns, but no records if there are more than READ_HERE
     changes."""
     if size.changes <= READ_HERE:
         return summarize(to_apply, size)

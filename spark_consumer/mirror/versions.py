@@ -16,11 +16,17 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, table_selection
-from spark_consumer.mirror.manifest import RecordedVersion, as_lsn, find_version, noted_options, recorded_version
 from spark_consumer.mirror.paths import manifest_path, table_path
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.unmerged_overlay import overlay
+from spark_consumer.mirror.version_manifest import (
+    RecordedVersion,
+    as_lsn,
+    find_version,
+    noted_options,
+    recorded_version,
+)
 from spark_consumer.mirror.writer_epoch import check_format_version
 from spark_consumer.tables import TableName
 

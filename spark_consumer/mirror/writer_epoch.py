@@ -1,9 +1,11 @@
 """Exclusive right to write to a mirror, held by the writer that opened it last.
 
-Each writer takes an epoch, which it notes in the manifest: a number above
-that of the former writer, taken from the clock so that no two are equal. A writer that finds
+Each writer takes an epoch, which it notes in the manifest: a number above that of the former
+writer, taken from the clock so that no two are equal. A writer that finds
 another epoch than its own stops. The format of the tables refuses the second of two concurrent
-commits of one application, and a commit during which the writer changes (`expected_epoch`).
+commits of one application, and a commit during which the writer changes (`expected_epoch`). Only
+`changes` and the manifest are committed in that way. A writer that was superseded may still write a
+table: the number that each write notes protects it, and only the owner records a version.
 
 Appending to `changes` and merging have one epoch each, stored in `changes` and in the manifest. A
 job has both, unless `walgate merge` has taken the second. At its end `walgate merge` notes that its

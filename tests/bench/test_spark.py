@@ -9,7 +9,7 @@ from bench.cost import bytes_written, file_sizes
 from bench.spark_backlog import backlog_of
 from bench.spark_day import Batches
 from bench.spark_freshness import figures, lateness
-from spark_consumer.mirror.delta.delta_files import open_delta
+from spark_consumer.mirror.delta.log_replay import open_delta
 from spark_consumer.mirror.paths import changes_path
 from spark_consumer.mirror.table_format import APPLICATION
 

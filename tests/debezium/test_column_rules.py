@@ -16,7 +16,7 @@ from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
 from gateway.errors import StopForOperator
 from gateway.pgoutput import UNCHANGED
-from gateway.runtime.column_rules import check_key, protect
+from gateway.runtime.assign_column_rules import check_key, protect
 from schemas.relation import Kind, Protect, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.debezium.test_dialect import TOPIC, Dialect, new, old
 from tests.events.rows import INT4, INT8, TEXT, relation, rows, wire_row

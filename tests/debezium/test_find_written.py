@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from gateway.config.settings import Settings
 from gateway.debezium.find_written import find_written, read_to
 from gateway.errors import Retry, StopForOperator
-from gateway.kafka.aiokafka_internals import Consumer
+from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.local import Kafka, Registry
 from gateway.startup.connect_offset import DebeziumOffset
 from schemas.lsn import Lsn

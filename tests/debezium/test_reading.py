@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.config.debezium_options import DebeziumOptions
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.pgoutput import UNCHANGED, Message, Text, Truncate
 from gateway.transactions.record_writer import RelationVersion
 from gateway.transactions.transaction import CHUNK_PREFIX

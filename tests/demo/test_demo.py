@@ -22,7 +22,7 @@ from gateway.demo.story import STEPS, Addresses, Story, StoryOptions
 from gateway.demo.verdict import TableVerdict
 from gateway.local import Kafka, Registry
 from gateway.local.guard import Guard
-from spark_consumer.mirror.delta.delta_files import open_delta
+from spark_consumer.mirror.delta.log_replay import open_delta
 from tests.conftest import Database
 from tests.support.quick_java import users_environment
 
@@ -96,7 +96,8 @@ def with_another_text(rows: pa.Table) -> pa.Table:
 
 
 @pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long), signal.SIGKILL]
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGKILL))],
 )
 async def test_a_demo_that_is_stopped_leaves_no_process_and_no_folder(temporary: Path, number: signal.Signals) -> None:
     demo = await asyncio.create_subprocess_exec(

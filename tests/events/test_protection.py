@@ -17,7 +17,7 @@ from gateway.config.columns import ColumnRule, ColumnSettings
 from gateway.errors import StopForOperator
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput import UNCHANGED, TupleValue
-from gateway.runtime.column_rules import protect, unused_rules
+from gateway.runtime.assign_column_rules import protect, unused_rules
 from schemas.change_schema import change_schema, key_schema
 from schemas.relation import Protect, Protection, RelationDescription, ReplicaIdentity
 from tests.events.rows import ALL, FLOAT8, INT8, TEXT, ColumnKind, relation, rows, wire_row

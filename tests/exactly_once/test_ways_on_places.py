@@ -88,17 +88,33 @@ async def test_a_row_filter_that_failed_for_a_row_stops_with_the_way_on(place: P
     await place.stop()
 
 
-async def test_publications_that_disagreed_for_a_row_stop_with_the_way_on(place: Place) -> None:
-    await place.sql.execute(
-        "CREATE TABLE u (id int PRIMARY KEY, a int, b int);"
-        "CREATE PUBLICATION one FOR TABLE flows, u (id, a); CREATE PUBLICATION two FOR TABLE u (id, a)"
-    )
+_U = "DROP PUBLICATION walgate; CREATE TABLE u (id int PRIMARY KEY, a int, b int, twice int GENERATED ALWAYS AS (a * 2) STORED)"
+_DISAGREEMENTS = {
+    "column lists": (
+        "CREATE PUBLICATION one FOR TABLE flows, u (id, a); CREATE PUBLICATION two FOR TABLE u (id, a)",
+        "ALTER PUBLICATION two SET TABLE u (id, b)",
+        "ALTER PUBLICATION two SET TABLE u (id, a)",
+    ),
+    "publish_generated_columns": (
+        "CREATE PUBLICATION one FOR ALL TABLES; CREATE PUBLICATION two FOR TABLE u",
+        "ALTER PUBLICATION two SET (publish_generated_columns = stored)",
+        "ALTER PUBLICATION two SET (publish_generated_columns = none)",
+    ),
+}
+
+
+@pytest.mark.parametrize("about", ["column lists", pytest.param("publish_generated_columns", marks=pytest.mark.long)])
+async def test_publications_that_disagreed_for_a_row_stop_with_the_way_on(place: Place, about: str) -> None:
+    created, differs, agrees = _DISAGREEMENTS[about]
+    await place.sql.execute(f"{_U}; {created}")
     place.set(source__publications='["one", "two"]')
     await place.streams()
     await place.stop()
-    await place.sql.execute("ALTER PUBLICATION two SET TABLE u (id, b)")
-    await place.sql.execute("INSERT INTO u VALUES (1, 1, 1)")
-    await place.sql.execute("ALTER PUBLICATION two SET TABLE u (id, a)")
+    await place.sql.execute(differs)
+    warned = await _warnings(place)
+    assert about in warned and ("column list" in warned) == (about == "column lists"), warned
+    await place.sql.execute("INSERT INTO u (id, a, b) VALUES (1, 1, 1)")
+    await place.sql.execute(agrees)
     await place.insert()
     said = await place.ends()
     assert "0A000" in said and "publications of source.publications disagreed" in said, said

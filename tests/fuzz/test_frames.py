@@ -43,7 +43,8 @@ def fuzz(input_count: int) -> int:
                 assert buffer_bytes <= 2 * CAPACITY + 2 * len(data) + 4000, "a length that is believed"
                 receive_buffer.add(count)
                 data = data[count:]
-                list(split(receive_buffer.take()))
+                taken, frames = receive_buffer.take()
+                assert frames == list(split(taken))
         except FrameError:
             return False
         return receive_buffer.partial_bytes == 0

@@ -193,6 +193,7 @@ except RetrySlowly as error:
 
 
 @pytest.mark.integration
+@pytest.mark.long  # test_dist.py installs Spark with the servers, and runs a mirror in the demo
 async def test_spark_reads_and_mirrors_transactions(
     base: Installed, wheel: Path, tmp_path: Path, feeder: Feeder
 ) -> None:

@@ -1,4 +1,4 @@
-"""What gateway/kafka/aiokafka_internals.py relies on in aiokafka: one test for each, so that a new
+"""What gateway/kafka/aiokafka_internals relies on in aiokafka: one test for each, so that a new
 version says what it breaks."""
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from gateway.errors import StopForOperator
-from gateway.kafka import aiokafka_internals
-from gateway.kafka.aiokafka_internals import (
+from gateway.kafka.aiokafka_internals import client as client_internals
+from gateway.kafka.aiokafka_internals import connection as connection_internals
+from gateway.kafka.aiokafka_internals import producer as producer_internals
+from gateway.kafka.aiokafka_internals.admin import Admin, Consumer
+from gateway.kafka.aiokafka_internals.client import Client
+from gateway.kafka.aiokafka_internals.connection import ConnectError, first_to_succeed
+from gateway.kafka.aiokafka_internals.producer import (
     FIRST_BACKOFF_S,
     LONGEST_BACKOFF_S,
-    Admin,
-    Client,
-    ConnectError,
-    Consumer,
     DirectProducer,
-    check_version,
     end_batch,
-    first_to_succeed,
     record_appender,
 )
+from gateway.kafka.aiokafka_internals.version import check_version
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
 from gateway.local.ports import HOST, free_port
@@ -93,7 +93,7 @@ def test_the_installed_version_is_one_whose_source_was_read() -> None:
         ("gateway/kafka/position_topic.py", "from aiokafka import AIOKafkaConsumer", False),
         ("gateway/runtime/session.py", "from asyncpg.protocol import Record", False),
         (
-            "gateway/kafka/aiokafka_internals.py",
+            "gateway/kafka/aiokafka_internals/client.py",
             "from aiokafka.client import AIOKafkaClient\nAIOKafkaClient._conns",
             True,
         ),
@@ -172,7 +172,7 @@ async def test_a_broker_that_still_ends_the_last_transaction_is_asked_soon_then_
         now[0] += seconds
 
     now = [100.0]
-    monkeypatch.setattr("gateway.kafka.aiokafka_internals.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("gateway.kafka.aiokafka_internals.producer.time.monotonic", lambda: now[0])
     monkeypatch.setattr(asyncio, "sleep", sleep)
     producer._txn_manager._txn_partitions.clear()
     producer.add_to_transaction("second", 0)
@@ -294,7 +294,9 @@ async def no_complaints() -> AsyncIterator[list[dict[str, Any]]]:
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes seconds takes a fraction."""
     for name, seconds in (("STAGGER_S", 0.05), ("CONNECT_TIMEOUT_S", 0.3), ("WATCH_S", 0.02), ("SILENCE_S", 0.1)):
-        monkeypatch.setattr(aiokafka_internals, name, seconds)
+        for module in (connection_internals, client_internals):
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, seconds)
 
 
 @asynccontextmanager
@@ -344,7 +346,7 @@ async def test_a_broker_that_takes_no_connection_is_in_nobodys_way() -> None:
             assert good.connections == connected + 1
             with pytest.raises(NodeNotReadyError):
                 await waiting
-        assert time.monotonic() - begun >= aiokafka_internals.CONNECT_TIMEOUT_S
+        assert time.monotonic() - begun >= connection_internals.CONNECT_TIMEOUT_S
         # It is suspected now: asked last.
         assert {client.get_random_node() for _ in range(50)} == {2}
         assert {tuple(client._brokers()) for _ in range(50)} == {(2, 1)}
@@ -459,7 +461,7 @@ async def test_a_login_is_renewed_before_it_ends(kind: str) -> None:
         async with asyncio.timeout(IN_TIME_S):
             while broker.asked.count(AUTHENTICATE) < logins + 2:
                 await asyncio.sleep(0.01)
-        assert time.monotonic() - begun >= 2 * 0.4 * aiokafka_internals.RENEWED_AFTER
+        assert time.monotonic() - begun >= 2 * 0.4 * connection_internals.RENEWED_AFTER
         await client.send(1, MetadataRequest([]))
         assert broker.connections == connected
         assert tokens.forgotten == 0
@@ -575,13 +577,13 @@ async def test_the_handlers_are_those_that_a_real_transaction_uses(
 ) -> None:
     used: list[str] = []
     for name, method in (("_EndOnce", "do"), ("_AddPatiently", "handle_response")):
-        plain = getattr(getattr(aiokafka_internals, name), method)
+        plain = getattr(getattr(producer_internals, name), method)
 
         def noted(self: Any, argument: Any, *, name: str = name, plain: Any = plain) -> Any:
             used.append(name)
             return plain(self, argument)
 
-        monkeypatch.setattr(getattr(aiokafka_internals, name), method, noted)
+        monkeypatch.setattr(getattr(producer_internals, name), method, noted)
     options = {"bootstrap_servers": kafka.bootstrap_servers}
     admin, producer = Admin(**options), DirectProducer(**options, transactional_id=topic_prefix)
     await admin.start()

@@ -11,7 +11,7 @@ from aiokafka.errors import InvalidTransactionTimeout, TopicAuthorizationFailedE
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
-from gateway.kafka.aiokafka_internals import Admin
+from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.classify_errors import classify
 from gateway.kafka.producer import Producer

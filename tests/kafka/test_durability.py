@@ -12,7 +12,7 @@ import pytest_asyncio
 from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
 
 from gateway.config.kafka import KafkaSettings
-from gateway.kafka.aiokafka_internals import Admin
+from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.durability import Durability, cautions
 from gateway.kafka.relation_topics import Topics
 from gateway.startup.findings import OperatorWarning

@@ -31,7 +31,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry, RetrySlowly, StopForOperator
-from gateway.kafka.aiokafka_internals import CONNECT_TIMEOUT_S
+from gateway.kafka.aiokafka_internals.connection import CONNECT_TIMEOUT_S
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.producer import Producer
 from gateway.kafka.relation_topics import Topics

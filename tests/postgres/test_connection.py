@@ -16,7 +16,7 @@ from gateway.local import Postgres
 from gateway.postgres import credentials
 from gateway.postgres.classify_errors import LossReported
 from gateway.postgres.connection import connect_replication, connect_sql, leave_with
-from gateway.postgres.copy_frames import DRAINED, XLOG_DATA, split
+from gateway.postgres.copy_frames import DRAINED, XLOG_DATA
 from gateway.postgres.receive_buffer import HEAD_BYTES
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.slot import create_slot, slot_facts
@@ -90,9 +90,9 @@ async def read_until(stream: ReplicationStream, end: Lsn, most_bytes: int = 1 <<
     rows: list[tuple[int, bytes]] = []
     async with asyncio.timeout(30):
         while True:
-            data = await stream.read()
+            data, frames = await stream.read()
             assert len(data) <= most_bytes
-            for kind, lsn, third, frame_end in split(data):
+            for kind, lsn, third, frame_end in frames:
                 if kind in (XLOG_DATA, DRAINED):
                     rows.append((lsn, data[third:frame_end]))
                 if lsn >= end:
@@ -214,8 +214,8 @@ async def test_publication_that_is_dropped_is_an_error_on_the_oldest_version(dat
 
 async def read_without(stream: ReplicationStream, message: bytes) -> None:
     while True:
-        data = await stream.read()
-        assert message not in [data[third : third + 1] for kind, _, third, _ in split(data) if kind == XLOG_DATA]
+        data, frames = await stream.read()
+        assert message not in [data[third : third + 1] for kind, _, third, _ in frames if kind == XLOG_DATA]
 
 
 @pytest.mark.parametrize("name", ["it's", 'quo"te', "a,b", " ", "Groß", "x';--", '""', "\\"])
@@ -406,7 +406,7 @@ async def test_fast_stop_does_not_wait_for_a_reader_that_has_acknowledged(start_
     async def acknowledge_all() -> WalgateError:
         with contextlib.suppress(Retry):
             while True:
-                for _, lsn, _, _ in split(await stream.read()):
+                for _, lsn, _, _ in (await stream.read()).frames:
                     status.acknowledge(lsn)
         assert stream.failure is not None
         return stream.failure

@@ -55,7 +55,7 @@ async def read_to_the_end(stream: ReplicationStream) -> tuple[bytes, WalgateErro
     data = b""
     while True:
         try:
-            data += await stream.read()
+            data += (await stream.read()).data
         except WalgateError as ended:
             return data, ended
 
@@ -139,14 +139,14 @@ async def test_stream_sent_byte_by_byte_is_the_same() -> None:
     async with streaming(drip) as stream:
         data = b""
         while len(data) < len(ROW + keepalive(17) + ROW):
-            data += await stream.read()
+            data += (await stream.read()).data
         assert data == ROW + keepalive(17) + ROW
         assert [frame[0] for frame in split(data)] == [119, 107, 119]
 
 
 async def test_parameters_that_do_not_matter_may_change() -> None:
     async with streaming(lambda peer: send_and_wait(peer, parameter_status("search_path", "x") + ROW)) as stream:
-        assert await stream.read() == ROW
+        assert (await stream.read()).data == ROW
 
 
 async def test_parameter_that_was_not_taken_at_login_is_refused() -> None:
@@ -218,7 +218,7 @@ async def test_rows_that_come_with_the_agreement_are_kept() -> None:
     async with asyncio.timeout(NEVER_HANGS_S), scripted_server(hurry) as dsn:
         stream = await connect_replication(dsn)
         await stream.start("s", Lsn(0), OPTIONS)
-        assert await stream.read() == ROW
+        assert (await stream.read()).data == ROW
         await stream.close()
 
 
@@ -263,7 +263,7 @@ async def test_back_pressure_reaches_the_server_and_the_buffer_stays_small() -> 
         assert stream.silence_s() == 0.0  # the silence is ours
         got = 0
         while got < last + 1_000_000:  # and it goes on behind what was sent
-            data = await stream.read()
+            data = (await stream.read()).data
             got += len(data)
             assert len(data) <= 1 << 16
             await asyncio.sleep(0)
@@ -281,7 +281,7 @@ async def test_cancelled_read_loses_nothing() -> None:
             async with asyncio.timeout(0.02):
                 await stream.read()
         go_on.set()
-        assert await stream.read() == ROW
+        assert (await stream.read()).data == ROW
 
 
 async def test_silent_server_is_asked_and_then_given_up() -> None:

@@ -4,10 +4,15 @@ show on demand."""
 from __future__ import annotations
 
 import asyncio
+import re
 import struct
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
 from typing import Any, cast
 
 import pytest
@@ -17,18 +22,21 @@ from gateway.config.settings import ErrorSettings
 from gateway.errors import StopForOperator
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
-from gateway.pgoutput import Begin, Message, StreamStart
+from gateway.pgoutput import Begin, Commit, Message, StreamStart
+from gateway.postgres.copy_frames import Received, split
+from gateway.runtime.kafka_transactions import KafkaTransactions, WholeFirst
 from gateway.runtime.quarantine import QuarantinePolicy
-from gateway.runtime.replication_loop import MORE_AT_HAND_BYTES, ReplicationLoop, WholeFirst
+from gateway.runtime.replication_loop import MORE_AT_HAND_BYTES, ReplicationLoop
+from gateway.runtime.stream_status import StreamStatus
 from gateway.runtime.tasks import run_together
 from gateway.transactions.commit_policy import CommitPolicy
-from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import MessageSelection, MessageTopic
 from schemas.lsn import Lsn
@@ -36,6 +44,7 @@ from schemas.wire_format import frame
 from tests.pgoutput.writer import write
 from tests.postgres.writer import xlog_data
 
+ROOT = Path(__file__).parents[2]
 _NOWHERE = Lsn(0)
 RELATION_OID = 4711
 POLICY = CommitPolicy(memory_bytes=64 << 20)
@@ -62,15 +71,13 @@ class ScriptedProducer:
     async def begin(self, always: object) -> None:
         self.log.append("begin")
 
-    def send(self, batch: Any) -> asyncio.Future[int]:
+    def send(self, batch: Any, *, in_transaction: bool = False) -> asyncio.Future[int]:
         self.log.append(batch.topic)
         future = asyncio.get_running_loop().create_future()
         future.set_result(0)
         self._sent[future] = batch.size
         self.most_sent_bytes = max(self.most_sent_bytes, sum(self._sent.values()))
         return future
-
-    send_in_transaction = send
 
     async def delivered(self, future: asyncio.Future[int]) -> int:
         await asyncio.sleep(self.delay_s)
@@ -89,11 +96,11 @@ class ScriptedStream:
         self._arrived: asyncio.Queue[bytes | Exception] = asyncio.Queue()
         self.put: Callable[[bytes | Exception], None] = self._arrived.put_nowait
 
-    async def read(self) -> bytes:
+    async def read(self) -> Received:
         found = await self._arrived.get()
         if isinstance(found, Exception):
             raise found
-        return found
+        return Received(found, list(split(found)))
 
 
 class Feedback:
@@ -154,17 +161,17 @@ class Place:
         version = EventVersion("public.t", 8, cast(Any, Rows()), writer.sink("cdc.public.t", 1, "public.t"))
         machine.announce(RELATION_OID, None, version)
         self.position = Position("1", 1, "d", "s", "cdc", ("p",), "v", "ACTIVE", 3, Lsn(100), Lsn(1))
+        feedback = cast(Any, self.feedback)
+        status = StreamStatus(self.board, feedback, machine, self.delivery, self.position)
+        self.kafka = KafkaTransactions(machine, writer, self.delivery, feedback, self.position, status, careful_until)
         self.replication_loop = ReplicationLoop(
             cast(Any, self.stream),
-            cast(Any, self.feedback),
+            feedback,
             machine,
-            writer,
             cast(Any, None),
-            self.delivery,
-            self.position,
+            self.kafka,
             4,
-            careful_until,
-            board=self.board,
+            status=status,
             table_errors=QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True),
         )
 
@@ -175,7 +182,7 @@ class Place:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(self.replication_loop.run()), asyncio.create_task(self.replication_loop.deliver())]
+        tasks = [asyncio.create_task(self.replication_loop.run()), asyncio.create_task(self.kafka.deliver())]
         async with asyncio.timeout(10):
             yield
         for task in tasks:
@@ -184,9 +191,7 @@ class Place:
 
     async def fails(self, *meanwhile: Coroutine[Any, Any, None]) -> None:
         async with asyncio.timeout(10):
-            await run_together(
-                self.replication_loop.run(), self.replication_loop.deliver(), *meanwhile, until=asyncio.sleep(3600)
-            )
+            await run_together(self.replication_loop.run(), self.kafka.deliver(), *meanwhile, until=asyncio.sleep(3600))
 
 
 def message(lsn: int, content: bytes, xid: int | None = None) -> bytes:
@@ -211,7 +216,7 @@ async def test_a_batch_that_left_before_its_end_was_known_is_committed(while_com
             await asyncio.sleep(0)
         place.stream.put(message(300, b"x" * (OPEN_BYTES + 1)))
         await place.feedback.reach(300)
-        await place.replication_loop.drain()
+        await place.kafka.drain()
 
 
 async def acknowledged(place: Place, batch_count: int) -> list[int]:
@@ -249,7 +254,7 @@ async def test_a_kafka_transaction_that_waits_is_closed_by_a_stop() -> None:
     async with place.running():
         place.stream.put(message(200, b"x" * MORE_AT_HAND_BYTES))
         await asyncio.sleep(0)
-        await place.replication_loop.drain()
+        await place.kafka.drain()
     assert place.feedback.acknowledged == [200]
 
 
@@ -262,14 +267,15 @@ async def test_pieces_count_in_the_memory_of_a_kafka_transaction_that_waits() ->
     sinks = [place.writer.sink(f"cdc.t{number}", 1, "t") for number in range(500)]
     piece_count = 0
 
-    async def read() -> bytes:
+    async def read() -> Received:
         nonlocal piece_count
         manifest = Manifest(3)
         for sink in sinks:
             sink.append(None, b"x", manifest)
         piece_count += len(sinks)
         await asyncio.sleep(0)
-        return message(200 + piece_count, b"small")
+        data = message(200 + piece_count, b"small")
+        return Received(data, list(split(data)))
 
     place.stream.read = read  # type: ignore[method-assign]
     async with place.running():
@@ -372,7 +378,7 @@ async def test_small_transactions_share_a_kafka_transaction_within_the_commit_in
         await place.feedback.reach(500)
         assert asyncio.get_running_loop().time() - began >= 0.2
         assert place.feedback.acknowledged == [200, 500]
-        await place.replication_loop.drain()
+        await place.kafka.drain()
 
 
 async def test_with_at_least_once_positions_keep_to_the_commit_interval_and_rows_do_not() -> None:
@@ -398,3 +404,45 @@ async def test_what_is_under_way_is_seen_while_kafka_does_not_answer() -> None:
         place.stream.put(message(200, b"x" * (OPEN_BYTES + 1)))
         while not (REGISTRY.get_sample_value("walgate_in_flight_bytes") or 0) > OPEN_BYTES:
             await asyncio.sleep(0)
+
+
+LONGEST_PATH, MOST_FILES = 35, 12
+SCRIPTED = {"kafka/producer.py", "postgres/standby_status.py", "postgres/replication_stream.py"}
+"""Files whose part is played by a script here."""
+
+
+def path_of_a_commit() -> list[tuple[str, str]]:
+    """(file, function) of each step in docs/how-it-works.md."""
+    rows = re.findall(r"^\|[^|]*\| (`[^|]*) \| `([^`|]*\.py)` \|$", (ROOT / "docs/how-it-works.md").read_text(), re.M)
+    return [(file, function) for functions, file in rows for function in re.findall(r"`([^`]+)`", functions)]
+
+
+async def test_the_path_of_a_commit_is_the_documented_one() -> None:
+    path = path_of_a_commit()
+    assert 30 <= len(set(path)) == len(path) <= LONGEST_PATH
+    assert len({file for file, _ in path}) <= MOST_FILES
+    for file, function in path:
+        found: Any = import_module(f"gateway.{file.removesuffix('.py').replace('/', '.')}")
+        for name in function.split("."):
+            found = getattr(found, name)
+    root = f"{ROOT}/gateway/"
+    called: list[tuple[str, str]] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(root):
+            called.append((code.co_filename.removeprefix(root), code.co_qualname))
+
+    place = Place()
+    async with place.running():
+        place.stream.put(row(200, b"a row"))
+        while not place.writer.open:
+            await asyncio.sleep(0)
+        sys.setprofile(note)
+        try:
+            place.stream.put(xlog_data(300, write(Commit(0, Lsn(200), Lsn(300), 0)), 300))
+            await place.feedback.reach(300)
+        finally:
+            sys.setprofile(None)
+    played = [step for step in path if step[0] not in SCRIPTED]
+    assert [step for step in dict.fromkeys(called) if step in played] == played

@@ -9,8 +9,8 @@ import pytest
 from gateway.config.settings import Settings
 from gateway.errors import StopForOperator
 from gateway.kafka.transaction_delivery import TransactionTimedOut
-from gateway.runtime.restart_state import RestartState
 from gateway.runtime.session import Session
+from gateway.runtime.session_memory import SessionMemory
 from schemas.lsn import Lsn
 
 NOT_ASKED: Any = None
@@ -25,7 +25,7 @@ def hint_of(*, reads_whole: bool, dialect: str = "walgate", **source: object) ->
             "registry": {"url": "http://x"},
         }
     )
-    session = Session(settings, NOT_ASKED, RestartState())
+    session = Session(settings, NOT_ASKED, SessionMemory())
     session._reads_whole = reads_whole
     session._stop_if_again(Lsn(1), TransactionTimedOut("too long"))
     with pytest.raises(StopForOperator) as stop:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from gateway.runtime.snapshot_status import status_lines, status_of
-from gateway.snapshot.stored_state import KNOWN, RESELECT, StoredStates, StreamState, TableState
+from gateway.snapshot.stored_state import NOT_TO_BE_READ, RESELECT, StoredStates, StreamState, TableState
 
 
 def test_rows_that_are_read_again_are_no_unfinished_table() -> None:
     tables = [
         TableState(1, "public", "b", "id", status="READING"),
         TableState(2, "public", "again", "", RESELECT, "READING"),
-        TableState(3, "public", "known", "", status=KNOWN),
+        TableState(3, "public", "known", "", status=NOT_TO_BE_READ),
         TableState(4, "public", "a", "id", status="DONE"),
     ]
     states = StoredStates(StreamState(), {table.relation_oid: table for table in tables})

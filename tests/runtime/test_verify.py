@@ -18,7 +18,7 @@ from gateway.cli.verify import (
 )
 from gateway.cli.verify_mirror_folder import MirrorFolder
 from gateway.errors import Retry, StopForOperator
-from gateway.snapshot.stored_state import KNOWN, StoredStates, TableState
+from gateway.snapshot.stored_state import NOT_TO_BE_READ, StoredStates, TableState
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from schemas.verdict import Difference, TableVerdict, encode_lsn, encode_verdict, ended_path, verdict_path
 
@@ -55,7 +55,7 @@ def test_tables_are_chosen_as_elsewhere() -> None:
 def test_a_table_whose_rows_have_not_come_yet_is_not_verified() -> None:
     states = StoredStates(
         tables={
-            1: TableState(1, "a", "known", "", status=KNOWN),
+            1: TableState(1, "a", "known", "", status=NOT_TO_BE_READ),
             2: TableState(2, "a", "done", "", status="DONE"),
             3: TableState(3, "a", "verified", "", "VERIFY", "READING"),
             4: TableState(4, "a", "filled", "", "FILL", "READING"),

@@ -13,7 +13,7 @@ from gateway.config.settings import Settings
 from gateway.errors import Retry
 from gateway.observe.metrics import REGISTRY
 from gateway.observe.status_board import StatusBoard
-from gateway.runtime.restart_state import RestartState
+from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.wal_budget import WalBudget
 from gateway.startup.facts import Facts
 from schemas.lsn import Lsn
@@ -22,13 +22,13 @@ from tests.startup.facts import ACTIVE, EXPECTED, with_slot
 FULL = with_slot(restart_lsn=Lsn(100), confirmed_flush_lsn=Lsn(200))
 
 
-def budget(memory: RestartState, action: str) -> WalBudget:
+def budget(memory: SessionMemory, action: str) -> WalBudget:
     values: dict[str, Any] = {"source": {"dsn": "postgresql://u@h/d", "wal_budget_bytes": 500, "on_wal_budget": action}}
     return WalBudget(Settings(**values), memory, StatusBoard())
 
 
 def test_a_stream_is_ended_at_the_budget_where_the_setting_says_so() -> None:
-    memory = RestartState(position=ACTIVE)
+    memory = SessionMemory(position=ACTIVE)
     budget(memory, "warn").check(FULL)
     budget(memory, "advance").check(with_slot(restart_lsn=Lsn(1900), confirmed_flush_lsn=Lsn(1950)))
     with pytest.raises(Retry, match=r"source\.wal_budget_bytes is 500"):
@@ -36,8 +36,8 @@ def test_a_stream_is_ended_at_the_budget_where_the_setting_says_so() -> None:
 
 
 def test_a_stream_goes_on_while_the_slot_would_not_be_moved_yet() -> None:
-    budget(RestartState(position=ACTIVE, release_again_at=time.monotonic() + 60), "advance").check(FULL)
-    budget(RestartState(), "advance").check(FULL)  # no position was read
+    budget(SessionMemory(position=ACTIVE, release_again_at=time.monotonic() + 60), "advance").check(FULL)
+    budget(SessionMemory(), "advance").check(FULL)  # no position was read
 
 
 def with_wal(flush_lsn: int, slot_lsn: int) -> Facts:
@@ -68,7 +68,7 @@ class SlowServer:
 
 
 async def test_a_slot_that_was_advanced_without_an_answer_is_told_once() -> None:
-    memory, server = RestartState(position=ACTIVE), SlowServer(moves=True)
+    memory, server = SessionMemory(position=ACTIVE), SlowServer(moves=True)
     kept: Any = server
     before = REGISTRY.get_sample_value("walgate_slot_advances_total")
     assert before is not None
@@ -87,7 +87,7 @@ async def test_a_slot_that_was_advanced_without_an_answer_is_told_once() -> None
 
 async def test_a_slot_that_was_not_advanced_has_no_gap() -> None:
     """The server was restarted before it had begun, and what held the WAL has ended."""
-    memory, server = RestartState(position=ACTIVE), SlowServer(moves=False)
+    memory, server = SessionMemory(position=ACTIVE), SlowServer(moves=False)
     kept: Any = server
     with pytest.raises(Retry):
         await budget(memory, "advance").keep(kept)
@@ -100,7 +100,7 @@ async def test_a_slot_that_was_not_advanced_has_no_gap() -> None:
 
 
 async def test_a_later_advance_that_was_not_made_is_made_when_the_server_is_back() -> None:
-    memory, server = RestartState(position=ACTIVE), SlowServer(moves=True)
+    memory, server = SessionMemory(position=ACTIVE), SlowServer(moves=True)
     kept: Any = server
     with pytest.raises(Retry):
         await budget(memory, "advance").keep(kept)

@@ -9,7 +9,9 @@ import pytest
 
 from gateway.config.settings import Settings
 from gateway.snapshot.coordinator import SnapshotCoordinator
-from gateway.snapshot.stored_state import StoredStates
+from gateway.snapshot.rules.table_progress import TableProgress
+from gateway.snapshot.stored_state import StoredStates, TableState
+from gateway.snapshot.table_task import TableTask
 
 NOT_ASKED: Any = None
 """PostgreSQL and the stream have no part in it."""
@@ -41,3 +43,10 @@ def snapshot() -> SnapshotCoordinator:
         settings, NOT_ASKED, STREAM, NOT_ASKED, NOT_ASKED, StoredStates(),
         position_key=b"", frame=b"", is_first=True, text_only=False, publications=NOT_ASKED,
     )  # fmt: skip
+
+
+def task_of(oid: int, name: str, progress: TableProgress | None = None, plan: Any = None) -> TableTask:
+    """Return the task of a table whose progress was not set up by the coordinator."""
+    task = TableTask(TableState(oid, "a", name, "s"))
+    task._progress, task._plan = progress, plan
+    return task

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from gateway.snapshot.rules.ctid_ranges import CtidPlan
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import CtidPlan
 from gateway.snapshot.rules.table_progress import Status, TableProgress
 from tests.snapshot.source import UNCHANGED, Big, Change, Entry, Source
 from tests.snapshot.world import Durable, Waiting, World, encode
@@ -44,11 +44,9 @@ class Reselecting(World):
     DURABLE: ClassVar[type[Durable]] = Kept
     live: Kept
 
-    def _new_table(self) -> TableProgress:
+    def _new_table(self, *, reselects: bool = True) -> TableProgress:
         if not self.live.is_reselect:
-            table = super()._new_table()
-            table.reselects = True
-            return table
+            return super()._new_table(reselects=reselects)
         if self.broken == "durable keys":
             self.live.again = []
         return TableProgress(self.judge, (), 1 << 20)
@@ -58,7 +56,7 @@ class Reselecting(World):
         self.table = self._new_table()
         self.table.resume(CtidPlan(()), keys, ())
         if self.broken == "received before" and self.table.track is not None:
-            self.table.track.whole.clear()
+            self.table.track.xids_without_keys.clear()
 
     def _begin(self) -> None:
         broken, self.broken = self.broken, ""
@@ -109,12 +107,12 @@ class Reselecting(World):
         super()._mark(entry)
         if before is Status.ENDING and self.table.status is Status.DONE:
             self.live.seen = {key: row for key, row in self.live.seen.items() if key in self.live.changed}
-            if self.table.again and self.broken != "late keys":
-                self._reselect(KeyList({0: list(self.table.again)}))
+            if self.table.keys_to_read_again and self.broken != "late keys":
+                self._reselect(KeyList({0: list(self.table.keys_to_read_again)}))
 
     def _hand_over(self, waiting: Waiting) -> None:
         chunk, live = waiting.chunk, self.live
-        is_admitted = self.table is chunk.table and self.table.admits(chunk)
+        is_admitted = self.table is chunk.progress and self.table.admits(chunk)
         fresh = {
             key: row for key, row in waiting.rows.items() if is_admitted and not self.table.is_stale(chunk, encode(key))
         }
@@ -122,7 +120,7 @@ class Reselecting(World):
             wrong = {key: (row, live.target.get(key)) for key, row in fresh.items() if row != live.target.get(key)}
             assert not wrong, f"not the row that is there: {wrong}"
         waiting.rows = fresh if is_admitted else waiting.rows
-        super()._hand_over(waiting) if self.table is chunk.table else None
+        super()._hand_over(waiting) if self.table is chunk.progress else None
         live.seen |= fresh
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from gateway.pgoutput import StreamCommit, StreamStart, StreamStop, Truncate
 from gateway.snapshot.change_tracking import RecordingObserver
 from gateway.snapshot.rules import stale_rows as judging
-from gateway.snapshot.rules.ctid_ranges import Leaf
+from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import Visibility
@@ -66,7 +66,7 @@ def test_keys_are_noted_at_the_commit_with_the_epoch_of_their_transaction(scene:
     scene.row(b"b")
     commit(scene.stream, 2000)
     assert scene.track.keys == {b"a": EPOCH + 5, b"b": EPOCH + 6}
-    assert scene.judge.unseen == {EPOCH + 5, EPOCH + 6} and not scene.track.whole
+    assert scene.judge.unseen == {EPOCH + 5, EPOCH + 6} and not scene.track.xids_without_keys
 
 
 def test_of_a_large_transaction_the_id_alone_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_of_a_large_transaction_the_id_alone_is_kept(monkeypatch: pytest.MonkeyP
             scene.row(b"%d %d" % (xid, number))
         commit(scene.stream, xid * 1000)
     assert set(scene.track.keys) == {b"5 0", b"5 1", b"5 2", b"7 0"}
-    assert scene.track.whole == {EPOCH + 6}
+    assert scene.track.xids_without_keys == {EPOCH + 6}
 
 
 def test_of_many_keys_those_that_every_snapshot_sees_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_a_truncate_counts_for_all_keys_and_the_next_transaction_for_its_own(sce
     begin(scene.stream, 6, 2000)
     scene.row(b"b")
     commit(scene.stream, 2000)
-    assert scene.track.whole == {EPOCH + 5} and scene.track.keys == {b"b": EPOCH + 6}
+    assert scene.track.xids_without_keys == {EPOCH + 5} and scene.track.keys == {b"b": EPOCH + 6}
 
 
 def test_a_streamed_transaction_counts_whole_and_leaves_no_key_to_the_next(scene: Scene) -> None:
@@ -117,7 +117,7 @@ def test_a_streamed_transaction_counts_whole_and_leaves_no_key_to_the_next(scene
     scene.row(b"c", subxid=5)
     stream.receive(StreamStop())
     stream.receive(StreamCommit(5, 0, Lsn(2000), Lsn(2040), TIME))
-    assert scene.track.whole == {EPOCH + 5} and scene.track.keys == {b"b": EPOCH + 6}
+    assert scene.track.xids_without_keys == {EPOCH + 5} and scene.track.keys == {b"b": EPOCH + 6}
 
 
 def test_a_table_that_is_read_at_once_knows_no_keys() -> None:
@@ -126,7 +126,7 @@ def test_a_table_that_is_read_at_once_knows_no_keys() -> None:
     scene.row(None)
     scene.row(b"a")
     commit(scene.stream, 1000)
-    assert scene.track.whole == {EPOCH + 5} and not scene.track.keys
+    assert scene.track.xids_without_keys == {EPOCH + 5} and not scene.track.keys
 
 
 def test_a_table_that_begins_again_within_a_transaction_knows_its_id(scene: Scene) -> None:
@@ -136,7 +136,7 @@ def test_a_table_that_begins_again_within_a_transaction_knows_its_id(scene: Scen
     scene.row(b"b")
     commit(scene.stream, 1000)
     scene.table.begin()
-    assert scene.track.whole == {EPOCH + 5} and not scene.track.keys
+    assert scene.track.xids_without_keys == {EPOCH + 5} and not scene.track.keys
 
 
 def test_an_update_that_left_columns_out_is_read_again(scene: Scene) -> None:
@@ -145,6 +145,6 @@ def test_an_update_that_left_columns_out_is_read_again(scene: Scene) -> None:
     scene.encoder.left_out_count += 1
     scene.stream.row(b"U")
     scene.stream.row(b"U", content=b"moved")
-    assert list(scene.table.again) == [b"a"]
+    assert list(scene.table.keys_to_read_again) == [b"a"]
     commit(scene.stream, 1000)
     assert set(scene.track.keys) == {b"a", b"old"}

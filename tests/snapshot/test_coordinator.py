@@ -1,4 +1,4 @@
-"""What may happen between two steps of the engine."""
+"""What may happen between two steps of the coordinator."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import pytest
 
 from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinator
-from gateway.snapshot.pending_chunks import ChunkMark
+from gateway.snapshot.pending_chunks import SnapshotBoundary
 from gateway.snapshot.reader_tasks import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
-from gateway.snapshot.rules.ctid_ranges import CtidPlan, Leaf
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import CtidPlan, Leaf
 from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import RESELECT, TableState
+from gateway.snapshot.table_errors import Obstacle
 from gateway.snapshot.table_task import TableTask
 from gateway.transactions.transaction import CHUNK_PREFIX
-from tests.snapshot.conftest import NOT_ASKED, Transactions
+from tests.snapshot.conftest import NOT_ASKED, Transactions, task_of
 
 
 @pytest.fixture
@@ -35,33 +36,33 @@ async def test_what_is_to_be_set_up_again_is_not_read(snapshot: SnapshotCoordina
     """Another reader found that the table has changed, while this one opened its session."""
     task = TableTask(TableState(1, "a", "b", "", RESELECT))
     table = task.reselect(judge, 1 << 20, KeyList({0: [b"1"]}))
-    chunk = table.take()
-    assert chunk is not None and table.take() is None
+    chunk = table.next_chunk()
+    assert chunk is not None and table.next_chunk() is None
     await snapshot._readers.read(NOT_ASKED, task, chunk)
-    again = table.take()
+    again = table.next_chunk()
     assert again is not None and again.keys == (b"1",)
 
 
 def test_a_chunk_that_its_reader_gave_back_does_not_count_when_the_stream_brings_it(judge: StalenessJudge) -> None:
     """The session ended before the server's answer to COMMIT, which had come into effect."""
     table = table_being_read(judge)
-    chunk = table.take()
-    assert chunk is not None and table.taken(chunk, parse_visibility("10:10:")) and table.admits(chunk)
+    chunk = table.next_chunk()
+    assert chunk is not None and table.snapshot_taken(chunk, parse_visibility("10:10:")) and table.admits(chunk)
     table.give_back(chunk)
     assert not table.admits(chunk)
-    again = table.take()
-    assert again is not None and table.taken(again, parse_visibility("10:10:"))
+    again = table.next_chunk()
+    assert again is not None and table.snapshot_taken(again, parse_visibility("10:10:"))
     assert not table.admits(chunk) and table.admits(again)
-    table.handed_over(again, 1, 0)
+    table.published(again, 1, 0)
 
 
 def test_a_chunk_that_counts_no_more_holds_no_snapshot(judge: StalenessJudge) -> None:
     table = TableProgress(judge, [], 1 << 20)
     table.resume(CtidPlan(()), KeyList({0: [b"1"]}), ())
-    chunk = table.take()
+    chunk = table.next_chunk()
     assert chunk is not None
     table.begin_again()
-    judge.expect(chunk)
+    judge.snapshot_requested(chunk)
     table.give_back(chunk)
     judge.committed(10)
     judge.observe(parse_visibility("11:11:"))
@@ -75,15 +76,15 @@ def test_a_table_that_was_just_published_is_read_whole(snapshot: SnapshotCoordin
 
 def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: StalenessJudge) -> None:
     table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20, reselects=True)
-    task = TableTask(TableState(1, "a", "b", ""), table)
-    assert (task.notes_keys, task.may_owe_more) == (False, False)
+    task = task_of(1, "b", table)
+    assert (task.records_keys, task.may_miss_values) == (False, False)
     table.begin()
-    table.note_unchanged(b"1", b"1")
-    assert (task.notes_keys, task.may_owe_more) == (True, False)
-    assert [*task.take_owed()] == [b"1"]
-    assert not table.again
+    table.record_unchanged_toast(b"1", b"1")
+    assert (task.records_keys, task.may_miss_values) == (True, False)
+    assert [*task.pop_keys_to_reselect()] == [b"1"]
+    assert not table.keys_to_read_again
     table.begin_again()
-    assert (task.notes_keys, task.may_owe_more) == (False, True)
+    assert (task.records_keys, task.may_miss_values) == (False, True)
 
 
 class StreamsAtOnce(Transactions):
@@ -101,22 +102,22 @@ class StreamsAtOnce(Transactions):
 
 async def test_a_mark_that_is_streamed_before_its_xid_is_known_is_sent_once_more(snapshot: SnapshotCoordinator) -> None:
     task = TableTask(TableState(1, "a", "b", ""))
-    mark = ChunkMark("begin", [task])
+    mark = SnapshotBoundary("begin", [task])
     snapshot._sql = StreamsAtOnce(snapshot)
-    await snapshot._mark(mark)
-    assert mark.done.is_set() and not task.is_marked and not snapshot._pending._by_message_id
+    await snapshot._emit_boundary(mark)
+    assert mark.done.is_set() and not task.awaits_boundary and not snapshot._pending._by_message_id
 
 
 def test_a_message_that_is_not_streamed_needs_the_xid(snapshot: SnapshotCoordinator) -> None:
     """It was committed, so its xid was known: it is somebody else's."""
-    snapshot._pending.expect("1", ChunkMark("begin", []))
+    snapshot._pending.expect("1", SnapshotBoundary("begin", []))
     assert snapshot._on_message(CHUNK_PREFIX, b"1", 7, False) is None and snapshot._pending._by_message_id
 
 
 def waiting_chunk(judge: StalenessJudge, byte_count: int = 1) -> ReadChunk:
     table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20)
     table.begin()
-    chunk = table.take()
+    chunk = table.next_chunk()
     assert chunk is not None
     return ReadChunk(chunk, NOT_ASKED, [], byte_count)
 
@@ -125,22 +126,22 @@ def test_tables_begin_and_end_together_while_there_is_something_to_read(
     snapshot: SnapshotCoordinator, judge: StalenessJudge
 ) -> None:
     now = time.monotonic()
-    assert snapshot._is_time(1, now)
+    assert snapshot._is_due(1, now)
     snapshot._pending.expect("1", waiting_chunk(judge))
-    assert not snapshot._is_time(MOST_AT_ONCE // 2 - 1, now)
-    assert snapshot._is_time(MOST_AT_ONCE // 2, now) and snapshot._is_time(1, now - TICK_S)
+    assert not snapshot._is_due(MOST_AT_ONCE // 2 - 1, now)
+    assert snapshot._is_due(MOST_AT_ONCE // 2, now) and snapshot._is_due(1, now - TICK_S)
     snapshot._pending.forget("1")
     snapshot._readers.finds_nothing = False
-    assert not snapshot._is_time(1, now)
+    assert not snapshot._is_due(1, now)
 
 
 def test_readers_look_again_when_a_chunk_has_come_back(snapshot: SnapshotCoordinator, judge: StalenessJudge) -> None:
     """None of them waits for it."""
     waiting = waiting_chunk(judge)
     snapshot._pending.more.clear()
-    snapshot._pending.give_back(waiting)
+    snapshot._pending.discard(waiting)
     assert waiting.done.is_set() and snapshot._pending.more.is_set()
-    assert waiting.chunk.table.take() is not None
+    assert waiting.chunk.progress.next_chunk() is not None
 
 
 def test_a_reader_is_ahead_by_a_few_small_chunks_or_by_one(judge: StalenessJudge) -> None:
@@ -155,14 +156,14 @@ def test_keys_of_a_table_that_is_compared_wait_for_its_chunks(judge: StalenessJu
     for gathers in (False, True):
         table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20, in_few_chunks=gathers)
         table.begin()
-        chunk = table.take()
-        assert chunk is not None and table.take() is None
-        table.note_unchanged(b"1", b"1")
-        taken = table.take()
+        chunk = table.next_chunk()
+        assert chunk is not None and table.next_chunk() is None
+        table.record_unchanged_toast(b"1", b"1")
+        taken = table.next_chunk()
         assert (taken is None) == gathers
-        table.taken(chunk, parse_visibility("10:10:"))
-        table.handed_over(chunk, 1, 0)
-        rest = taken or table.take()
+        table.snapshot_taken(chunk, parse_visibility("10:10:"))
+        table.published(chunk, 1, 0)
+        rest = taken or table.next_chunk()
         assert rest is not None and rest.keys == (b"1",)
 
 
@@ -179,17 +180,17 @@ def table_being_read(judge: StalenessJudge) -> TableProgress:
 async def test_rows_that_wait_count_no_more_once_their_relation_is_announced_anew(
     snapshot: SnapshotCoordinator, judge: StalenessJudge
 ) -> None:
-    """Rows in Debezium's dialect are encoded where they are handed over, by the encoder that is
+    """Rows in Debezium's dialect are encoded where they are published, by the encoder that is
     announced then."""
     plan = plan_of(1)
     table = table_being_read(judge)
     for now in (None, plan_of(1)):
-        task = snapshot._tasks.by_oid[1] = TableTask(TableState(1, "a", "b", "s"), table, now)
-        chunk = table.take()
-        assert chunk is not None and table.taken(chunk, parse_visibility("10:10:"))
-        await snapshot.hand_over(ReadChunk(chunk, plan, [(b"12345k", b"v")]), 1, 2, 3)
-        assert task.table is table and table.row_count == 0
-    assert table.take() is not None
+        task = snapshot._tasks._by_oid[1] = task_of(1, "b", table, now)
+        chunk = table.next_chunk()
+        assert chunk is not None and table.snapshot_taken(chunk, parse_visibility("10:10:"))
+        await snapshot.at_commit(ReadChunk(chunk, plan, [(b"12345k", b"v")]), 1, 2, 3)
+        assert task.progress is table and table.row_count == 0
+    assert table.next_chunk() is not None
 
 
 def test_rows_are_held_until_they_are_handed_over_and_no_longer(
@@ -206,39 +207,44 @@ async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
     snapshot: SnapshotCoordinator, judge: StalenessJudge, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for oid in range(1, MOST_AT_ONCE + 1):
-        task = TableTask(TableState(oid, "a", f"t{oid}", "s"), table_being_read(judge), plan_of(oid), attempts=1)
-        snapshot._tasks.by_oid[oid] = snapshot._tasks.begun[oid] = task
-    snapshot._tasks.by_oid[1000] = TableTask(TableState(1000, "a", "other", "s"))
+        task = task_of(oid, f"t{oid}", table_being_read(judge), plan_of(oid))
+        task.chunk_failed(NOT_ASKED, Obstacle("XX000", "", "", passes=False), None, 0.0)
+        snapshot._tasks._by_oid[oid] = snapshot._tasks._active[oid] = task
+    snapshot._tasks._by_oid[1000] = task_of(1000, "other")
     set_up: list[int] = []
 
     async def with_plans(tasks: list[TableTask], _: float) -> list[Any]:
         set_up.extend(task.oid for task in tasks)
         return []
 
-    monkeypatch.setattr(snapshot._plans, "of_tasks", with_plans)
-    await snapshot._begin_some()
+    monkeypatch.setattr(snapshot, "_plans_of", with_plans)
+    await snapshot._begin_tables()
     assert set_up == [1000]
     set_up.clear()
-    for task in snapshot._tasks.begun.values():
-        task.attempts = 0
+    for task in snapshot._tasks.active.values():
+        snapshot._tasks.readable_again(task)
     snapshot._begun_at = -1e9
-    await snapshot._begin_some()
+    await snapshot._begin_tables()
     assert set_up == []
 
 
 @pytest.mark.parametrize("kind", ["begin", "end"])
 async def test_a_mark_of_what_was_cancelled_meanwhile_means_nothing(snapshot: SnapshotCoordinator, kind: str) -> None:
-    snapshot._tasks.snapshot_id = "s"
-    task = snapshot._tasks.by_oid[1] = TableTask(TableState(1, "a", "b", "s"), is_marked=True)
-    mark = ChunkMark(kind, [task], is_last=kind == "end")
+    snapshot._tasks.snapshot.begin(1)
+    task = snapshot._tasks._by_oid[1] = task_of(1, "b")
+    boundary = SnapshotBoundary(kind, [task], is_last=kind == "end")
+    snapshot._pending.expect("1", boundary)
+    assert task.awaits_boundary
     snapshot._reselecting.cancel_tables()
-    await snapshot.hand_over(mark, 1, 2, 3)
-    assert mark.done.is_set() and not task.is_marked
+    await snapshot.at_commit(boundary, 1, 2, 3)
+    assert boundary.done.is_set() and not task.awaits_boundary
 
 
 def test_the_end_of_a_snapshot_that_was_sent_in_vain_is_sent_once_more(snapshot: SnapshotCoordinator) -> None:
-    snapshot._pending.is_ending = True
-    snapshot._pending.give_back(ChunkMark("end", [], is_last=True))
+    boundary = SnapshotBoundary("end", [], is_last=True)
+    snapshot._pending.expect("1", boundary)
+    assert snapshot._pending.is_ending
+    snapshot._pending.discard(boundary)
     assert not snapshot._pending.is_ending
 
 
@@ -260,8 +266,8 @@ async def test_who_wakes_the_conductor_during_its_round_means_the_next_one(
     snapshot: SnapshotCoordinator, judge: StalenessJudge
 ) -> None:
     server: Any = LooksSlowly(snapshot)
-    snapshot._recorder._sql, snapshot._recorder.judge, snapshot._discovered_at = server, judge, time.monotonic()
+    snapshot._recorder._sql, snapshot._recorder.judge, snapshot._checked_at = server, judge, time.monotonic()
     with suppress(TimeoutError):
         async with asyncio.timeout(TICK_S / 2):
-            await snapshot._conduct()
+            await snapshot._control()
     assert server.count == 5

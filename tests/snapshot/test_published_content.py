@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.snapshot.rules.published_content import (
-    ANNOUNCED,
+    FILE_UNKNOWN,
     Account,
     LeafContent,
     Membership,
@@ -55,7 +55,7 @@ EMPTIED = replace(KEPT, leaves=(replace(LEAF, filenode=11),))
 
 ROOTS = Membership(9, "100", "r", "iudt", "16390 100 80/", True, via_root=True)
 PART = replace(KEPT, account=replace(ACCOUNT, is_partition=True))
-LATELY = LeafContent(3, ANNOUNCED, "")
+LATELY = LeafContent(3, FILE_UNKNOWN, "")
 """It was announced by the stream, and not looked at."""
 
 

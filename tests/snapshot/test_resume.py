@@ -3,6 +3,7 @@ tables."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,13 +16,13 @@ from gateway.pgoutput.relation import Relation
 from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.read_plan import Surveyed, survey
-from gateway.snapshot.rules.ctid_ranges import Leaf
 from gateway.snapshot.rules.published_content import PublishedContent
+from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import TableTask
 from gateway.startup.facts import PublishedColumn, PublishedRelation
-from gateway.transactions.event_writer import EventVersion
+from gateway.transactions.native_record_writer import EventVersion
 from gateway.transactions.record_writer import RelationVersion
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.conftest import Database
@@ -72,21 +73,26 @@ class Survey:
 
 @pytest.fixture
 def locked(snapshot: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch) -> Survey:
-    async def announce(relations: Sequence[tuple[Relation, object]]) -> list[tuple[RelationVersion, str]]:
+    async def register(relations: Sequence[tuple[Relation, object]]) -> list[tuple[RelationVersion, str]]:
         return [(EventVersion("public.t", 1, RowEncoder(DESCRIPTION, 1, 2), NOT_ASKED), "topic") for _ in relations]
 
     asked: Any = Server(), Machine()
     snapshot._recorder._sql, snapshot._recorder._machine = asked
     snapshot._plans._machine = asked[1]
-    snapshot._plans._announce = announce
+    snapshot._plans._register = register
     found = Survey()
     monkeypatch.setattr(read_plan, "survey", found)
     return found
 
 
+async def resume(snapshot: SnapshotCoordinator, *states: TableState) -> None:
+    await snapshot._record_changes()
+    await snapshot._resumption.resume(states)
+
+
 def where(task: TableTask) -> tuple[Status, int, bool]:
     """Its status, how many rows were read, and whether more may be."""
-    return task.status, 0 if task.table is None else task.table.row_count, task.is_readable
+    return task.status, 0 if task.progress is None else task.progress.row_count, task.is_readable
 
 
 async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(
@@ -94,32 +100,33 @@ async def test_a_table_that_is_locked_at_the_start_goes_on_where_it_was(
 ) -> None:
     """It is not one that has left its publications; it is read as soon as its row filter can be
     printed."""
-    await snapshot._resume([HALF_READ])
-    assert not snapshot._tasks.left
-    task = snapshot._tasks.begun[1]
+    await resume(snapshot, HALF_READ)
+    assert not snapshot._tasks.unpublished
+    task = snapshot._tasks.active[1]
     assert where(task) == (Status.READING, 7, False)
-    await snapshot._end_some()  # what was read whole ends no earlier
-    await snapshot._set_up_begun()
+    await snapshot._end_tables()  # what was read whole ends no earlier
+    await snapshot._find_plans()
     assert where(task) == (Status.READING, 7, False)
-    assert task.blocked_until > 0
-    locked.is_locked, task.blocked_until = False, 0.0
-    await snapshot._set_up_begun()
+    assert task.is_blocked(time.monotonic())
+    locked.is_locked = False
+    snapshot._tasks.block([task], 0.0)
+    await snapshot._find_plans()
     assert where(task) == (Status.READING, 7, True)
 
 
 async def test_a_table_that_was_changed_under_the_lock_is_restarted(
     snapshot: SnapshotCoordinator, locked: Survey
 ) -> None:
-    await snapshot._resume([HALF_READ])
+    await resume(snapshot, HALF_READ)
     locked.is_locked, locked.fingerprint = False, "other"
-    await snapshot._set_up_begun()
-    assert snapshot._tasks.begun[1].status is Status.WAITING
-    assert snapshot._tasks.begun[1].state.purpose == "REPLACE"
+    await snapshot._find_plans()
+    assert snapshot._tasks.active[1].status is Status.WAITING
+    assert snapshot._tasks.active[1].state.purpose == "REPLACE"
 
 
 async def test_only_what_no_publication_holds_is_left(snapshot: SnapshotCoordinator, locked: Survey) -> None:
-    await snapshot._resume([HALF_READ, replace(HALF_READ, relation_oid=2)])
-    assert snapshot._tasks.left == {2} and [*snapshot._tasks.by_oid] == [1]
+    await resume(snapshot, HALF_READ, replace(HALF_READ, relation_oid=2))
+    assert snapshot._tasks.unpublished == {2} and [*snapshot._tasks.by_oid] == [1]
 
 
 @pytest.mark.integration

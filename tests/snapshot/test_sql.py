@@ -7,7 +7,7 @@ from typing import Any
 
 import fastavro
 
-from gateway.snapshot.rules.ctid_ranges import TidRange
+from gateway.snapshot.rules.ranges_to_read import TidRange
 from gateway.snapshot.sql import (
     KeyColumn,
     column_list,

@@ -9,8 +9,8 @@ import fastavro
 import pytest
 
 from gateway.errors import StopForOperator
-from gateway.snapshot.rules.ctid_ranges import TidRange
 from gateway.snapshot.rules.published_content import Account, LeafContent, Membership, PublishedContent, TypeVersion
+from gateway.snapshot.rules.ranges_to_read import TidRange
 from gateway.snapshot.stored_state import (
     StreamState,
     TableState,

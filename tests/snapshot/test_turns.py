@@ -18,8 +18,8 @@ from gateway.snapshot.read_plan import ReadPlan, as_message, read_plan, survey
 from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
-from gateway.snapshot.sql import LOOK
-from gateway.transactions.event_writer import EventVersion
+from gateway.snapshot.sql import CURRENT_SNAPSHOT
+from gateway.transactions.native_record_writer import EventVersion
 from tests.conftest import Database
 
 ROWS = 40_000
@@ -33,7 +33,7 @@ async def test_one_reader_takes_a_small_step_in_a_round_where_others_wait(
     """Steps of all readers; where the stream has nothing else they are larger, and side by side."""
     sessions = [await database.connect() for _ in range(2)]
     plan = await _plan(sessions[0])
-    judge = StalenessJudge(parse_visibility(await sessions[0].fetchval(LOOK)), 0)
+    judge = StalenessJudge(parse_visibility(await sessions[0].fetchval(CURRENT_SNAPSHOT)), 0)
     steps: list[int] = []
     feed = CopyDecoder.feed
 
@@ -70,7 +70,7 @@ async def _read(sql: asyncpg.Connection, plan: ReadPlan, judge: StalenessJudge, 
     table = TableProgress(judge, plan.surveyed.leaves, 16 << 20)
     table.begin()
     table.sizer.blocks = 1 << 16
-    chunk = table.take()
+    chunk = table.next_chunk()
     assert chunk is not None
     return await read_chunk(sql, chunk, plan, ["turns"], lambda number, waiting: None, turn)
 
@@ -84,7 +84,7 @@ async def test_a_read_that_ends_when_the_server_has_sent_all_does_not_wait_for_a
     connection."""
     session, other = [await database.connect() for _ in range(2)]
     plan = await _plan(session, row_count)
-    judge = StalenessJudge(parse_visibility(await session.fetchval(LOOK)), 0)
+    judge = StalenessJudge(parse_visibility(await session.fetchval(CURRENT_SNAPSHOT)), 0)
 
     def fails(rows: CopyDecoder, piece: bytes) -> None:
         raise ValueError("not a row")

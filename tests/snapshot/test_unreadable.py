@@ -4,7 +4,9 @@ and read when they can be."""
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -12,7 +14,7 @@ import pytest_asyncio
 from gateway.local import Kafka, Registry
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.role import role_facts
-from gateway.startup.role_checks import check_role
+from gateway.startup.role_checks import RoleFacts, check_role
 from tests.conftest import Database
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.scene import Scene, open_scene
@@ -44,13 +46,18 @@ CREATE FOREIGN TABLE public.far PARTITION OF public.parted FOR VALUES FROM (1000
 """
 
 
-@pytest_asyncio.fixture
-async def role(database: Database, topic_prefix: str) -> AsyncIterator[str]:
-    name = f"reader_{topic_prefix}"
+async def _role(database: Database, prefix: str) -> AsyncIterator[str]:
+    name = f"reader_{prefix}"
     sql = await database.connect()
     await sql.execute(f"CREATE ROLE {name} LOGIN REPLICATION PASSWORD '{database.server.password}'")
     yield name
     await sql.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest_asyncio.fixture
+async def role(database: Database, topic_prefix: str) -> AsyncIterator[str]:
+    async for name in _role(database, topic_prefix):
+        yield name
 
 
 async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending(
@@ -75,6 +82,9 @@ async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending
         assert (reasons["public.unprinted"]["column"], reasons["public.unprinted"]["type"]) == ("m", "public.mute")
         assert "unexpected" not in "".join(event.get("hint", "") for event in reasons.values())
         assert [event["partitions"] for event in gateway.events("partitions_not_read")] == [["public.far"]]
+        _are_farther_and_farther_apart(
+            [event for event in gateway.events("table_unreadable") if event["table"] == "public.denied"]
+        )
         at_once = {event["table"]: event["hint"] for event in gateway.events("table_read_in_one_transaction")}
         assert set(at_once) == {"public.granted"} and "GRANT SELECT (ctid)" in at_once["public.granted"]
         await _judge(scene, "good", "granted", "placed")
@@ -86,6 +96,14 @@ async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending
         await gateway.logged('"table_read"', times=7)
         await _judge(scene, "good", "granted", "placed", "denied", "filtered", "unprinted")
         assert await gateway.stop() == 0
+
+
+def _are_farther_and_farther_apart(attempts: list[dict[str, Any]]) -> None:
+    """Attempts are logged with the pause after them."""
+    times = [datetime.fromisoformat(attempt["timestamp"]).timestamp() for attempt in attempts]
+    pauses = [attempt["again_in_s"] for attempt in attempts]
+    assert pauses[:2] == [1.0, 2.0], pauses  # source.check_interval_s, and twice that
+    assert times[1] - times[0] >= pauses[0], times
 
 
 def _published(row_filter: str) -> str:
@@ -129,11 +147,35 @@ async def test_check_knows_privileges_on_columns(database: Database, role: str) 
         f"GRANT SELECT (id, v) ON public.some, public.lacks TO {role}; GRANT SELECT (id, v, ctid) ON public.places TO {role};"
         f"CREATE PUBLICATION {PUBLICATION} FOR TABLE public.none, public.some (id, v), public.lacks (id, w), public.places"
     )
-    session = await connect_sql(database.dsn_of(role))
-    try:
-        facts = await role_facts(session, [PUBLICATION])
-    finally:
-        await session.close()
+    facts = await _facts(database, role)
     assert (facts.unreadable, facts.read_at_once) == (('public."none"', "public.lacks"), ('public."some"',))
     hints = [finding.hint for finding in check_role(facts)]
     assert any(hint.startswith('GRANT SELECT (ctid) ON public."some"') for hint in hints)
+
+
+async def _facts(database: Database, role: str) -> RoleFacts:
+    session = await connect_sql(database.dsn_of(role))
+    try:
+        return await role_facts(session, [PUBLICATION])
+    finally:
+        await session.close()
+
+
+@pytest_asyncio.fixture
+async def old_role(database_oldest: Database, topic_prefix: str) -> AsyncIterator[str]:
+    async for name in _role(database_oldest, topic_prefix):
+        yield name
+
+
+async def test_check_knows_privileges_on_columns_of_the_oldest_server(database_oldest: Database, old_role: str) -> None:
+    """It has no column lists: all columns are published, but generated ones."""
+    sql = await database_oldest.connect()
+    await sql.execute(
+        "CREATE TABLE public.some (id int PRIMARY KEY, v text, w int GENERATED ALWAYS AS (id) STORED);"
+        "CREATE TABLE public.lacks (id int PRIMARY KEY, v text); CREATE TABLE public.places (id int PRIMARY KEY, v text);"
+        f"GRANT SELECT (id, v) ON public.some TO {old_role}; GRANT SELECT (id) ON public.lacks TO {old_role};"
+        f"GRANT SELECT (id, v, ctid) ON public.places TO {old_role};"
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE public.some, public.lacks, public.places"
+    )
+    facts = await _facts(database_oldest, old_role)
+    assert (facts.unreadable, facts.read_at_once) == (("public.lacks",), ('public."some"',))

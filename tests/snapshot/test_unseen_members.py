@@ -202,29 +202,49 @@ def topics_of_partitions(kafka: Kafka, prefix: str) -> set[str]:
     return {table for table in tables if "_" in table}
 
 
-async def test_partitions_that_come_between_two_looks_on_the_oldest_server(
+OTHERS = """
+CREATE TABLE public.listed (id int PRIMARY KEY, v text); INSERT INTO public.listed SELECT g, 'old' FROM generate_series(1, 50) g;
+CREATE TABLE public.cut (LIKE public.listed INCLUDING ALL); INSERT INTO public.cut TABLE public.listed;
+CREATE TYPE public.mood AS ENUM ('sad', 'ok');
+CREATE TABLE public.moods (k public.mood PRIMARY KEY, id int, v text);
+INSERT INTO public.moods VALUES ('sad', 1, 'old'), ('ok', 2, 'old');
+CREATE PUBLICATION uncut FOR TABLE public.cut WITH (publish = 'insert, update, delete');
+"""
+CHANGED_UNSEEN = """
+TRUNCATE public.cut; INSERT INTO public.cut VALUES (1, 'new'); ALTER TYPE public.mood RENAME VALUE 'sad' TO 'gone';
+UPDATE public.moods SET v = 'new' WHERE k = 'gone'; DELETE FROM public.moods WHERE k = 'gone';
+INSERT INTO public.moods VALUES ('gone', 1, 'new')
+"""
+
+
+async def test_what_comes_between_two_looks_at_the_oldest_server_is_noticed(
     database_oldest: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     """Also: a partition whose rows come as those of its root for a time, because another
     publication publishes the root, is missing them."""
-    settings = {"source__publications": "roots,wide", "source__check_interval_s": 600}
+    settings = {"source__publications": "roots,wide,uncut", "source__check_interval_s": 600}
     async with open_scene(database_oldest, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
-        await scene.sql.execute("".join(ROOT.format(t=table) for table in (*ROOTS, "parted")))
-        await scene.sql.execute(PUBLICATIONS + "ALTER PUBLICATION wide ADD TABLE public.parted")
-        every = [*ROOTS, "parted_0"]
+        await scene.sql.execute("".join(ROOT.format(t=table) for table in (*ROOTS, "parted")) + OTHERS)
+        await scene.sql.execute(
+            PUBLICATIONS + "ALTER PUBLICATION wide ADD TABLE public.parted, public.listed, public.moods"
+        )
+        every = [*ROOTS, "parted_0", "listed", "cut", "moods"]
         await nothing_is_read_again(scene, every)
 
         await scene.sql.execute(ATTACHED_FILLED.format(n=1))
         await scene.sql.execute(PASSED.format(n=1))
+        await scene.sql.execute(CHANGED_UNSEEN)
         await apart(
             scene,
             "ALTER PUBLICATION roots ADD TABLE public.parted",
             "UPDATE public.parted SET v = 'as root' WHERE id > 10",
             "ALTER PUBLICATION roots DROP TABLE public.parted",
-            removals=1,
+            "BEGIN; ALTER PUBLICATION wide DROP TABLE public.listed; UPDATE public.listed SET v = 'new' WHERE id > 10;"
+            "DELETE FROM public.listed WHERE id > 40; ALTER PUBLICATION wide ADD TABLE public.listed; COMMIT",
+            removals=2,
         )
         await touch(scene, every, "third")
-        await are_read_again(scene, ["filled", "passed", "parted_0"], 0)
+        await are_read_again(scene, ["filled", "passed", "parted_0", "listed", "cut", "moods"], 0)
         await settled(scene)
         await scene.judge(queries(every), keyless=())
         assert await scene.gateway.stop() == 0

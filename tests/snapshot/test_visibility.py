@@ -47,8 +47,8 @@ def test_what_is_known_of_two_relations_is_two_things_also_where_it_is_the_same(
     judge = StalenessJudge(Visibility(10, 10), 0)
     one, two = judge.begin(), judge.begin()
     judge.end(two)
-    judge.committed_whole(one, 12)
+    judge.committed_without_keys(one, 12)
     judge.observe(Visibility(20, 20))
-    assert not one.whole
-    judge.committed_whole(one, 22)
+    assert not one.xids_without_keys
+    judge.committed_without_keys(one, 22)
     judge.end(one)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gateway.snapshot.rules import stale_rows
-from gateway.snapshot.rules.ctid_ranges import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
 from gateway.snapshot.rules.visibility import Visibility
@@ -118,7 +118,8 @@ class World:
         if live.status in (Status.READING, Status.ENDING):
             plan = CtidPlan(self.table.plan.leaves, live.untouched, live.begun)
             self.table.resume(plan, KeyList({0: live.again}), live.suspects)
-        self.table.status = Status.DONE if live.status is Status.DONE else self.table.status
+        if live.status is Status.DONE:
+            self.table.end()
         self.streams: dict[int, list[Change]] = {}
         self.notes: dict[int, list[tuple[bytes, bytes]]] = {}
         self.whole_this_time: set[int] = set()
@@ -130,8 +131,9 @@ class World:
                     self.whole_this_time.add(entry.xid)
                 self._segment(entry)
 
-    def _new_table(self) -> TableProgress:
-        return TableProgress(self.judge, [Leaf(1, self.live.filenode, 0)], 1 << 20, in_few_chunks=self.in_few_chunks)
+    def _new_table(self, *, reselects: bool = False) -> TableProgress:
+        leaves = [Leaf(1, self.live.filenode, 0)]
+        return TableProgress(self.judge, leaves, 1 << 20, reselects=reselects, in_few_chunks=self.in_few_chunks)
 
     def _look(self) -> Visibility:
         found = self.source.snapshot()
@@ -141,9 +143,9 @@ class World:
         """Between two transactions: all of it gets durable."""
         live, table = self.live, self.table
         live.status, live.untouched, live.begun = table.status, table.plan.untouched, table.plan.begun
-        live.again, live.unseen, live.floor = list(table.again), set(self.judge.unseen), self.judge.floor
+        live.again, live.unseen, live.floor = list(table.keys_to_read_again), set(self.judge.unseen), self.judge.floor
         if table.track is not None:
-            suspects = table.track.suspects if self.broken == "handed on" else table.track.handed_on
+            suspects = table.track.suspects if self.broken == "handed on" else table.track.suspects_to_store
             live.suspects = suspects & {xid & 0xFFFFFFFF for xid in live.prepared}
         self.durable = copy.deepcopy(live)
 
@@ -165,7 +167,7 @@ class World:
         )
         if wanted and (wanted, self.incarnation) not in self.marks.values():
             if wanted == "end":
-                self.table.status = Status.ENDING
+                self.table.nothing_left()
             name = f"{wanted} {len(self.source.wal)}"
             self.marks[name] = (wanted, self.incarnation)
             self.source.emit(name)
@@ -176,7 +178,7 @@ class World:
     def read_chunk(self) -> None:
         if len(self.waiting) >= CHUNKS_AT_ONCE:
             return
-        chunk = self.table.take()
+        chunk = self.table.next_chunk()
         if chunk is None:
             return
         xid = self.source.lock_for_reading()
@@ -188,13 +190,13 @@ class World:
             self.source.give_up_reading(xid)
             return
         if chunk.range is not None:
-            self.table.leave(chunk, *cut(chunk.range, self.random.randrange(1, 4), BLOCKS))
-        if not self.table.taken(chunk, self._look()):
+            self.table.shorten(chunk, *cut(chunk.range, self.random.randrange(1, 4), BLOCKS))
+        if not self.table.snapshot_taken(chunk, self._look()):
             self.table.give_back(chunk)
             self.source.give_up_reading(xid)
             return
         if self.broken == "in use":
-            self.judge.drop(chunk)
+            self.judge.release(chunk)
         seen = self.source.rows(self.source.snapshot())
         rows = {k: (v.n, v.big) for k, v in seen.items() if encode(k) in chunk.keys or _holds(chunk.range, v.block)}
         self.waiting[f"chunk {xid}"] = Waiting(chunk, xid, rows)
@@ -237,9 +239,9 @@ class World:
 
     def _track(self, track: KeyTrack, entry: Entry) -> None:
         if len(track.keys) > stale_rows.MAX_KEYS:
-            self.judge.relieve(track)
+            self.judge.reduce_keys(track)
         if len(entry.changes) > stale_rows.MAX_KEYS_OF_ONE or any(c.op == "TRUNCATE" for c in entry.changes):
-            self.judge.committed_whole(track, entry.wire_xid)
+            self.judge.committed_without_keys(track, entry.wire_xid)
         else:
             wide = self.judge.visibility.widen(entry.wire_xid)
             track.keys.update((encode(key), wide) for c in entry.changes for key in (c.old_key, c.key))
@@ -248,7 +250,7 @@ class World:
 
     def _note(self, key: bytes, old_key: bytes) -> None:
         if self.broken != "T":
-            self.table.note_unchanged(key, key if self.broken == "changed keys" else old_key)
+            self.table.record_unchanged_toast(key, key if self.broken == "changed keys" else old_key)
 
     def _segment(self, entry: Entry) -> None:
         self.streams.setdefault(entry.xid, []).extend(entry.changes)
@@ -269,7 +271,7 @@ class World:
     def _committed_whole(self, entry: Entry, notes: list[tuple[bytes, bytes]]) -> None:
         if self.broken == "suspects" and self.table.track is not None:
             self.table.track.suspects.clear()
-        self.table.committed_whole(entry.wire_xid, [] if self.broken == "T" else notes)
+        self.table.committed_without_keys(entry.wire_xid, [] if self.broken == "T" else notes)
 
     def _stream_abort(self, entry: Entry) -> None:
         self.streams.pop(entry.xid)
@@ -317,11 +319,11 @@ class World:
     def _begin(self) -> None:
         self.live.changed = set()
         self.live.filenode = self.source.filenode
-        self.table.plan = CtidPlan([Leaf(1, self.live.filenode, 0)])
+        self.table.begin_again([Leaf(1, self.live.filenode, 0)])
         self.table.begin({xid & 0xFFFFFFFF for xid in (*self.streams, *self.live.prepared)})
         assert self.table.track is not None
         if self.broken == "received before":
-            self.table.track.whole.clear()
+            self.table.track.xids_without_keys.clear()
 
     def _hand_over(self, waiting: Waiting) -> None:
         chunk = waiting.chunk
@@ -333,14 +335,14 @@ class World:
             if self.broken != "V" and self.table.is_stale(chunk, encode(key)):
                 stale += 1
                 if self.broken == "again":
-                    self.table.again.discard(encode(key))
+                    self.table.keys_to_read_again.discard(encode(key))
             else:
                 self.live.target[key] = row
                 self.live.changed.add(key)
-        self.table.handed_over(chunk, len(waiting.rows) - stale, stale)
+        self.table.published(chunk, len(waiting.rows) - stale, stale)
         if self.broken == "kept keys":
             for wanted in chunk.keys:
-                self.table.again.discard(wanted)
+                self.table.keys_to_read_again.discard(wanted)
 
     # -- histories
     # ----------------------------------------------------------------------------------------------------------
@@ -365,7 +367,7 @@ class World:
             if self._is_finished:
                 return self._difference()
             self.random.choice(ending)()
-        return f"never finished: {self.table.status}, {len(self.table.again)} keys, {self.judge.floor}"
+        return f"never finished: {self.table.status}, {len(self.table.keys_to_read_again)} keys, {self.judge.floor}"
 
     @property
     def _is_finished(self) -> bool:

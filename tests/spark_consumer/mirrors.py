@@ -12,8 +12,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import manifest, versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror import version_manifest, versions
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 
 merging_mirror = partial(AppendingMirror, merge_every_s=0.0)
 waiting_mirror = partial(AppendingMirror, merge_every_s=math.inf)
@@ -28,18 +28,20 @@ def merge_waiting(spark: SparkSession, mirror: AppendingMirror) -> None:
     """Merge the changes that wait.
 
     What a version shows before that is what the merge makes of the tables: each is compared, by
-    value, at the second merge of a mirror and at every third one after it. The comparison takes
+    value, at the second merge of a mirror and at every sixth one after it. The comparison takes
     longer than the merge.
     """
     _merges[mirror.path] += 1
-    if _merges[mirror.path] % 3 != 2:
+    if _merges[mirror.path] % 6 != 2:
         mirror.finish(spark, merge=True)
         return
     before = None
     with suppress(MirrorError):  # what the merge refuses as well, unless somebody has copied the table meanwhile
         before = _rows(spark, mirror.path) if mirror.taken_lsn >= 0 else None
     mirror.finish(spark, merge=True)
-    if before is None or before[0] != getattr(manifest.recorded_version(spark, mirror.path), "commit_lsn", None):
+    if before is None or before[0] != getattr(
+        version_manifest.recorded_version(spark, mirror.path), "commit_lsn", None
+    ):
         return  # what only a merge knows: table_states.first_unreadable
     after = _rows(spark, mirror.path)
     assert before == after

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 import spark_consumer
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.datasource import register
 

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import Retry, RetrySlowly, StopForOperator
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.position_changes import accept_gap, adopt, adopt_from_debezium, readmit, skip

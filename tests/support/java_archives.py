@@ -18,7 +18,7 @@ from gateway.local.java import java
 from gateway.local.kafka import QUICK_START
 from spark_consumer.jobs.session import local_session
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.reader.registry import Registry as SchemaRegistry
 from spark_consumer.reader.registry import SchemaCache
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, relation

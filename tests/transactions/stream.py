@@ -15,8 +15,8 @@ from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
-from gateway.transactions.event_writer import EventVersion, EventWriter
 from gateway.transactions.machine import TransactionMachine
+from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from gateway.transactions.transaction import ExcludedMessage, MessageSelection, MessageTopic, Transaction
 from schemas.lsn import Lsn
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.pgoutput import StreamAbort, StreamCommit, StreamStart, StreamStop, Truncate
-from gateway.transactions.event_writer import EventVersion
+from gateway.transactions.native_record_writer import EventVersion
 from gateway.transactions.transaction import ExcludedTable
 from tests.debezium.test_dialect import OID, Dialect, new, row_of
 from tests.transactions.stream import RELATION_OID, RecordingEncoder, Stream

@@ -21,8 +21,8 @@ from gateway.pgoutput import (
     decode,
 )
 from gateway.pgoutput.letters import ROW_MESSAGES
-from gateway.transactions.event_writer import EventVersion
 from gateway.transactions.machine import RolledBackMessages
+from gateway.transactions.native_record_writer import EventVersion
 from tests.golden.recording import RecordedMessage, Recording, recordings
 from tests.transactions.stream import RecordingEncoder, Stream
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import (
     BeginPrepare,
@@ -21,7 +21,7 @@ from gateway.pgoutput import (
     StreamStart,
     Truncate,
 )
-from gateway.transactions.event_writer import EventVersion
+from gateway.transactions.native_record_writer import EventVersion
 from gateway.transactions.record_writer import RelationVersion
 from gateway.transactions.transaction import CHUNK_PREFIX
 from schemas.lsn import Lsn

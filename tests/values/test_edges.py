@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from gateway.pgoutput.letters import KIND_NULL, KIND_TEXT
 from gateway.values.column_codec import codec
 from gateway.values.column_readers import Render, SlowPathNeeded, always_unusual
-from gateway.values.column_rules import protected_codec
 from gateway.values.dates import (
     read_timestamptz_text,
     time_from_text,
@@ -30,6 +29,7 @@ from gateway.values.dates import (
 from gateway.values.extensions import render_hstore, render_vector
 from gateway.values.floats import float4_from_text, render_float4
 from gateway.values.network import render_inet
+from gateway.values.protected_columns import protected_codec
 from gateway.values.renderers import renderer
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from gateway.values.text_search import render_tsquery

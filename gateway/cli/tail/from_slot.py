@@ -23,7 +23,7 @@ from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
 from gateway.postgres.classify_errors import DRIVER_ERRORS, LossReported, classify_exception
 from gateway.postgres.connection import connect_replication, connect_sql
-from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, drained_size, split
+from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, Received, drained_size
 from gateway.postgres.credentials import login_of
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import server_facts
@@ -92,13 +92,13 @@ async def _copy(
     try:
         while not output.ended.is_set():
             try:
-                data = await _unless_ended(stream.read(), output)
+                received = await _unless_ended(stream.read(), output)
             except LossReported as error:
                 raise StopForOperator(
                     error.message, hint="check whether a publication was dropped, and run walgate tail again without it"
                 ) from error
-            if data is not None:
-                last, shown = _show(data, shower, chosen)
+            if received is not None:
+                last, shown = _show(received, shower, chosen)
                 await output.write(shown)
                 feedback.acknowledge(last)
     finally:
@@ -107,14 +107,14 @@ async def _copy(
             await answering
 
 
-def _show(data: bytes, shower: MessageRenderer, chosen: MessageFilter) -> tuple[Lsn, list[Shown]]:
+def _show(received: Received, shower: MessageRenderer, chosen: MessageFilter) -> tuple[Lsn, list[Shown]]:
     """Return the last LSN and the chosen messages."""
     found: list[Shown] = []
     last = 0
-    for kind, lsn, start, end in split(data):
+    for kind, lsn, start, end in received.frames:
         last = max(last, lsn)
         if kind != KEEPALIVE:
-            found += chosen.choose(_one(kind, lsn, data, start, end, shower))
+            found += chosen.choose(_one(kind, lsn, received.data, start, end, shower))
     return Lsn(last), found
 
 

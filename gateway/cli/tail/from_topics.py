@@ -16,7 +16,7 @@ from gateway.cli.tail.output import Output
 from gateway.cli.tail.record_json import RecordRenderer, UnreadableRecord
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import StopForOperator
-from gateway.kafka.aiokafka_internals import Consumer
+from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout

@@ -13,11 +13,10 @@ from gateway.config.settings import SnapshotSettings
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.discovery.unsent_changes import Comparison
-from gateway.snapshot.progress_log import log_late, log_quarantined, log_unsent
-from gateway.snapshot.rules.published_content import ANNOUNCED, LeafContent, PublishedContent
+from gateway.snapshot.progress_log import log_quarantined, log_read_before, log_unsent
+from gateway.snapshot.rules.published_content import FILE_UNKNOWN, LeafContent, PublishedContent
 from gateway.snapshot.sql import EXISTING
 from gateway.snapshot.stored_state import TableState
-from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
 HORIZON_STEP: Final = 50_000_000
@@ -25,12 +24,12 @@ HORIZON_STEP: Final = 50_000_000
 
 
 class Discovery:
-    """Looks at the publications and the catalog, and queues tables to be read.
+    """Checks the publications and the catalog, and queues tables to be read.
 
-    `is_first`: nothing was delivered before this session, so all tables are new. `is_late`: changes
-    were delivered before, but no snapshot was taken.
+    `is_first`: nothing was delivered before this session, so all tables are new.
+    `has_streamed_before`: changes were delivered before, but no snapshot was taken.
 
-    `names` are the publications. `published` is (schema, name) -> oid as of the last look.
+    `names` are the publications. `published` is (schema, name) -> oid as of the last check.
     """
 
     def __init__(
@@ -42,78 +41,78 @@ class Discovery:
         tasks: TableTasks,
         *,
         is_first: bool,
-        is_late: bool,
+        has_streamed_before: bool,
     ) -> None:
         self._settings = settings
         self._sql = sql
         self._publications = publications
         self._tasks = tasks
         self._is_first = is_first
-        self._is_late = is_late
+        self._has_streamed_before = has_streamed_before
         self.published: dict[tuple[str, str], int] = {}
         self._comparison = Comparison(sql, names)
         self._logged_names: dict[int, set[tuple[str, str]]] = {}
-        """Other names of a relation of which the log has said that they are, or were, its name. The
-        stream may announce them later."""
+        """Other names of a relation that the log has reported as its name, now or for a time. A
+        Relation message with such a name may arrive later."""
         self._returned: set[int] = set()
-        """Relations of `_logged_names` that the stream has announced under their name again."""
-        self._announced_renames: set[int] = set()
-        """Relations that were reported since the last look because the stream has announced them
-        under another name."""
-        self._announced_leaves: dict[int, set[int]] = {}
-        """Announced partitions, by the oid of their root, that are not compared yet."""
+        """Relations of `_logged_names` that a Relation message has named as in `contents` again."""
+        self._renames_in_stream: set[int] = set()
+        """Relations that were reported since the last check because a Relation message had another
+        name."""
+        self._leaves_in_stream: dict[int, set[int]] = {}
+        """Partitions that Relation messages have named, by the oid of their root, and that are not
+        compared yet."""
         self._departed_leaves: set[int] = set()
-        """Partitions that a look has missed. The stream may announce them later."""
-        self._strangers: set[int] = set()
-        """Announced relations that no look has seen."""
+        """Partitions that were gone at a check. Relation messages of them may arrive later."""
+        self._unseen: set[int] = set()
+        """Relations whose Relation message arrived before any check has seen them."""
 
-    async def look(self) -> None:
-        """Look at the publications and the catalog once.
+    async def check(self) -> None:
+        """Check the publications and the catalog once.
 
-        Tables that are no longer published are forgotten. New ones are queued, or noted as KNOWN if
-        they are in quarantine, snapshot.mode is not initial, or changes were delivered before any
-        snapshot. Then the tables that are KNOWN or DONE are compared with what they were at the
-        last look. Raises classified errors.
+        Tables that are no longer published are forgotten. New ones are queued, or stored as
+        NOT_TO_BE_READ if they are in quarantine, snapshot.mode is not initial, or changes were
+        delivered before any snapshot. Then the tables that are NOT_TO_BE_READ or DONE are compared
+        with what they were at the last check. Raises classified errors.
         """
         tasks = self._tasks
-        strangers, self._strangers = self._strangers, set()
+        unseen, self._unseen = self._unseen, set()
         publications = await self._publications.facts(self._sql)
         relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
-        for oid in [oid for oid in {*tasks.by_oid, *tasks.known} if oid not in relations]:
-            tasks.leave(oid)
+        for oid in [oid for oid in {*tasks.by_oid, *tasks.settled} if oid not in relations]:
+            tasks.no_longer_published(oid)
         self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
         excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
-        await self._leave_strangers(strangers - relations.keys() - excluded)
-        new = [each for oid, each in relations.items() if oid not in tasks.known and oid not in tasks.by_oid]
+        await self._forget_unpublished(unseen - relations.keys() - excluded)
+        new = [each for oid, each in relations.items() if oid not in tasks.settled and oid not in tasks.by_oid]
         quarantined = [each for each in new if each.relation_oid in tasks.quarantined]
         if quarantined:
             new = [each for each in new if each not in quarantined]
             log_quarantined([f"{relation.namespace}.{relation.name}" for relation in quarantined])
         for relation in quarantined:
             tasks.never_read(TableState(relation.relation_oid, relation.namespace, relation.name, ""))
-        is_late = self._is_late or self._settings.mode != "initial"
-        if self._is_late and new and self._settings.mode == "initial":
-            log_late([f"{relation.namespace}.{relation.name}" for relation in new])
-        elif new and not is_late:
-            tasks.begin_snapshot(len(new))
+        reads_none = self._has_streamed_before or self._settings.mode != "initial"
+        if self._has_streamed_before and new and self._settings.mode == "initial":
+            log_read_before([f"{relation.namespace}.{relation.name}" for relation in new])
+        elif new and not reads_none:
+            tasks.snapshot.begin(len(new))
         for relation in new:
             oid = relation.relation_oid
-            state = TableState(oid, relation.namespace, relation.name, "" if is_late else tasks.snapshot_id)
-            if is_late:
+            state = TableState(oid, relation.namespace, relation.name, "" if reads_none else tasks.snapshot.id)
+            was_unpublished = tasks.published_again(oid)
+            if reads_none:
                 tasks.never_read(state)
-                if oid in tasks.left:
-                    tasks.left.discard(oid)
+                if was_unpublished:
                     log_unsent(relation.namespace, relation.name, "it was not published for a time", reads=False)
-            elif oid in tasks.left:
-                tasks.left.discard(oid)
-                tasks.wait(TableTask(replace(state, purpose="REPLACE"), misses_keys=True))
-            else:  # a waiting table needs no record: a published table that is not known is read
-                tasks.by_oid[oid] = TableTask(state, encoded=state, misses_keys=not self._is_first)
-        self._is_late = self._is_first = False
+            elif was_unpublished:
+                tasks.wait(replace(state, purpose="REPLACE"))
+            else:
+                tasks.add(state, misses_keys=not self._is_first)
+        self._has_streamed_before = self._is_first = False
         await self._compare()
 
-    async def _leave_strangers(self, oids: set[int]) -> None:
-        """Note existing tables that were published only for a time. Consumers have some of their
+    async def _forget_unpublished(self, oids: set[int]) -> None:
+        """Forget existing tables that were published only for a time. Consumers have some of their
         rows, so they are read with the purpose REPLACE if they are published again."""
         if not oids:
             return
@@ -122,33 +121,33 @@ class Discovery:
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "querying tables that were published for a time") from error
         for oid, namespace, name in existing:
-            self._tasks.leave(oid, f"{namespace}.{name}")
+            self._tasks.no_longer_published(oid, f"{namespace}.{name}")
 
     async def _compare(self) -> None:
-        """Read known tables again whose rows have come, gone or changed without an event."""
+        """Read settled tables again whose rows have come, gone or changed without an event."""
         tasks = self._tasks
-        for oid in self._announced_leaves.keys() & tasks.contents.keys() & tasks.known:
-            self._note_leaves(oid, self._announced_leaves.pop(oid))
+        for oid in self._leaves_in_stream.keys() & tasks.contents.by_oid.keys() & tasks.settled:
+            self._add_leaves(oid, self._leaves_in_stream.pop(oid))
         returned, self._returned = self._returned, set()
-        renamed = set(self._announced_renames)
-        contents = dict(tasks.contents)  # what is announced during the look is compared by the next one
-        look = await self._comparison.look(tasks.known)
+        renamed = set(self._renames_in_stream)
+        contents = dict(tasks.contents.by_oid)  # what arrives during the check is compared by the next one
+        check = await self._comparison.check(tasks.settled)
         changed = []
-        for oid, now in list(look.contents.items()):
+        for oid, now in list(check.contents.items()):
             before = contents.get(oid)
-            if before is None or not look.is_as_before(oid, before):
+            if before is None or not check.is_as_before(oid, before):
                 changed.append((oid, now, before))
-            elif tasks.contents.get(oid) is not before:
+            elif tasks.contents.by_oid.get(oid) is not before:
                 continue
-            elif look.horizon - before.horizon >= HORIZON_STEP:
-                tasks.note_content(oid, replace(now, horizon=look.horizon))
+            elif check.horizon - before.horizon >= HORIZON_STEP:
+                tasks.contents.is_now(oid, replace(now, horizon=check.horizon))
             else:
-                tasks.horizons[oid] = look.horizon
+                tasks.contents.is_unchanged(oid, check.horizon)
         for oid, now, before in changed:
-            await self._account_for(oid, replace(now, horizon=look.horizon), before, look.until)
+            await self._account_for(oid, replace(now, horizon=check.horizon), before, check.until)
         for oid in returned:
             self._logged_names.pop(oid, None)
-        self._announced_renames -= renamed
+        self._renames_in_stream -= renamed
 
     async def _account_for(
         self, oid: int, now: PublishedContent, before: PublishedContent | None, until: float
@@ -156,70 +155,70 @@ class Discovery:
         tasks = self._tasks
         reason: str | None = ""
         if before is not None:
-            horizon = tasks.horizons.get(oid, before.horizon)
+            horizon = tasks.contents.horizon(oid, before)
             if now.account is not None and not now.account.memberships:
-                return  # it is no longer published, which the next look finds, too
+                return  # it is no longer published, which the next check finds, too
             reason = await self._comparison.reason(self._renamed(oid, before, now), now, horizon, until)
-            if reason is None or tasks.contents.get(oid) is not before or oid not in tasks.known:
+            if reason is None or tasks.contents.by_oid.get(oid) is not before or oid not in tasks.settled:
                 return
             self._departed_leaves |= {leaf.oid for leaf in before.leaves}
             self._departed_leaves -= {leaf.oid for leaf in now.leaves}
             if (before.schema, before.name) != (now.schema, now.name):
                 self._logged_names.setdefault(oid, set()).add((before.schema, before.name))
         if not reason or oid in tasks.quarantined or not self._reads(oid, now, reason):
-            tasks.note_content(oid, now)
+            tasks.contents.is_now(oid, now)
 
     def _renamed(self, oid: int, before: PublishedContent, now: PublishedContent) -> PublishedContent:
-        """Return `before` with the names of `now`, if the stream has announced another name since
-        the last look: that was reported."""
-        if oid not in self._announced_renames or before.account is None or now.account is None:
+        """Return `before` with the names of `now`, if a Relation message had another name since the
+        last check: that was reported."""
+        if oid not in self._renames_in_stream or before.account is None or now.account is None:
             return before
         account = replace(before.account, moved=now.account.moved, named=now.account.named)
         return replace(before, schema=now.schema, name=now.name, account=account)
 
-    def announced(self, oid: int, namespace: str, name: str) -> None:
-        """Note that the stream has announced a relation under this name.
+    def relation_received(self, oid: int, namespace: str, name: str) -> None:
+        """Report that a Relation message with this name has arrived.
 
-        If it is known under another name, its changes go to another topic from here on, even if it
-        is renamed back before the next look. If a schema is renamed and renamed back, only the
+        If `contents` has another name, its changes go to another topic from here on, even if it
+        is renamed back before the next check. If a schema is renamed and renamed back, only the
         stream shows it.
         """
         tasks = self._tasks
-        content = tasks.contents.get(oid)
-        if oid not in tasks.known and oid not in tasks.by_oid and oid not in tasks.left:
-            self._strangers.add(oid)
-        if content is None or oid not in tasks.known or oid in tasks.quarantined:
+        content = tasks.contents.by_oid.get(oid)
+        if oid not in tasks.settled and oid not in tasks.by_oid and oid not in tasks.unpublished:
+            self._unseen.add(oid)
+        if content is None or oid not in tasks.settled or oid in tasks.quarantined:
             return
         if (content.schema, content.name) == (namespace, name):
             if oid in self._logged_names:
                 self._returned.add(oid)
         elif (namespace, name) not in self._logged_names.setdefault(oid, set()):
             self._logged_names[oid].add((namespace, name))
-            self._announced_renames.add(oid)
+            self._renames_in_stream.add(oid)
             self._reads(oid, content, f"it was renamed to {namespace}.{name}, for a time or for good")
 
-    def announced_leaf(self, oid: int, root: int) -> bool:
-        """Note that the stream has announced a partition whose rows come as rows of its root.
-        Return whether no look has seen it: if the next one does not see it either, its rows are
-        gone.
+    def partition_received(self, oid: int, root: int) -> bool:
+        """Report that a Relation message of a partition has arrived whose rows come as those of
+        `root`. Return whether no check has seen it: if the next one does not see it either, its
+        rows are gone.
         """
-        content = self._tasks.contents.get(root)
+        content = self._tasks.contents.by_oid.get(root)
         if oid in self._departed_leaves:
             return False
-        if root not in self._tasks.known and root not in self._tasks.by_oid:
+        if root not in self._tasks.settled and root not in self._tasks.by_oid:
             return False
-        if content is None or root not in self._tasks.known:
-            self._announced_leaves.setdefault(root, set()).add(oid)
+        if content is None or root not in self._tasks.settled:
+            self._leaves_in_stream.setdefault(root, set()).add(oid)
             return False
-        return self._note_leaves(root, {oid})
+        return self._add_leaves(root, {oid})
 
-    def _note_leaves(self, root: int, oids: set[int]) -> bool:
-        """Note partitions of a relation that no look has seen, also durably."""
-        content = self._tasks.contents[root]
+    def _add_leaves(self, root: int, oids: set[int]) -> bool:
+        """Store partitions of a relation that no check has seen."""
+        content = self._tasks.contents.by_oid[root]
         new = oids - {leaf.oid for leaf in content.leaves} if content.is_partitioned else set()
         if new:
-            leaves = (*content.leaves, *(LeafContent(oid, ANNOUNCED, "") for oid in sorted(new)))
-            self._tasks.note_content(root, replace(content, leaves=leaves))
+            leaves = (*content.leaves, *(LeafContent(oid, FILE_UNKNOWN, "") for oid in sorted(new)))
+            self._tasks.contents.is_now(root, replace(content, leaves=leaves))
         return bool(new)
 
     def _reads(self, oid: int, content: PublishedContent, reason: str) -> bool:
@@ -228,6 +227,6 @@ class Discovery:
         reads = self._settings.mode == "initial" and self._settings.read_again
         log_unsent(content.schema, content.name, reason, reads=reads)
         if reads:
-            self._tasks.begin_snapshot(1)
+            self._tasks.snapshot.begin(1)
             self._tasks.queue(oid, content.schema, content.name, "REPLACE")
         return reads

@@ -1,4 +1,4 @@
-"""Compares relations with what they were at the last look, to find rows that came, went or changed
+"""Compares relations with what they were at the last check, to find rows that came, went or changed
 without an event."""
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gateway.snapshot.sql import FILE_FACTS, HORIZON, has_old_row, qualified
 
 _COMPARABLE_XIDS: Final = (1 << 31) - 100_000_000
 """Rows have 32-bit transaction ids: ids that are farther apart cannot be compared."""
-MOST_LOOKS_S: Final = 5.0
-"""Seconds that one look may spend on examining new files. The remaining tables are examined at the
-next look."""
+MAX_CHECK_S: Final = 5.0
+"""Seconds that one check may spend on examining new files. The remaining tables are examined at the
+next check."""
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CatalogCheck:
     """The relations as of one PostgreSQL snapshot. New files are examined until `until`
     (`time.monotonic`)."""
 
@@ -47,7 +47,7 @@ class Look:
 
 
 class Comparison:
-    """Looks at relations in the catalog. Raises classified errors.
+    """Loads what relations depend on, and compares it with what it was. Raises classified errors.
 
     `publications` are names. `trusts_unreadable`: treat the new file of a table that the role may
     not read as a copy of the old one.
@@ -62,7 +62,7 @@ class Comparison:
         self._query = CachedQuery()
         self._contents: dict[int, PublishedContent] = {}
 
-    async def look(self, relation_oids: Iterable[int]) -> Look:
+    async def check(self, relation_oids: Iterable[int]) -> CatalogCheck:
         query = content_query(self._sql.get_server_version().major)
         try:
             async with transaction(self._sql, isolation="repeatable_read", readonly=True):
@@ -73,7 +73,7 @@ class Comparison:
             raise classify_exception(error, "querying files and partitions") from error
         if rows is not None:
             self._contents = read_contents(rows, horizon)
-        return Look(self._contents, horizon, time.monotonic() + MOST_LOOKS_S)
+        return CatalogCheck(self._contents, horizon, time.monotonic() + MAX_CHECK_S)
 
     async def reason(self, before: PublishedContent, now: PublishedContent, horizon: int, until: float) -> str | None:
         """Return why rows may have come, gone or changed without an event since transaction
@@ -90,7 +90,7 @@ class Comparison:
         return unsent(before, now, copied)
 
 
-class Watch:
+class UnsentChangesLog:
     """Logs which rows are not sent when the gateway takes no snapshots. What it compares with is
     not durable."""
 
@@ -99,16 +99,16 @@ class Watch:
         self._contents: dict[int, PublishedContent] = {}
         self._horizons: dict[int, int] = {}
 
-    async def look(self, relation_oids: Iterable[int]) -> None:
-        look = await self._comparison.look(relation_oids)
-        for oid, now in list(look.contents.items()):
+    async def check(self, relation_oids: Iterable[int]) -> None:
+        check = await self._comparison.check(relation_oids)
+        for oid, now in list(check.contents.items()):
             before = self._contents.get(oid)
             reason: str | None = ""
-            if before is not None and not look.is_as_before(oid, before):
-                reason = await self._comparison.reason(before, now, self._horizons[oid], look.until)
+            if before is not None and not check.is_as_before(oid, before):
+                reason = await self._comparison.reason(before, now, self._horizons[oid], check.until)
             if reason is None:
                 continue
-            self._contents[oid], self._horizons[oid] = look.contents[oid], look.horizon
+            self._contents[oid], self._horizons[oid] = check.contents[oid], check.horizon
             if reason:
                 log_unsent_at_all(now.schema, now.name, reason)
 
@@ -119,7 +119,7 @@ async def keeps_old_row(
     """Return whether the table has a row from before transaction `horizon`.
 
     False also means unknown. `unreadable` is returned if the role may not read the table. None
-    means that the table is locked, or has yet another file: the next look decides. Raises
+    means that the table is locked, or has yet another file: the next check decides. Raises
     classified errors.
     """
     try:

@@ -1,9 +1,9 @@
 """The rules of a snapshot, without any I/O: which rows are right, and what is read next.
 
 visibility       which transactions a PostgreSQL snapshot sees
-staleness        which rows of a chunk were changed since they were read
-ctid_ranges      the ranges of blocks of a table, and the size of chunks
-key_segments     keys that must be read again
+stale_rows       which rows of a chunk were changed since they were read
+ranges_to_read   the ranges of blocks of a table, and the size of chunks
+key_list         keys that must be read again, in segments that are stored separately
 table_progress   how far the snapshot of one table is, and what is read next
 published_content
                  whether a relation's rows have changed without an event

@@ -8,7 +8,7 @@ may differ from those that consumers have. Where the catalog alone does not deci
 taken to differ.
 
 A new file proves nothing alone. VACUUM FULL and CLUSTER copy rows, which keep their xmin; ALTER
-TABLE gives every row a new one, and TRUNCATE leaves no rows. A row from before the last look shows
+TABLE gives every row a new one, and TRUNCATE leaves no rows. A row from before the last check shows
 that the file is a copy. Of these, only ALTER TABLE gives the table another TOAST table, if it has
 one.
 """
@@ -20,8 +20,9 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-ANNOUNCED: Final = -1
-"""The `filenode` of a partition that the stream has announced, and that no look has seen yet."""
+FILE_UNKNOWN: Final = -1
+"""The `filenode` of a partition of which only a Relation message is known: no check of the catalog
+has seen it yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +96,8 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class PublishedContent:
-    """A relation as of one look. `account` is None in records of gateways that kept no account.
-    `horizon`: every transaction with a lower 64-bit id had ended then."""
+    """A relation as of one check of the catalog. `account` is None in records of gateways that kept
+    no account. `horizon`: every transaction with a lower 64-bit id had ended then."""
 
     schema: str
     name: str
@@ -108,7 +109,7 @@ class PublishedContent:
 
 def new_files(before: PublishedContent, now: PublishedContent) -> list[LeafContent]:
     """Return the leaves of `now` that existed before, with another file."""
-    filenodes = {leaf.oid: leaf.filenode for leaf in before.leaves if leaf.filenode != ANNOUNCED}
+    filenodes = {leaf.oid: leaf.filenode for leaf in before.leaves if leaf.filenode != FILE_UNKNOWN}
     return [leaf for leaf in now.leaves if filenodes.get(leaf.oid, leaf.filenode) != leaf.filenode]
 
 
@@ -183,7 +184,7 @@ def _changed_leaves(before: PublishedContent, now: PublishedContent) -> str:
         return "a partition was detached or dropped"
     for leaf in now.leaves:
         former = then.get(leaf.oid)
-        if former is not None and former.filenode == ANNOUNCED:
+        if former is not None and former.filenode == FILE_UNKNOWN:
             former = None
         if former is None and leaf.filenode != 0 and leaf.is_attached:
             return "a partition was attached"

@@ -1,5 +1,11 @@
-"""Decides which rows of a chunk equal the source's rows where the chunk commits: three rules,
-named V (visibility), T (TOAST) and R (restart).
+"""Decides which rows of a chunk equal the source's rows where the chunk commits, by three rules:
+
+    V (visibility)   a row is stale, and read again, if its key was changed by a transaction that
+                     was received and that the chunk's PostgreSQL snapshot does not see
+    T (TOAST)        while blocks are read, the key of an UPDATE that left TOASTed columns out is
+                     read again
+    R (restart)      keys are not stored, transaction ids are: a chunk whose PostgreSQL snapshot
+                     does not see a transaction that an earlier process received is read again
 
 Theory
 ======
@@ -22,14 +28,16 @@ A stale row is discarded, and its key is read again. The same applies, while blo
 key of an UPDATE that left TOASTed columns out (rule T): it moved the row, perhaps to a block that
 was read before, so that no chunk might ever find it.
 
-The keys of some transactions are not known: those received before the table was begun, those of the
-epoch before (rule R: the ids of what was published and not yet seen are durable), streamed and
-prepared ones, large ones, and TRUNCATE. For these the table keeps only the id (`whole`), and a
-chunk whose S does not see one of them is read again.
+The keys of some transactions were not recorded: those received before the table was begun, those
+that an earlier process received (rule R: `unseen`, the ids of what was published and not yet seen,
+is stored with the rows), streamed and prepared ones, large ones, and TRUNCATE. For these the table
+keeps only the id (`xids_without_keys`), and a chunk whose S does not see one of them is read again.
 
-Transactions received before any of this was recorded have no id here at all. `floor` stands for
-them: the next transaction id at the moment when recording began. A chunk waits until every
-transaction below it has ended, as the creation of a slot does.
+Recording begins before any table does: the ids of all transactions are recorded from the moment
+when the coordinator starts the judge, keys of a table from its SNAPSHOT_BEGIN on. The transactions
+in between are the table's first `xids_without_keys`. Transactions received before the judge was
+started have no id here at all. `floor` stands for them: the next transaction id at that moment. A
+chunk waits until every transaction below it has ended, as the creation of a slot does.
 
 Why it is right: after H, every row of a chunk is what the source had at H. tests/snapshot/world.py
 tests this with random histories; with any of the rules removed, it finds a history that goes wrong.
@@ -59,21 +67,26 @@ class KeyTrack:
     """The recorded changes to one relation since it was begun. Tracks compare by identity.
 
     `keys`: key -> the transaction that changed it last. (The one before it had ended by then,
-    because of row locks.) `whole`: transactions whose keys are not known. `suspects`: 32-bit ids of
-    transactions that were streamed or prepared, and open, when the relation was begun; which of
-    their updates left columns out is not known either. `renamed`: new and old keys of prepared
-    transactions, by 32-bit id, where an update changed the key and left columns out.
+    because of row locks.) `xids_without_keys`: transactions whose keys were not recorded.
+    `suspects`: 32-bit ids of transactions that were streamed or prepared, and open, when the
+    relation was begun; which of their updates left columns out was not recorded either. `renamed`:
+    new and old keys of prepared transactions, by 32-bit id, where an update changed the key and
+    left columns out.
     """
 
-    whole: set[int]
+    xids_without_keys: set[int]
     suspects: set[int] = field(default_factory=set)
     keys: dict[bytes, int] = field(default_factory=dict)
     renamed: dict[int, list[tuple[bytes, bytes]]] = field(default_factory=dict)
 
     @property
-    def handed_on(self) -> set[int]:
-        """Return the suspects for the next process, which does not know `renamed`."""
+    def suspects_to_store(self) -> set[int]:
+        """Return the suspects to be stored for the next process, in which `renamed` is lost."""
         return self.suspects | self.renamed.keys()
+
+    def record_renamed(self, xid: int, keys: list[tuple[bytes, bytes]]) -> None:
+        """Record the new and old keys of a prepared transaction."""
+        self.renamed[xid] = keys
 
     def is_stale(self, key: bytes, visibility: Visibility) -> bool:
         xid = self.keys.get(key)
@@ -86,7 +99,7 @@ class StalenessJudge:
     `visibility`: the latest PostgreSQL snapshot, of a chunk or of the coordinator. `floor`: a chunk
     counts only if every transaction with a lower 64-bit id had ended when its snapshot was taken.
     `unseen`: 64-bit ids of transactions that were received, and that the latest snapshot or one in
-    use did not see when the judge last looked.
+    use did not see when the latest one was taken.
     """
 
     def __init__(self, visibility: Visibility, floor: int, unseen: Iterable[int] = ()) -> None:
@@ -96,11 +109,15 @@ class StalenessJudge:
         self._in_use: dict[object, Visibility] = {}
         self._tracks: list[KeyTrack] = []
 
+    def wait_for_all_below(self, xid: int) -> None:
+        """Set `floor` to the 64-bit id of a transaction that was assigned when recording began."""
+        self.floor = xid
+
     # -- what comes in the stream
 
     def begin(self, suspects: Iterable[int] = ()) -> KeyTrack:
-        """Record the changes to a relation that is read from here on. Of earlier changes, only the
-        transactions are known."""
+        """Record the changes to a relation that is read from here on. Of changes before that, only
+        the ids of their transactions were recorded (`unseen`)."""
         track = KeyTrack(set(self.unseen), set(suspects))
         self._tracks.append(track)
         return track
@@ -109,7 +126,7 @@ class StalenessJudge:
         self._tracks.remove(track)
 
     def committed(self, xid: int) -> int:
-        """Note that a transaction was received, by its 32-bit id, and return its 64-bit id. Call
+        """Record that a transaction was received, by its 32-bit id, and return its 64-bit id. Call
         this for every transaction."""
         wide = self.visibility.widen(xid)
         self.unseen.add(wide)
@@ -120,49 +137,49 @@ class StalenessJudge:
             self.unseen.clear()
         return wide
 
-    def committed_whole(self, track: KeyTrack, xid: int) -> None:
-        """Note that a transaction has changed the relation, with keys that are not known."""
-        track.whole.add(self.visibility.widen(xid))
+    def committed_without_keys(self, track: KeyTrack, xid: int) -> None:
+        """Record that a transaction has changed the relation, with keys that were not recorded."""
+        track.xids_without_keys.add(self.visibility.widen(xid))
 
-    def relieve(self, track: KeyTrack) -> None:
+    def reduce_keys(self, track: KeyTrack) -> None:
         """Reduce the number of keys: forget those whose transaction every snapshot sees and, if
         many are left, keep only the ids of their transactions. All of them were received
         completely."""
         seen_by_all = self._seen_by_all
         track.keys = {key: xid for key, xid in track.keys.items() if not seen_by_all(xid)}
         if len(track.keys) > MAX_KEYS // 2:
-            track.whole.update(track.keys.values())
+            track.xids_without_keys.update(track.keys.values())
             track.keys.clear()
 
     # -- chunks
 
-    def expect(self, chunk: object) -> None:
-        """Note that the chunk's snapshot is about to be taken. It will see at least what the latest
-        one sees; what else is not known until `take`."""
+    def snapshot_requested(self, chunk: object) -> None:
+        """Register a chunk whose snapshot is about to be taken. It will see at least what the
+        latest one sees; what else, `snapshot_taken` tells."""
         self._in_use[chunk] = self.visibility
 
-    def take(self, chunk: object, visibility: Visibility) -> None:
-        """Note that a chunk reads with this snapshot, until `drop`."""
+    def snapshot_taken(self, chunk: object, visibility: Visibility) -> None:
+        """Register the snapshot that a chunk reads with, until `release`."""
         self._in_use[chunk] = visibility
         self.observe(visibility)
 
-    def drop(self, chunk: object) -> None:
+    def release(self, chunk: object) -> None:
         self._in_use.pop(chunk, None)
 
     def observe(self, visibility: Visibility) -> None:
-        """Note a snapshot that was taken later than those before, and forget the transactions that
-        all snapshots in use see."""
+        """Register a snapshot that was taken later than those before, and forget the transactions
+        that all snapshots in use see."""
         self.visibility = visibility
         seen_by_all = self._seen_by_all
         self.unseen = {xid for xid in self.unseen if not seen_by_all(xid)}
         for track in self._tracks:
-            if track.whole:
-                track.whole = {xid for xid in track.whole if not seen_by_all(xid)}
+            if track.xids_without_keys:
+                track.xids_without_keys = {xid for xid in track.xids_without_keys if not seen_by_all(xid)}
 
     def admits(self, track: KeyTrack, visibility: Visibility) -> bool:
         """Return whether the recorded keys suffice to tell which rows of a chunk with this snapshot
         are stale. If not, the chunk must be read again later."""
-        return self.floor <= visibility.xmin and all(map(visibility.sees, track.whole))
+        return self.floor <= visibility.xmin and all(map(visibility.sees, track.xids_without_keys))
 
     def _seen_by_all(self, xid: int) -> bool:
         return self.visibility.sees(xid) and all(each.sees(xid) for each in self._in_use.values())

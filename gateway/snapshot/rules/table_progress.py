@@ -1,17 +1,21 @@
 """Progress of one relation's snapshot: what is being read, what must be read again, and when it is
 complete.
 
-    WAITING --SNAPSHOT_BEGIN--> READING --nothing left--> ENDING --SNAPSHOT_END--> DONE
-       ^                         |   ^                     |  |
-       |                         |   +--- mark discarded --+  |
-       +------ begin again ------+----------------------------+
+    WAITING --begin--> READING --nothing_left--> ENDING --end--> DONE
+       ^                |   ^                     |  |
+       |                |   +----- go_on_reading -+  |
+       +-- begin_again -+----------------------------+
 
-    begin again       the plan's blocks are no longer the table's, or there are too many keys, or a
-                      suspect committed before everything was read (see KeyTrack)
-    mark discarded    the transaction that was to bring SNAPSHOT_END does not count
+    begin           where SNAPSHOT_BEGIN is published
+    nothing_left    everything is read: a boundary transaction for SNAPSHOT_END is emitted
+    go_on_reading   that transaction does not count, because the server streamed it
+    end             where SNAPSHOT_END is published
+    begin_again     the plan's blocks are no longer the table's, or there are too many keys, or a
+                    suspect committed before everything was read (see KeyTrack)
+    resume          in a new process: READING with the stored ranges and keys
 
-A table that a restart resumes begins as READING. SNAPSHOT_BEGIN and SNAPSHOT_END take effect where
-they are received in the stream.
+The state is private. TableTasks moves it; change_tracking.py reports what the stream changes, after
+which the table may have to begin again. Everyone else reads properties.
 
 `generation` counts the beginnings: a chunk of an earlier one is ignored.
 """
@@ -21,17 +25,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final
 
-from gateway.snapshot.rules.ctid_ranges import ChunkSizer, CtidPlan, Leaf, TidRange
-from gateway.snapshot.rules.keys_to_read_again import KeyList
+from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.ranges_to_read import ChunkSizer, CtidPlan, Leaf, TidRange
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
 
-MAX_AGAIN = 50_000
-"""Maximum number of keys to be read again; beyond it, an UPDATE that left values out begins the
-whole table again."""
+MAX_KEYS_TO_READ_AGAIN = 50_000
+"""Maximum number of keys to be read again. It is checked only when an UPDATE that left values out
+adds a key (rule T): the whole table then begins again. Stale rows (rule V) add at most the keys of
+the rows that are being read, and are not limited."""
 
-KEYS_FIRST = MAX_AGAIN // 2
+KEYS_FIRST = MAX_KEYS_TO_READ_AGAIN // 2
 """From this many keys on, keys are read before blocks: their number falls as long as reading is
 faster than the updates."""
 
@@ -49,24 +55,28 @@ class Status(Enum):
 @dataclass(slots=True, eq=False)
 class Chunk:
     """The part of a relation that one transaction reads: a range of a leaf, keys of the relation,
-    or all of it.
+    or all of it. Its progress writes its fields.
 
     `visibility` is its PostgreSQL snapshot, once it is taken.
     """
 
-    table: TableProgress
+    progress: TableProgress
     generation: int
     range: TidRange | None = None
     keys: tuple[bytes, ...] = ()
-    whole: tuple[TidRange, ...] = ()
+    all_ranges: tuple[TidRange, ...] = ()
     """All ranges, of a relation that is read at once, for example because it has no key."""
-    is_locked: bool = False
+    locks_writers: bool = False
     """Writers of the table wait while it is read."""
     visibility: Visibility | None = None
 
+    def lock_writers(self) -> None:
+        """Have the table locked against writers while the chunk is read."""
+        self.locks_writers = True
+
     @property
     def ranges(self) -> tuple[TidRange, ...]:
-        return self.whole if self.range is None else (self.range,)
+        return self.all_ranges if self.range is None else (self.range,)
 
     def is_same(self, other: Chunk) -> bool:
         """Return whether both begin at the same place, however far they go, or both are of keys."""
@@ -92,151 +102,207 @@ class TableProgress:
         reselects: bool = False,
         in_few_chunks: bool = False,
     ) -> None:
-        self.judge = judge
-        self.is_read_at_once = is_read_at_once
-        self.reselects = reselects
-        self.in_few_chunks = in_few_chunks
-        self.status = Status.WAITING
-        self.generation = 0
-        self.plan = CtidPlan(leaves)
-        self.again = KeyList()
-        self.late: set[bytes] = set()
-        """The keys of `again` that are read only after the table is complete, by a reselection."""
-        self.sizer = ChunkSizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
-        self.track: KeyTrack | None = None
-        self.chunk_count = self.row_count = self.stale_count = 0
-        self._taken: set[bytes] = set()
+        self.judge: Final = judge
+        self.is_read_at_once: Final = is_read_at_once
+        self.reselects: Final = reselects
+        self.in_few_chunks: Final = in_few_chunks
+        self.sizer: Final = ChunkSizer(chunk_bytes, FEW_CHUNKS if in_few_chunks else 1)
+        self._status = Status.WAITING
+        self._generation = 0
+        self._plan = CtidPlan(leaves)
+        self._keys = KeyList()
+        self._keys_to_reselect: set[bytes] = set()
+        """The keys of `keys_to_read_again` that are read only after the table is complete, by a
+        reselection."""
+        self._track: KeyTrack | None = None
+        self._chunk_count = self._row_count = self._stale_count = 0
+        self._keys_being_read: set[bytes] = set()
         self._chunks: set[Chunk] = set()
         self._is_too_early = False
+
+    @property
+    def status(self) -> Status:
+        return self._status
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
+    def plan(self) -> CtidPlan:
+        return self._plan
+
+    @property
+    def keys_to_read_again(self) -> KeyList:
+        """The keys of stale rows, and those that rule T adds."""
+        return self._keys
+
+    @property
+    def track(self) -> KeyTrack | None:
+        """The recorded changes; None unless the table is READING or ENDING."""
+        return self._track
+
+    @property
+    def chunk_count(self) -> int:
+        return self._chunk_count
+
+    @property
+    def row_count(self) -> int:
+        return self._row_count
+
+    @property
+    def stale_count(self) -> int:
+        return self._stale_count
 
     # -- its course
 
     def begin(self, suspects: Iterable[int] = ()) -> None:
-        """Begin the relation where its SNAPSHOT_BEGIN arrives in the stream: its changes are
-        recorded from here on. `suspects`: see KeyTrack."""
-        assert self.status is Status.WAITING
-        self.status = Status.READING
-        self.track = self.judge.begin(suspects)
+        """Begin the relation where its SNAPSHOT_BEGIN is published: its changes are recorded from
+        here on. `suspects`: see KeyTrack."""
+        assert self._status is Status.WAITING
+        self._status = Status.READING
+        self._track = self.judge.begin(suspects)
 
-    def resume(self, plan: CtidPlan, again: KeyList, suspects: Iterable[int]) -> None:
-        """Continue a relation that was being read in an earlier epoch."""
-        self.status = Status.READING
-        self.plan, self.again = plan, again
-        self.track = self.judge.begin(suspects)
+    def resume(
+        self, plan: CtidPlan, keys: KeyList, suspects: Iterable[int], counts: tuple[int, int, int] = (0, 0, 0)
+    ) -> None:
+        """Continue a relation that was being read in an earlier epoch. `counts`: of chunks, rows
+        and stale rows."""
+        self._status = Status.READING
+        self._plan, self._keys = plan, keys
+        self._chunk_count, self._row_count, self._stale_count = counts
+        self._track = self.judge.begin(suspects)
 
     def begin_again(self, leaves: Sequence[Leaf] | None = None) -> None:
         """Begin again: everything that was read, or is being read, is void."""
-        self.generation += 1
-        self.status = Status.WAITING
-        self.plan = CtidPlan(self.plan.leaves if leaves is None else leaves)
-        self.again.clear()
-        self.late.clear()
-        self._taken.clear()
+        self._generation += 1
+        self._status = Status.WAITING
+        self._plan = CtidPlan(self._plan.leaves if leaves is None else leaves)
+        self._keys.clear()
+        self._keys_to_reselect.clear()
+        self._keys_being_read.clear()
         self._is_too_early = False
-        self.chunk_count = self.row_count = self.stale_count = 0
+        self._chunk_count = self._row_count = self._stale_count = 0
         self._forget()
 
+    def nothing_left(self) -> None:
+        """Report that everything is read, and that the transaction that brings SNAPSHOT_END is
+        about to be emitted."""
+        assert self.is_complete
+        self._status = Status.ENDING
+
+    def go_on_reading(self) -> None:
+        """Report that the transaction that was to bring SNAPSHOT_END does not count."""
+        if self._status is Status.ENDING:
+            self._status = Status.READING
+
     def end(self) -> None:
-        """End the relation where its SNAPSHOT_END arrives in the stream."""
-        self.status = Status.DONE
+        """End the relation where its SNAPSHOT_END is published."""
+        self._status = Status.DONE
         self._forget()
 
     def _forget(self) -> None:
-        if self.track is not None:
-            self.judge.end(self.track)
-            self.track = None
+        if self._track is not None:
+            self.judge.end(self._track)
+            self._track = None
         for chunk in self._chunks:
-            self.judge.drop(chunk)
+            self.judge.release(chunk)
         self._chunks.clear()
 
     @property
     def is_complete(self) -> bool:
         """Return whether nothing is left to be read, so that the end may be written."""
-        is_read = self.plan.is_done and len(self.again) == len(self.late) and not self._chunks
-        return self.status is Status.READING and is_read
+        is_read = self._plan.is_done and len(self._keys) == len(self._keys_to_reselect) and not self._chunks
+        return self._status is Status.READING and is_read
 
     # -- what the stream changes
 
-    def note_unchanged(self, key: bytes, old_key: bytes) -> None:
+    def record_unchanged_toast(self, key: bytes, old_key: bytes) -> None:
         """Apply rule T (see stale_rows.py) to an UPDATE that left columns out.
 
         Once all blocks are read, only a key that is still to be read passes this on to the key that
         takes its place. With `reselects`, other keys wait until the table is complete.
         """
-        waits = old_key in self.again and old_key not in self.late
-        if self.status is Status.READING and (waits or not self.plan.is_done or not self.plan.leaves):
+        waits = old_key in self._keys and old_key not in self._keys_to_reselect
+        if self._status is Status.READING and (waits or not self._plan.is_done or not self._plan.leaves):
             self._read_again(key)
-        elif self.reselects and self.status in (Status.READING, Status.ENDING) and key not in self.again:
-            self.again.add(key)
-            self.late.add(key)
-        if len(self.again) > MAX_AGAIN:
+        elif self.reselects and self._status in (Status.READING, Status.ENDING) and key not in self._keys:
+            self._keys.add(key)
+            self._keys_to_reselect.add(key)
+        if len(self._keys) > MAX_KEYS_TO_READ_AGAIN:
             self.begin_again()
 
     def _read_again(self, key: bytes) -> None:
-        self.again.add(key)
-        self.late.discard(key)
+        self._keys.add(key)
+        self._keys_to_reselect.discard(key)
 
     def _drop_key(self, key: bytes) -> None:
-        self.again.discard(key)
-        self.late.discard(key)
+        self._keys.discard(key)
+        self._keys_to_reselect.discard(key)
 
     def prepared(self, xid: int, unchanged: Sequence[tuple[bytes, bytes]]) -> None:
-        """Note that a transaction that changed the relation was prepared. Rows that it moved
+        """Record that a transaction that changed the relation was prepared. Rows that it moved
         without changing their keys may be read before it ends; rows with new keys do not exist
         until then."""
         for key, old_key in unchanged:
             if key == old_key:
-                self.note_unchanged(key, key)
-        renamed = [note for note in unchanged if note[0] != note[1]]
-        if self.track is None or not renamed:
+                self.record_unchanged_toast(key, key)
+        renamed = [keys for keys in unchanged if keys[0] != keys[1]]
+        if self._track is None or not renamed:
             return
-        if len(renamed) + sum(map(len, self.track.renamed.values())) <= MAX_AGAIN:
-            self.track.renamed[xid] = renamed
+        if len(renamed) + sum(map(len, self._track.renamed.values())) <= MAX_KEYS_TO_READ_AGAIN:
+            self._track.record_renamed(xid, renamed)
         else:
-            self.track.suspects.add(xid)
+            self._track.suspects.add(xid)
 
     def rolled_back(self, xid: int) -> None:
-        """Note that a prepared transaction was rolled back."""
-        if self.track is not None:
-            self.track.renamed.pop(xid, None)
+        """Report that a prepared transaction was rolled back."""
+        if self._track is not None:
+            self._track.renamed.pop(xid, None)
 
-    def committed_whole(self, xid: int, unchanged: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        """Note that a streamed or prepared transaction that changed the relation was committed.
+    def committed_without_keys(self, xid: int, unchanged: Iterable[tuple[bytes, bytes]] = ()) -> None:
+        """Report that a streamed or prepared transaction that changed the relation was committed.
         `unchanged` has the keys for rule T."""
-        if self.track is None:
+        if self._track is None:
             return
-        renamed = self.track.renamed.pop(xid, ())
-        if xid in self.track.suspects and not (self.plan.is_done and not self.again):
+        renamed = self._track.renamed.pop(xid, ())
+        if xid in self._track.suspects and not (self._plan.is_done and not self._keys):
             self.begin_again()
             return
-        self.judge.committed_whole(self.track, xid)
+        self.judge.committed_without_keys(self._track, xid)
         for key, old_key in (*unchanged, *renamed):
-            self.note_unchanged(key, old_key)
+            self.record_unchanged_toast(key, old_key)
+
+    def pop_keys_to_reselect(self) -> KeyList:
+        """Return the keys that are still to be read, and forget them: a reselection reads them."""
+        keys, self._keys = self._keys, KeyList()
+        self._keys_to_reselect.clear()
+        return keys
 
     # -- chunks
 
-    def take(self) -> Chunk | None:
-        """Take the next chunk to be read; None if there is nothing to read now."""
-        if self.status is not Status.READING or self.is_too_early:
+    def next_chunk(self) -> Chunk | None:
+        """Return the next chunk to be read; None if there is nothing to read now."""
+        if self._status is not Status.READING or self.is_too_early:
             return None
-        is_rest = not self.plan.has_more and not (self.in_few_chunks and self._chunks)
-        if self.again and (len(self.again) >= KEYS_FIRST or is_rest):
-            keys = self.again.first(self.sizer.keys, self._is_ready)
+        is_rest = not self._plan.has_more and not (self.in_few_chunks and self._chunks)
+        if self._keys and (len(self._keys) >= KEYS_FIRST or is_rest):
+            keys = self._keys.first(self.sizer.keys, self._is_ready)
             if keys:
-                self._taken.update(keys)
-                return self._chunk(Chunk(self, self.generation, keys=tuple(keys)))
+                self._keys_being_read.update(keys)
+                return self._chunk(Chunk(self, self._generation, keys=tuple(keys)))
         if self.is_read_at_once:
-            whole = tuple(iter(self.plan.take, None))
-            return self._chunk(Chunk(self, self.generation, whole=whole)) if whole else None
-        found = self.plan.take()
-        return None if found is None else self._chunk(Chunk(self, self.generation, found))
+            ranges = tuple(iter(self._plan.next_range, None))
+            return self._chunk(Chunk(self, self._generation, all_ranges=ranges)) if ranges else None
+        next_range = self._plan.next_range()
+        return None if next_range is None else self._chunk(Chunk(self, self._generation, next_range))
 
     @property
     def is_too_early(self) -> bool:
         """Return whether a chunk did not count because a transaction that it must see had not
         ended, and the latest snapshot does not see that transaction either."""
-        if self._is_too_early and self.track is not None:
-            self._is_too_early = not self.judge.admits(self.track, self.judge.visibility)
+        if self._is_too_early and self._track is not None:
+            self._is_too_early = not self.judge.admits(self._track, self.judge.visibility)
         return self._is_too_early
 
     def _chunk(self, chunk: Chunk) -> Chunk:
@@ -246,70 +312,70 @@ class TableProgress:
     def _is_ready(self, key: bytes) -> bool:
         """Return whether the key can be read now. A key whose last change no snapshot sees yet
         would only be found stale again."""
-        assert self.track is not None
-        is_open = key not in self._taken and key not in self.late
-        return is_open and not self.track.is_stale(key, self.judge.visibility)
+        assert self._track is not None
+        is_open = key not in self._keys_being_read and key not in self._keys_to_reselect
+        return is_open and not self._track.is_stale(key, self.judge.visibility)
 
-    def leave(self, chunk: Chunk, part: TidRange, rest: TidRange | None) -> None:
+    def shorten(self, chunk: Chunk, part: TidRange, rest: TidRange | None) -> None:
         """Read only a part of the chunk's range."""
-        if chunk.generation == self.generation and chunk.range is not None:
-            self.plan.leave(chunk.range, part, rest)
+        if chunk.generation == self._generation and chunk.range is not None:
+            self._plan.shorten(chunk.range, part, rest)
             chunk.range = part
 
-    def taken(self, chunk: Chunk, visibility: Visibility) -> bool:
-        """Note that the chunk's snapshot was taken. Returns False if the chunk would not count and
-        need not be read."""
-        if chunk.generation != self.generation:
+    def snapshot_taken(self, chunk: Chunk, visibility: Visibility) -> bool:
+        """Report that the chunk's snapshot was taken. Returns False if the chunk would not count
+        and need not be read."""
+        if chunk.generation != self._generation:
             return False
-        assert self.track is not None
+        assert self._track is not None
         chunk.visibility = visibility
-        self.judge.take(chunk, visibility)
-        self._is_too_early = not self.judge.admits(self.track, visibility)
+        self.judge.snapshot_taken(chunk, visibility)
+        self._is_too_early = not self.judge.admits(self._track, visibility)
         return not self._is_too_early
 
     def admits(self, chunk: Chunk) -> bool:
         """Return, where the chunk commits, whether the keys tell everything about the chunk's rows.
         A chunk that was given back does not count."""
-        if chunk.generation != self.generation or chunk.visibility is None or chunk not in self._chunks:
+        if chunk.generation != self._generation or chunk.visibility is None or chunk not in self._chunks:
             return False
-        assert self.track is not None
-        return self.judge.admits(self.track, chunk.visibility)
+        assert self._track is not None
+        return self.judge.admits(self._track, chunk.visibility)
 
     def is_stale(self, chunk: Chunk, key: bytes) -> bool:
         """Return, where the chunk commits, whether a row with this key is older than what was
         published; its key is then read again. If not, the row is published, and its key need not be
         read again."""
-        assert self.track is not None and chunk.visibility is not None
-        if self.track.is_stale(key, chunk.visibility):
+        assert self._track is not None and chunk.visibility is not None
+        if self._track.is_stale(key, chunk.visibility):
             self._read_again(key)
             return True
-        if key in self.again and key not in self._taken:
+        if key in self._keys and key not in self._keys_being_read:
             self._drop_key(key)
         return False
 
-    def handed_over(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
-        """Note, where the chunk commits, that the chunk's rows were published."""
-        assert self.track is not None and chunk.visibility is not None
+    def published(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
+        """Report, where the chunk commits, that the chunk's rows were published."""
+        assert self._track is not None and chunk.visibility is not None
         self._chunks.discard(chunk)
-        self.judge.drop(chunk)
+        self.judge.release(chunk)
         if row_count:
-            self.chunk_count += 1
-        self.row_count += row_count
-        self.stale_count += stale_count
-        for found in chunk.ranges:
-            self.plan.done(found)
+            self._chunk_count += 1
+        self._row_count += row_count
+        self._stale_count += stale_count
+        for tid_range in chunk.ranges:
+            self._plan.range_read(tid_range)
         for key in chunk.keys:
-            self._taken.discard(key)
+            self._keys_being_read.discard(key)
             # A key may be stale although the chunk has no row with it.
-            if not self.track.is_stale(key, chunk.visibility):
+            if not self._track.is_stale(key, chunk.visibility):
                 self._drop_key(key)
 
     def give_back(self, chunk: Chunk) -> None:
-        """Take back a chunk that was not read, or does not count, to be read again."""
-        self.judge.drop(chunk)
-        if chunk.generation != self.generation or chunk not in self._chunks:
+        """Report that a chunk was not read, or does not count: its part is read again."""
+        self.judge.release(chunk)
+        if chunk.generation != self._generation or chunk not in self._chunks:
             return
         self._chunks.discard(chunk)
-        for found in chunk.ranges:
-            self.plan.give_back(found)
-        self._taken.difference_update(chunk.keys)
+        for tid_range in chunk.ranges:
+            self._plan.give_back(tid_range)
+        self._keys_being_read.difference_update(chunk.keys)

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from spark_consumer.mirror.append.batch_contents import BatchSize
+from spark_consumer.mirror.slice_contents import BatchSize
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 
 

@@ -1,7 +1,7 @@
 """Compaction of Delta tables, and removal of log entries and files that no version needs.
 
-Log entries go by version, as Delta's protocol describes it (delta_log.py); files by VACUUM. Both
-have a grace after the retention has ended.
+Log entries are removed up to a version, as Delta's protocol describes it (log_entries.py), and
+files by VACUUM. Both are kept for a grace period after their retention has ended.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import MappingProxyType
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_consumer.mirror.delta import delta_log, delta_table
+from spark_consumer.mirror.delta import delta_table, log_entries
 from spark_consumer.mirror.delta.delta_write import despite_conflicts
 from spark_consumer.mirror.delta.session_settings import COMPACT
 
@@ -59,8 +59,8 @@ def compact_files(spark: SparkSession, location: str) -> None:
 def tidy_log(spark: SparkSession, location: str) -> None:
     """Keep the log of a table that gets a commit every second short: write a checkpoint if it is
     due, and remove entries that the newest version does not need."""
-    delta_log.checkpoint(spark, location, _CHECKPOINT_EVERY)
-    delta_log.remove(spark, location, _old_log(spark, location))
+    log_entries.checkpoint(spark, location, _CHECKPOINT_EVERY)
+    log_entries.remove(spark, location, _old_log(spark, location))
 
 
 def has_old_entries(spark: SparkSession, location: str) -> bool:
@@ -90,24 +90,24 @@ def remove_before(spark: SparkSession, location: str, needed: int, retention_s: 
     if not old:  # few commits since the last removal
         return
     if delta_table.version(spark, location) != oldest:
-        retention = max(retention, now - delta_log.committed_at(spark, location, oldest))
+        retention = max(retention, now - log_entries.committed_at(spark, location, oldest))
     if delta_table.tombstones_s(spark, location, oldest) >= retention_s + GRACE_S:
         _vacuum(spark, location, retention)
-    delta_log.remove(spark, location, old)
+    log_entries.remove(spark, location, old)
 
 
 def keep_newest(spark: SparkSession, location: str) -> None:
     """Remove log entries and files that the newest version does not need."""
     _vacuum(spark, location, timedelta())
-    delta_log.remove(spark, location, _old_log(spark, location))
+    log_entries.remove(spark, location, _old_log(spark, location))
 
 
 def _log_before(spark: SparkSession, location: str, time: datetime, needed: int) -> tuple[int, list[str]]:
     """Return the oldest version that has to stay readable, which is that of `time` or `needed`, and
     the log entries that are not needed for it."""
-    names = delta_log.entries(spark, location)
-    oldest = min(needed, delta_log.version_at(spark, location, names, time))
-    return oldest, delta_log.needless(names, oldest)
+    names = log_entries.entries(spark, location)
+    oldest = min(needed, log_entries.version_at(spark, location, names, time))
+    return oldest, log_entries.needless(names, oldest)
 
 
 def _old_log(spark: SparkSession, location: str) -> list[str]:

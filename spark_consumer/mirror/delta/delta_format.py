@@ -13,7 +13,6 @@ from spark_consumer.mirror.delta.cleanup import (
     remove_before,
     tidy_log,
 )
-from spark_consumer.mirror.delta.delta_log import commits
 from spark_consumer.mirror.delta.delta_table import (
     CHANGELOG_PROPERTIES,
     align,
@@ -44,6 +43,7 @@ from spark_consumer.mirror.delta.delta_write import (
     once,
     write_once,
 )
+from spark_consumer.mirror.delta.log_entries import commits
 from spark_consumer.mirror.delta.session_settings import compacts, session_defaults, without_compaction
 
 __all__ = [

@@ -20,7 +20,7 @@ from pyspark.sql.types import DataType, StructType
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java_class
-from spark_consumer.mirror.delta.java_delta import delta_log, java_log, java_snapshot
+from spark_consumer.mirror.delta.java_delta import delta_log_class, java_log, java_snapshot
 from spark_consumer.mirror.spark_settings import settings
 from spark_consumer.mirror.sql_names import literal, quoted
 from spark_consumer.mirror.table_format import APPLICATION
@@ -196,7 +196,7 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
     metadata = java_snapshot(spark, location).metadata()
     log = java_log(spark, location)
     found = {
-        _TOMBSTONES: delta_log(spark).tombstoneRetentionMillis,
+        _TOMBSTONES: delta_log_class(spark).tombstoneRetentionMillis,
         "delta.logRetentionDuration": log.deltaRetentionMillis,
     }
     return max(
@@ -208,7 +208,7 @@ def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
     """Return the number of seconds for which the log of a table lists replaced files, by the
     properties at a version."""
     metadata = java_snapshot(spark, location, version).metadata()
-    return float(delta_log(spark).tombstoneRetentionMillis(metadata)) / 1000
+    return float(delta_log_class(spark).tombstoneRetentionMillis(metadata)) / 1000
 
 
 def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:

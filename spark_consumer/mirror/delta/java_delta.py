@@ -9,14 +9,14 @@ from pyspark.sql import SparkSession
 from spark_consumer.jvm import java_class, java_session
 
 
-def delta_log(spark: SparkSession) -> Any:
+def delta_log_class(spark: SparkSession) -> Any:
     """Return Delta's class DeltaLog. Raises MirrorError."""
     return java_class(spark, "org.apache.spark.sql.delta.DeltaLog")
 
 
 def java_log(spark: SparkSession, location: str) -> Any:
     """Return Delta's own object for the table at the location. Raises MirrorError."""
-    return delta_log(spark).forTable(java_session(spark), location)
+    return delta_log_class(spark).forTable(java_session(spark), location)
 
 
 def java_snapshot(spark: SparkSession, location: str, version: int | None = None) -> Any:

@@ -161,7 +161,8 @@ def states(ordered: pa.Table, outcomes: dict[Key, FoldResult], held: pa.Table | 
 def _values(
     ordered: pa.Table, taken: pa.Table, outcomes: list[FoldResult], held: pa.Table | None, places: dict[Key, int]
 ) -> tuple[pa.Array, pa.Array]:
-    """Return rows and special texts in which every told and borrowed column is filled in."""
+    """Return rows and special texts in which the columns in `sent_at` and `borrowed` are filled
+    in."""
     row = _one(taken["row"])
     if not any(outcome.sent_at or outcome.borrowed for outcome in outcomes):
         return row, _one(taken["special"])

@@ -18,8 +18,8 @@ from pyspark.sql.types import MapType
 
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.append.batch_contents import TablePart
 from spark_consumer.mirror.fold.fold_spark import position
+from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, TableSchema, is_log

@@ -2,5 +2,5 @@
 slices, and how it is carried out.
 
 In: `changes`, and the states of the tables. Out: merged tables, and a version in the manifest. This
-package must not know micro-batches and the logs of Delta.
+package must not know where changes come from, nor the logs of Delta.
 """

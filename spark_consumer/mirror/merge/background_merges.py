@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
 
-from spark_consumer.mirror import manifest, writer_epoch
+from spark_consumer.mirror import version_manifest, writer_epoch
 from spark_consumer.mirror.merge.merge_thread import MergeThread
 from spark_consumer.mirror.merge.merger import TABLES_AT_ONCE, Merger
 from spark_consumer.mirror.spark_settings import NO_SETTINGS, settings, tasks
@@ -25,7 +25,7 @@ _LOOK_AGAIN_S = 1.0  # least time between checks whether `walgate merge` has end
 
 @dataclass
 class BackgroundMerges:
-    """The merges of a mirror, made in a thread. `new_merger`: returns a Mirror with these value
+    """The merges of a mirror, made in a thread. `new_merger`: returns a Merger with these value
     schemas; `every_s`, `retrying`, `handed_over`: as for AppendingMirror."""
 
     new_merger: Callable[[dict[int, Schema]], Merger]
@@ -53,7 +53,7 @@ class BackgroundMerges:
         return self.every_s is None or math.isfinite(self.every_s)
 
     @property
-    def last(self) -> manifest.RecordedVersion | None:
+    def last(self) -> version_manifest.RecordedVersion | None:
         return self.merger.last
 
     def open(self, session: SparkSession) -> None:
@@ -73,8 +73,9 @@ class BackgroundMerges:
 
         A backlog is merged after its last batch: one large merge costs less than several, and
         batches need the cores. The end of a snapshot is merged at once, since only a merge applies
-        and reports it. So is the first batch of a new mirror, which can then soon be read by its
-        first version. Where each batch is merged, `merge_now` requests that.
+        and reports it. So is the first batch of a new mirror, unless it is part of a backlog: the
+        mirror can then soon be read by its first version. Where each batch is merged, `merge_now`
+        requests that.
         """
         self._batch = batch
         self.waiting += changes

@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from spark_consumer.mirror import table_selection
-from spark_consumer.mirror.append.batch_contents import (
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.slice_contents import (
     BatchContent,
     BatchSize,
     BatchSlice,
@@ -30,11 +31,10 @@ from spark_consumer.mirror.append.batch_contents import (
     summarize,
     without_marks,
 )
-from spark_consumer.mirror.fold import replica_identity
-from spark_consumer.mirror.manifest import RecordedVersion
 from spark_consumer.mirror.table_states import StoredMark, TableStates, first_cut, verified_chunks
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.verify.comparison import first_later_change
+from spark_consumer.mirror.version_manifest import RecordedVersion
 from spark_consumer.tables import TableName
 
 Merged = tuple[TableStates, RecordedVersion | None, str]

@@ -2,7 +2,9 @@
 commit for each table, then one version of the mirror.
 
 A merge is idempotent: when it is repeated after a crash, tables that it has written already are
-skipped. tables/write_table.py does the writes; manifest.py defines what readers see meanwhile.
+skipped: each table notes the commit LSN up to which it has changes (tables/prepare_table.py,
+delta/delta_write.py). tables/write_table.py does the writes; version_manifest.py defines what
+readers see meanwhile.
 """
 
 from __future__ import annotations
@@ -24,14 +26,13 @@ from schemas.lsn import format_lsn
 from schemas.topic_names import counted
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import remove_folder
-from spark_consumer.mirror import changes, manifest, snapshot_keys, table_selection, table_snapshots, writer_epoch
-from spark_consumer.mirror.append.batch_contents import (
-    BatchContent,
-    BatchSize,
-    BatchSlice,
-    as_arrow_if_small,
-    batch_size,
-    own_records,
+from spark_consumer.mirror import (
+    changes,
+    snapshot_keys,
+    table_selection,
+    table_snapshots,
+    version_manifest,
+    writer_epoch,
 )
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.maintenance import Maintenance
@@ -40,6 +41,14 @@ from spark_consumer.mirror.merge.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
 from spark_consumer.mirror.progress import ChangeCount, ProgressListener, ignore_progress, report_progress
 from spark_consumer.mirror.report import BatchReport, notes_of
+from spark_consumer.mirror.slice_contents import (
+    BatchContent,
+    BatchSize,
+    BatchSlice,
+    as_arrow_if_small,
+    batch_size,
+    own_records,
+)
 from spark_consumer.mirror.spark_settings import settings, tune
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, unfinished
@@ -81,7 +90,7 @@ class Merger:
     catalog: Catalog | None = None
     tables_at_once: int = TABLES_AT_ONCE
     working: ProgressListener = ignore_progress  # called during a long merge
-    last: manifest.RecordedVersion | None = field(default=None, init=False)
+    last: version_manifest.RecordedVersion | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
     maintenance: Maintenance = field(init=False)
     _states: TableStates = field(default_factory=TableStates, init=False)
@@ -197,10 +206,10 @@ class Merger:
             self.catalog.check(spark)
         tune(spark, TABLES.session_defaults(compacts=True))
         writer_epoch.check_format_version(spark, self.path)
-        self.check_scope(spark, manifest.recorded_version(spark, self.path))
-        self._epoch = writer_epoch.claim(spark, self.path, manifest.nothing(spark))
+        self.check_scope(spark, version_manifest.recorded_version(spark, self.path))
+        self._epoch = writer_epoch.claim(spark, self.path, version_manifest.nothing(spark))
         # From here on, no other writer records a version.
-        last = manifest.recorded_version(spark, self.path)
+        last = version_manifest.recorded_version(spark, self.path)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
         self._states = TableStates.of(None if last is None else last.standing)
         snapshot_keys.remove_ended(spark, self.path, {name: each.begin_lsn for name, each in self._states.open.items()})
@@ -213,19 +222,21 @@ class Merger:
     def give_back(self, spark: SparkSession) -> None:
         """Return the merges to the mirror from which they were taken over."""
         if self._epoch:
-            writer_epoch.give_back(spark, self.path, self._epoch, manifest.nothing(spark))
+            writer_epoch.give_back(spark, self.path, self._epoch, version_manifest.nothing(spark))
 
-    def check_scope(self, spark: SparkSession, last: manifest.RecordedVersion | None) -> None:
+    def check_scope(self, spark: SparkSession, last: version_manifest.RecordedVersion | None) -> None:
         """Raise MirrorError if the mirror was run for other tables before: see
         table_selection.check."""
-        table_selection.check(last, manifest.noted_options(spark, self.path), self.path, self.tables, self.exclude)
+        table_selection.check(
+            last, version_manifest.noted_options(spark, self.path), self.path, self.tables, self.exclude
+        )
 
     def note_options(self, spark: SparkSession) -> None:
         """Store the options in the manifest, before anything is appended: the next run cannot have
         more tables, and `walgate merge` has to merge as this mirror does."""
         options = {name: getattr(self, name) for name in ("on_recreated", "deletion_vectors", "strict", "retention_s")}
         options |= {"tables": [str(table) for table in self.tables], "exclude": list(self.exclude)}
-        manifest.note_options(spark, self.path, options)
+        version_manifest.note_options(spark, self.path, options)
 
     def _apply_slice(self, spark: SparkSession, batch_slice: BatchSlice, began: float) -> None:
         """Apply a slice: note keys, write tables, compare rows of a VERIFY, delete surplus rows of
@@ -352,7 +363,7 @@ class Merger:
                 self._preparation.note_version(TableName.parse(name), versions[name])
         wanted = [str(table) for table in self.tables]
         states.excludes = list(self.exclude)
-        version = manifest.RecordedVersion(
+        version = version_manifest.RecordedVersion(
             batch_slice.batch,
             content.commit_lsn,
             content.commit_time,
@@ -363,7 +374,7 @@ class Merger:
             schema_ids,
             states.text(),
         )
-        manifest.record(spark, self.path, version, writer_epoch.expected_epoch(self._epoch))
+        version_manifest.record(spark, self.path, version, writer_epoch.expected_epoch(self._epoch))
         self.last, self._states = version, states
 
     def _register(self, spark: SparkSession) -> None:

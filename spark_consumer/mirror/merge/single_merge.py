@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import manifest
+from spark_consumer.mirror import version_manifest
 from spark_consumer.mirror.merge.merge_thread import RETENTION_S
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import changes_path
@@ -34,10 +34,10 @@ def merge_once(
     Return the commit LSN that the tables have reached, or None if nothing was ever appended. Raise
     MirrorError.
     """
-    last = manifest.recorded_version(spark, path)
+    last = version_manifest.recorded_version(spark, path)
     if last is None and not TABLES.exists(spark, changes_path(path)):
         raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
-    noted = manifest.noted_options(spark, path)
+    noted = version_manifest.noted_options(spark, path)
     tables = noted.get("tables", last.scope if last is not None else [])
     excludes = noted.get("exclude", TableStates.of(last.standing).excludes if last is not None else [])
     merger = Merger(

@@ -11,12 +11,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import manifest
-from spark_consumer.mirror.append.batch_contents import TablePart
+from spark_consumer.mirror import version_manifest
 from spark_consumer.mirror.fold import replica_identity
-from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyless_log import log_table_schema
+from spark_consumer.mirror.fold.start_fold import table_schema
 from spark_consumer.mirror.paths import kept_path, table_path
+from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import Superseded
 from spark_consumer.mirror.table_states import TableStates
@@ -77,7 +77,7 @@ class TablePreparation:
         part: TablePart,
         own: pa.Table | DataFrame,
         commit_lsn: int,
-        last: manifest.RecordedVersion | None,
+        last: version_manifest.RecordedVersion | None,
     ) -> TableWork:
         """Prepare a table and return the work to do. `last`: the last version of the mirror.
 
@@ -148,7 +148,7 @@ class TablePreparation:
         own: pa.Table | DataFrame,
         location: str,
         applied: int,
-        last: manifest.RecordedVersion | None,
+        last: version_manifest.RecordedVersion | None,
     ) -> ColumnRewrite | None:
         """Return how to rewrite the columns, if some were renamed, replaced, or added with a
         default. Raise MirrorError if `strict` and the effect on existing rows is unknown."""
@@ -171,7 +171,7 @@ class TablePreparation:
         return ColumnRewrite(before, change, wanted)
 
     def _version_before(
-        self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: manifest.RecordedVersion | None
+        self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: version_manifest.RecordedVersion | None
     ) -> int | None:
         """Return the schema id of the relation's version whose columns a table has, or None if it
         is not known."""
@@ -183,7 +183,12 @@ class TablePreparation:
         return taken
 
     def _is_of_a_person(
-        self, spark: SparkSession, table: TableName, location: str, applied: int, last: manifest.RecordedVersion | None
+        self,
+        spark: SparkSession,
+        table: TableName,
+        location: str,
+        applied: int,
+        last: version_manifest.RecordedVersion | None,
     ) -> bool:
         """Return whether the operator has overwritten the table with the source's current rows, as
         an error message advised: then no columns have to be changed."""
@@ -196,7 +201,7 @@ class TablePreparation:
         if doubts := doubts_of(before, shape, change):
             self._note_doubt(table, doubts)
 
-    def _note_rename(self, table: TableName, oid: int, last: manifest.RecordedVersion | None) -> None:
+    def _note_rename(self, table: TableName, oid: int, last: version_manifest.RecordedVersion | None) -> None:
         """Note that a table new in the mirror was there under another name."""
         before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
         if before and before != [str(table)]:
@@ -217,7 +222,7 @@ class TablePreparation:
         part: TablePart,
         own: pa.Table | DataFrame,
         applied: int,
-        last: manifest.RecordedVersion | None,
+        last: version_manifest.RecordedVersion | None,
     ) -> TablePart:
         """Cut the part where a new relation with the table's name begins, if the rows of the former
         relation were not removed by an event. Return the part.
@@ -248,7 +253,7 @@ class TablePreparation:
         return replace(part, last_truncate=max(self._emptied[part.table], part.last_truncate or (-1, -1)))
 
     def _was_emptied(
-        self, spark: SparkSession, location: str, table: TableName, last: manifest.RecordedVersion | None
+        self, spark: SparkSession, location: str, table: TableName, last: version_manifest.RecordedVersion | None
     ) -> bool:
         """Return whether the table is empty, or was overwritten by the operator with the source's
         rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spark_consumer.mirror.append.batch_contents import TablePart
+from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.tables.columns import texts_of
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.reader.registry import Schema

@@ -1,4 +1,5 @@
-"""Write of one table's part of a batch, in one commit.
+"""Write of one table's part of a slice of changes, in one commit. A TRUNCATE makes it replace the
+table; in a table without a key it is a row.
 
 A small batch is folded in this process (fold/fold_arrow.py), a large one in Spark
 (fold/fold_spark.py): a Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
@@ -16,9 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_consumer.arrow import to_frame
-from spark_consumer.mirror.append.batch_contents import TablePart
 from spark_consumer.mirror.fold import replica_identity
-from spark_consumer.mirror.fold.fold_table import (
+from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_applied, small_log
+from spark_consumer.mirror.fold.merge_source import merge_input, merged_columns, merged_rows, rows
+from spark_consumer.mirror.fold.start_fold import (
     arrow_merge_input,
     key_bounds,
     living_rows,
@@ -27,8 +29,7 @@ from spark_consumer.mirror.fold.fold_table import (
     table_schema,
     unsent_columns,
 )
-from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_applied, small_log
-from spark_consumer.mirror.fold.merge_source import merge_input, merged_columns, merged_rows, rows
+from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.tables.columns import ColumnChange

@@ -16,13 +16,13 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.arrow import spark_schema, to_frame
-from spark_consumer.mirror.append.batch_contents import split_by_chunks
 from spark_consumer.mirror.fold.event_decoder import decode_events
-from spark_consumer.mirror.fold.fold_table import table_schema
 from spark_consumer.mirror.fold.keyless_log import decode_rows, log_rows, log_schema, log_table_schema
 from spark_consumer.mirror.fold.merge_source import same_key
 from spark_consumer.mirror.fold.replica_identity import after_truncate, weight
+from spark_consumer.mirror.fold.start_fold import table_schema
 from spark_consumer.mirror.paths import differences_path
+from spark_consumer.mirror.slice_contents import split_by_chunks
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION

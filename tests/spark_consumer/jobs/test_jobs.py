@@ -25,7 +25,7 @@ from gateway.local.java import spark_java_home
 from gateway.local.spark import delta_jars
 from schemas.lsn import format_lsn, parse_lsn
 from schemas.topic_names import transaction_topic
-from spark_consumer.mirror.delta.delta_files import open_delta
+from spark_consumer.mirror.delta.log_replay import open_delta
 from spark_consumer.mirror.local.dump import newest
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, WrittenTopics, relation, words_of
 from tests.spark_consumer.here import run_here

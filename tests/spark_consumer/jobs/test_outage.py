@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.errors import SourceUnavailable
 from spark_consumer.jobs import cli
 from spark_consumer.jobs.run import Run
-from spark_consumer.mirror import changes, manifest, versions
+from spark_consumer.mirror import changes, version_manifest, versions
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.tables import write_table
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
@@ -82,7 +82,7 @@ def test_a_new_query_appends_while_a_merge_of_the_one_before_runs(
             wait_for(
                 lambda: changes.appended_lsn(spark, path) == third_lsn, "the new query waits for the running merge"
             )
-            assert manifest.recorded_version(spark, path) is None
+            assert version_manifest.recorded_version(spark, path) is None
         except BaseException as problem:
             problems.append(problem)
         finally:

@@ -16,7 +16,7 @@ from gateway.local.java import spark_java_home
 from spark_consumer.errors import MirrorError
 from spark_consumer.jobs import session
 from spark_consumer.jvm import java_session
-from spark_consumer.mirror.delta.java_delta import delta_log
+from spark_consumer.mirror.delta.java_delta import delta_log_class
 from spark_consumer.mirror.delta.session_settings import SESSION
 
 
@@ -85,7 +85,7 @@ REFUSED = r"(?s)do not run over Spark Connect.*spark-submit"
 
 def test_a_session_of_spark_connect_is_refused_by_name() -> None:
     connect: Any = SimpleNamespace()
-    for look in (delta_log, java_session):
+    for look in (delta_log_class, java_session):
         with pytest.raises(MirrorError, match=REFUSED):
             look(connect)
 

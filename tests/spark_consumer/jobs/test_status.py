@@ -20,7 +20,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.jobs.run import Run
 from spark_consumer.jobs.session import last_offset
 from spark_consumer.jobs.status import serve
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.mirror_state import state_of
 from spark_consumer.reader.positions import resolve
 from spark_consumer.source.options import parse_options

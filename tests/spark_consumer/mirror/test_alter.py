@@ -17,9 +17,8 @@ from pyspark.sql import SparkSession
 
 from gateway.local import Kafka
 from gateway.local import Registry as LocalRegistry
-from spark_consumer.mirror import versions
-from spark_consumer.mirror.append import batch_contents
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror import slice_contents, versions
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -187,7 +186,7 @@ def mirrors(world: World, folder: Path, reports: list[BatchReport], kinds: str) 
     ],
     ids=["few", "many", "key", "log"],
 )
-@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
     spark: SparkSession,
     world: World,
@@ -200,7 +199,7 @@ async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
 ) -> None:
     """By a merge a batch, by pictures over what is not merged yet, by the merge of all that, and in
     one batch."""
-    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
     reports: list[BatchReport] = []
     made = mirrors(world, tmp_path, reports, kinds)
 

@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from schemas.change_schema import change_schema
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.delta.delta_files import DeltaFiles, open_delta
 from spark_consumer.mirror.delta.delta_table import DELETION_VECTORS
+from spark_consumer.mirror.delta.log_replay import DeltaFiles, open_delta
 from spark_consumer.mirror.local.dump import DumpedTable, newest
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import INT8, TEXT, relation

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 from schemas.relation import RelationDescription
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta.delta_table import exists
 from spark_consumer.mirror.delta.delta_write import despite_conflicts
 from spark_consumer.mirror.paths import changes_path, table_path

@@ -26,9 +26,9 @@ from pyspark.sql import SparkSession
 from schemas.relation import RelationDescription, ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, maintenance, manifest, table_snapshots, versions, writer_epoch
-from spark_consumer.mirror.append.append_batch import AppendingMirror
-from spark_consumer.mirror.delta import cleanup, delta_format, delta_log, delta_table
+from spark_consumer.mirror import changes, maintenance, table_snapshots, version_manifest, versions, writer_epoch
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
+from spark_consumer.mirror.delta import cleanup, delta_format, delta_table, log_entries
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.single_merge import merge_once
@@ -79,10 +79,10 @@ STEPS = {
     "first table": Step(merger, "write"),
     "second table": Step(merger, "write", 2),
     "end of a REPLACE": Step(table_snapshots, "end_replace"),
-    "manifest": Step(manifest, "record"),
-    "manifest, second piece": Step(manifest, "record", 2),
+    "manifest": Step(version_manifest, "record"),
+    "manifest, second piece": Step(version_manifest, "record", 2),
     "removal of keys": Step(merger, "remove_folder"),
-    "old versions": Step(manifest, "prune"),
+    "old versions": Step(version_manifest, "prune"),
     "old changes": Step(changes, "prune"),
 }
 PLACES = {*(step.place for step in STEPS.values()), (writer_epoch, "give_back"), (writer_epoch, "check")}
@@ -148,6 +148,8 @@ class Scene:
     path: str
     subject: str = "items"
     on_recreated: str = EMPTY
+    checks_all: bool = True
+    """Whether `check` reads the version at every commit, or at the first and last of them."""
     tables: dict[str, Table] = field(default_factory=dict)
     truth: dict[int, dict[str, list[Row]]] = field(default_factory=dict)
     ends: list[int] = field(default_factory=list)  # of snapshots that replace rows
@@ -261,9 +263,9 @@ class Scene:
         """The newest picture, and those behind each commit from `since_lsn` on."""
         last_lsn = max(self.truth)
         assert versions.read(self.spark, self.path).commit_lsn == self.readable(last_lsn)
-        for commit_lsn in sorted(self.truth, reverse=True):
-            if commit_lsn >= (last_lsn if since_lsn is None else since_lsn):
-                self.check_at(commit_lsn)
+        lsns = [lsn for lsn in self.truth if lsn >= (last_lsn if since_lsn is None else since_lsn)]
+        for commit_lsn in sorted(lsns if self.checks_all else {min(lsns), max(lsns)}, reverse=True):
+            self.check_at(commit_lsn)
 
     def check_at(self, commit_lsn: int) -> None:
         found = versions.read(self.spark, self.path, at=commit_lsn)
@@ -275,7 +277,7 @@ class Scene:
     def readable(self, commit_lsn: int) -> int:
         """From the end of a snapshot that replaces rows to the merge behind it, no version knows
         the tables (table_states.first_unreadable)."""
-        merged = manifest.find_version(self.spark, self.path, commit_lsn)
+        merged = version_manifest.find_version(self.spark, self.path, commit_lsn)
         merged_lsn = -1 if merged is None else merged.commit_lsn
         ends = [end for end in self.ends if merged_lsn < end <= commit_lsn]
         return max(lsn for lsn in self.truth if lsn < min(ends)) if ends else commit_lsn
@@ -307,8 +309,9 @@ def read_if_there(spark: SparkSession, path: str, commit_lsn: int) -> versions.M
 
 
 @pytest.fixture
-def scene(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> Scene:
+def scene(spark: SparkSession, feeder: Feeder, tmp_path: Path, request: pytest.FixtureRequest) -> Scene:
     made = Scene(spark, feeder, str(tmp_path))
+    made.checks_all = request.node.get_closest_marker("long") is not None
     made.begin()
     return made
 
@@ -360,7 +363,7 @@ def test_a_merge_that_was_killed_is_made_again(scene: Scene, scenario: str, step
     scene.check()
     scene.merge()
     scene.check(0)
-    merged = manifest.recorded_version(scene.spark, scene.path)
+    merged = version_manifest.recorded_version(scene.spark, scene.path)
     assert merged is not None and merged.commit_lsn == max(scene.truth)
 
 
@@ -379,7 +382,7 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
     appended."""
     monkeypatch.setattr(cleanup, "LOG_GRACE_S", 0.0)
     monkeypatch.setattr(cleanup, "_old_log", lambda *_: ["an entry"])  # enough merges were made
-    monkeypatch.setattr(delta_log, "remove", lambda *_: None)
+    monkeypatch.setattr(log_entries, "remove", lambda *_: None)
     session = cloned(spark)
     scene = Scene(session, feeder, str(tmp_path))
     scene.begin()
@@ -387,7 +390,7 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
 
     def remove(before_lsn: int) -> None:
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(manifest, "merged_before", lambda *_: before_lsn)
+            patched.setattr(version_manifest, "merged_before", lambda *_: before_lsn)
             maintenance.remove(session, scene.path, timedelta())
 
     remove(first_lsn)

@@ -16,16 +16,16 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import changes, maintenance, manifest, versions
-from spark_consumer.mirror.append.batch_contents import BatchSize, batch_size
+from spark_consumer.mirror import changes, maintenance, version_manifest, versions
 from spark_consumer.mirror.delta import cleanup, delta_table
-from spark_consumer.mirror.delta.delta_files import open_delta
-from spark_consumer.mirror.delta.delta_log import needless
 from spark_consumer.mirror.delta.delta_write import write_once
-from spark_consumer.mirror.delta.java_delta import delta_log
+from spark_consumer.mirror.delta.java_delta import delta_log_class
+from spark_consumer.mirror.delta.log_entries import needless
+from spark_consumer.mirror.delta.log_replay import open_delta
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
 from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.slice_contents import BatchSize, batch_size
 from spark_consumer.source.frames import RAW
 from spark_consumer.tables import TableName
 
@@ -83,7 +83,9 @@ def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
     write_once(spark.range(lsn, lsn + 2), location, "append", lsn, properties=properties)
     DeltaTable.forPath(spark, location).delete(f"id = {lsn + 1}")
     found = {str(ITEMS): delta_table.version(spark, location)}
-    manifest.record(spark, path, replace(manifest.RecordedVersion.before_all(), commit_lsn=lsn, tables=found))
+    version_manifest.record(
+        spark, path, replace(version_manifest.RecordedVersion.before_all(), commit_lsn=lsn, tables=found)
+    )
     return datetime.now(UTC)
 
 
@@ -176,7 +178,7 @@ def test_what_upkeep_cannot_do_is_reported_and_tried_again_when_it_is_due(monkey
     mirror, spark = Merger("/mirror", {}, reports.append), cast(SparkSession, None)
     mirror.maintain(spark, 1)
     assert not tried  # nothing is there yet
-    mirror.last = replace(manifest.RecordedVersion.before_all(), commit_lsn=7)
+    mirror.last = replace(version_manifest.RecordedVersion.before_all(), commit_lsn=7)
     for batch in (1, 2, 3):
         mirror.maintain(spark, batch, compacts=True)
     assert tried == ["compact", "remove"]
@@ -236,7 +238,7 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
         merge(spark, path, 10)
     finally:
         spark.conf.unset(EVERY_SECOND)
-    picture = manifest.recorded_version(spark, path, 6)
+    picture = version_manifest.recorded_version(spark, path, 6)
     assert picture is not None
     needed = picture.tables[str(ITEMS)]
     for entry in (items / "_delta_log").glob("*.json"):
@@ -245,8 +247,8 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
     for file in items.iterdir():
         if file.is_file():
             age(file, 20)
-    delta_log(spark).clearCache()
-    monkeypatch.setattr(manifest, "merged_before", lambda *_: 6)
+    delta_log_class(spark).clearCache()
+    monkeypatch.setattr(version_manifest, "merged_before", lambda *_: 6)
     retention = timedelta(days=5).total_seconds()
     maintenance.Maintenance(path, retention).remove(spark)
     check(spark, path, (6, 8, 10))
@@ -278,7 +280,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     check(spark, path, (4, 6, 8))
     with pytest.raises(MirrorError, match="the mirror begins at"):
         versions.read(spark, path, at=2)
-    picture = manifest.recorded_version(spark, path, 4)
+    picture = version_manifest.recorded_version(spark, path, 4)
     assert picture is not None
     needed = picture.tables[str(ITEMS)]
     assert 0 < min(log_versions(items)) <= needed < min(log_versions(items)) + 3
@@ -287,7 +289,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     for version in log_versions(items):
         if version <= needed:
             age(items / "_delta_log" / f"{version:020}.json", 10)
-    delta_log(spark).clearCache()
+    delta_log_class(spark).clearCache()
     check(spark, path, (4,))
     maintenance.Maintenance(path, 0.0).remove(spark)
     check(spark, path, (8,))

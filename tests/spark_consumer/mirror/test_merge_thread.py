@@ -8,7 +8,7 @@ import time
 import pytest
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.merge import merge_thread as merging_module
 from spark_consumer.mirror.merge.background_merges import BACKLOG_CHANGES, MANY_CHANGES
 from spark_consumer.mirror.merge.merge_thread import PAUSES_S, MergeThread

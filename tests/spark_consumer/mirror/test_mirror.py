@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import manifest, unmerged_overlay, versions
-from spark_consumer.mirror.append import batch_contents
+from spark_consumer.mirror import slice_contents, unmerged_overlay, version_manifest, versions
 from spark_consumer.mirror.local.dump import dump_json
 from spark_consumer.mirror.merge import merge_slices
 from spark_consumer.mirror.paths import table_path
@@ -115,7 +114,7 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
     ("batch_here", "tables_here"),
     [
         pytest.param(False, False, id="spark"),
-        pytest.param(False, True, id="table_here"),
+        pytest.param(False, True, marks=pytest.mark.long, id="table_here"),
         pytest.param(True, False, marks=pytest.mark.long, id="batch_here"),
     ],
 )
@@ -131,10 +130,10 @@ def test_a_large_batch_is_folded_to_the_same_rows(
     fits may have many columns."""
     if not batch_here:
         for module in (merge_slices, unmerged_overlay):
-            monkeypatch.setattr(module, "summarize", lambda raw, _: (batch_contents.batch_content(raw), None))
+            monkeypatch.setattr(module, "summarize", lambda raw, _: (slice_contents.batch_content(raw), None))
         monkeypatch.setattr(unmerged_overlay, "READ_HERE", 1_000_000 if tables_here else 0)
     if not tables_here:
-        monkeypatch.setattr(batch_contents, "_SMALL_CELLS", 0)
+        monkeypatch.setattr(slice_contents, "_SMALL_CELLS", 0)
     workload = Workload(feeder, 11)
     for _ in range(40):
         workload.step()
@@ -148,12 +147,12 @@ def test_a_large_batch_is_folded_to_the_same_rows(
         assert mirrored(spark, tmp_path, table) == table.rows
 
 
-@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_rows_from_before_the_start_come_with_their_first_update(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
     """But for values that it does not send, which are null until another update does."""
-    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
     accounts = feeder.table(ACCOUNTS)
     before = feeder.begin()
     for number in range(6):
@@ -195,11 +194,11 @@ def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Fe
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
-    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
     accounts, items = feeder.table(ACCOUNTS), feeder.table(relation("items", {"id": INT8}, ("id",)))
     first = feeder.begin()
     first.insert(accounts, {"id": 1, "owner": "a", "note": "a long one"})
@@ -217,7 +216,7 @@ def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
     second_lsn = second.commit()
     feeder.kafka_commit()
     with monkeypatch.context() as crash:
-        crash.setattr(manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
+        crash.setattr(version_manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
         with pytest.raises(ZeroDivisionError):
             run_mirror(spark, feeder, tmp_path)
     shutil.rmtree(tmp_path / "changes")  # a release that had none was killed, and its checkpoint was lost

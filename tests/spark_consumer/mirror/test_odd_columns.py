@@ -12,8 +12,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from schemas.relation import RelationDescription, ReplicaIdentity
-from spark_consumer.mirror import versions
-from spark_consumer.mirror.append import batch_contents
+from spark_consumer.mirror import slice_contents, versions
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import FLOAT8, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation
@@ -25,10 +24,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 PRICE = (NUMERIC, NUMERIC_12_2)
 
 
-@pytest.fixture(params=[batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.fixture(params=[slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def fold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changes are folded in this process, or by Spark."""
-    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", request.param)
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", request.param)
 
 
 def numbered(description: RelationDescription, *numbers: int) -> RelationDescription:
@@ -127,6 +126,7 @@ def test_an_added_column_has_nothing_of_what_an_older_release_left(
     assert sorted((row["id"], row["price"], row["_special"]) for row in rows) == [(1, None, None), (2, None, None)]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("fold")
 def test_columns_may_begin_with_a_dot(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     dots = feeder.table(relation("dots", {"id": INT8, ".id": INT8, ".note": TEXT}, (".id",)))

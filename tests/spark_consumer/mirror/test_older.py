@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import manifest, versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror import version_manifest, versions
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.merge.single_merge import merge_once
 from spark_consumer.mirror.report import BatchReport
 from tests.spark_consumer.feeder import Feeder, Row, Table
@@ -69,6 +69,6 @@ def test_an_older_mirror_goes_on_without_a_new_start(
     mirror.finish(spark, merge=False)
     merge_once(cloned(spark), str(path), lambda _: None)  # what a snapshot replaces, a merge alone knows
     after = check(spark, path, source)
-    merged = manifest.recorded_version(spark, str(path))
+    merged = version_manifest.recorded_version(spark, str(path))
     assert merged is not None and merged.commit_lsn == after.commit_lsn == feeder.truth[-1].commit_lsn
     assert not list((path / "seen").rglob("*.parquet")), "the keys of the snapshot stay"

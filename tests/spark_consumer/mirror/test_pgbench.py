@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
-from spark_consumer.mirror import manifest, versions
-from spark_consumer.mirror.delta.delta_files import open_delta
+from spark_consumer.mirror import version_manifest, versions
+from spark_consumer.mirror.delta.log_replay import open_delta
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry as Schemas
@@ -80,7 +80,7 @@ async def load(database: Database, clients: int, of_client: int) -> int:
     return count
 
 
-def sums(path: Path, picture: manifest.RecordedVersion) -> dict[str, int]:
+def sums(path: Path, picture: version_manifest.RecordedVersion) -> dict[str, int]:
     """Of each table at its version in the picture, without Spark."""
     found = {}
     for name, column in SUMS.items():
@@ -122,7 +122,7 @@ async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
     try:
         await gateway.streaming()
         await fill(connection)
-        seen: list[manifest.RecordedVersion] = []
+        seen: list[version_manifest.RecordedVersion] = []
 
         def look(report: BatchReport) -> None:
             if report.is_merge:

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry as SchemaRegistry
 from spark_consumer.reader.registry import SchemaCache

@@ -282,7 +282,7 @@ def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
     ("at_once", "key"),
     [
         (True, ("id",)),
-        (False, ()),
+        pytest.param(False, (), marks=pytest.mark.long),
         pytest.param(True, (), marks=pytest.mark.long),
         pytest.param(False, ("id",), marks=pytest.mark.long),
     ],

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 from schemas.relation import ReplicaIdentity
 from schemas.verdict import decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import versions
-from spark_consumer.mirror.append import batch_contents
+from spark_consumer.mirror import slice_contents, versions
 from spark_consumer.mirror.paths import differences_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -78,13 +77,16 @@ def in_one_transaction(feeder: Feeder, *changes: Callable[[Any], Any]) -> int:
     return transaction.commit()
 
 
-@pytest.mark.parametrize("merges", [False, True], ids=["appended", "merged"])
-@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+# Where changes are merged, what a version shows before is compared too (merge_waiting).
+@pytest.mark.parametrize(
+    "merges", [pytest.param(False, marks=pytest.mark.long, id="appended"), pytest.param(True, id="merged")]
+)
+@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int, merges: bool
 ) -> None:
     """And a READ brings the columns that an UPDATE before it did not send."""
-    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
     reader.merges = merges
     accounts, items, visits = feeder.table(ACCOUNTS), feeder.table(ITEMS), feeder.table(VISITS)
     feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
@@ -117,13 +119,13 @@ def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     assert [(row["_op"], row["_ordinal"]) for row in log] == [("TRUNCATE", -1), ("READ", 0)]
 
 
-@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_replace_deletes_the_keys_that_had_no_change(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
     """After a gap: rows went, came and changed without an event. Until its end the table is
     stale."""
-    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     inserts = [lambda t, n=n: t.insert(accounts, account(n)) for n in range(8)]
     in_one_transaction(feeder, *inserts, lambda t: t.insert(items, {"id": 1}))
@@ -161,11 +163,11 @@ def test_replace_deletes_the_keys_that_had_no_change(
     assert reader.rows(items) == {} and not reader.picture().stale
 
 
-@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_verify_reports_each_difference_and_writes_nothing(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
-    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
     accounts = feeder.table(ACCOUNTS)
     in_one_transaction(feeder, *(lambda t, n=n: t.insert(accounts, account(n)) for n in range(6)))
     reader.take()
@@ -199,11 +201,11 @@ def visit(page: str, seconds: float | None = 1.0) -> Row:
     return {"page": page, "seconds": seconds}
 
 
-@pytest.mark.parametrize("small_changes", [batch_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
     reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
 ) -> None:
-    monkeypatch.setattr(batch_contents, "SMALL_CHANGES", small_changes)
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
     calls = feeder.table(CALLS)
     held = [visit("a"), visit("a"), visit("b"), visit("b"), visit("c", None)]
     in_one_transaction(feeder, *(lambda t, row=row: t.insert(calls, row) for row in held))
@@ -231,7 +233,8 @@ def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
     assert (verdict.snapshot_id, verdict.surplus) == ("emptied", 1)
 
 
-@pytest.mark.parametrize("key", [pytest.param(("id",), id="rows"), pytest.param((), marks=pytest.mark.long, id="log")])
+@pytest.mark.long
+@pytest.mark.parametrize("key", [pytest.param(("id",), id="rows"), pytest.param((), id="log")])
 def test_columns_with_names_of_the_comparison_are_compared_as_all_others(
     reader: Reader, feeder: Feeder, key: tuple[str, ...]
 ) -> None:

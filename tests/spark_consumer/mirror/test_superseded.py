@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, manifest, snapshot_keys, versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror import changes, snapshot_keys, version_manifest, versions
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.merge.single_merge import merge_once
@@ -86,7 +86,7 @@ def expected(last: int) -> tuple[list[int], list[str]]:
     return list(range(1, last + 1)), [f"/{number}" for number in range(1, last + 1)]
 
 
-@pytest.mark.parametrize("tables", ["there", "new"])
+@pytest.mark.parametrize("tables", ["there", pytest.param("new", marks=pytest.mark.long)])
 def test_a_merge_that_was_prepared_before_another_wrote_looks_again(scene: Scene, tables: str) -> None:
     """The first writes its tables between the moment when the second has looked at them and its own
     writes."""
@@ -220,11 +220,11 @@ def test_an_unpruned_change_below_the_oldest_version_is_no_picture(scene: Scene)
             scene.merge()
     assert versions.read(scene.spark, scene.path, at=lsns[2])["public.items"].count() == 3
     changes.prune(scene.spark, scene.path, lsns[1])
-    manifest.prune(scene.spark, scene.path, lsns[1])
+    version_manifest.prune(scene.spark, scene.path, lsns[1])
     kept = changes.pinned(scene.spark, scene.path)
     changes.prune(scene.spark, scene.path, lsns[3])
     assert versions.read(scene.spark, scene.path, at=lsns[2])["public.items"].count() == 2  # the last merge before it
-    manifest.prune(scene.spark, scene.path, lsns[3])
+    version_manifest.prune(scene.spark, scene.path, lsns[3])
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(changes, "pinned", lambda *_: kept)
         with pytest.raises(MirrorError, match="the mirror begins at"):

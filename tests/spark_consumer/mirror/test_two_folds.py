@@ -16,7 +16,7 @@ from schemas.change_schema import change_schema
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.fold.fold_arrow import Key, key_tuples
 from spark_consumer.mirror.fold.fold_spark import STATE
-from spark_consumer.mirror.fold.fold_table import arrow_fold, spark_fold, table_schema
+from spark_consumer.mirror.fold.start_fold import arrow_fold, spark_fold, table_schema
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import FLOAT8, INT8, relation
 from tests.spark_consumer.mirror.test_fold_arrow import COLUMNS, Row, histories

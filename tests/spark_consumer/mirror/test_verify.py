@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 
 from gateway.local import Kafka, Registry
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta.delta_write import despite_conflicts
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import versions
-from spark_consumer.mirror.delta.delta_files import open_delta
+from spark_consumer.mirror.delta.log_replay import open_delta
 from spark_consumer.mirror.local import version_list
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.tables import TableName

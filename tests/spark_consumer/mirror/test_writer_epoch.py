@@ -14,15 +14,15 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import java_frame
-from spark_consumer.mirror import changes, manifest, versions, writer_epoch
-from spark_consumer.mirror.append.batch_contents import BatchSize
+from spark_consumer.mirror import changes, version_manifest, versions, writer_epoch
 from spark_consumer.mirror.delta import delta_append
 from spark_consumer.mirror.delta.delta_table import files_below, noted_numbers, noted_versions
 from spark_consumer.mirror.delta.delta_write import despite_conflicts, once, write_once
-from spark_consumer.mirror.delta.java_delta import delta_log
+from spark_consumer.mirror.delta.java_delta import delta_log_class
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import manifest_path, table_path
+from spark_consumer.mirror.slice_contents import BatchSize
 from spark_consumer.mirror.storage import TABLES
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.tables import write_table
@@ -182,7 +182,7 @@ def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_
         patched.setattr(writer_epoch, "check", lambda *_: None)
         visit(feeder, items, visits, 3)
         apply()
-    last = manifest.recorded_version(spark, str(tmp_path))
+    last = version_manifest.recorded_version(spark, str(tmp_path))
     assert told and last is not None and last.commit_lsn == second.merged_lsn
     first.stop()
 
@@ -217,7 +217,7 @@ def test_what_writers_have_noted_is_known_with_and_without_the_checksum_of_a_ver
     assert len(checksums) == 3 and all(b"setTransactions" in file.read_bytes() for file in checksums)
     for file in checksums:
         file.unlink()
-    delta_log(spark).clearCache()
+    delta_log_class(spark).clearCache()
     assert noted_numbers(spark, location, APPLICATION, "another", "nobody") == wanted
     assert files_below(spark, location, 1, 4) == 0
 

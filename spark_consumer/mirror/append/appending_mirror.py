@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, manifest, table_selection, writer_epoch
+from spark_consumer.mirror import changes, table_selection, version_manifest, writer_epoch
 from spark_consumer.mirror.append.appended_batch import AppendedBatch, summary_of
 from spark_consumer.mirror.merge.background_merges import BackgroundMerges
 from spark_consumer.mirror.merge.merge_thread import RETENTION_S
@@ -131,12 +131,12 @@ class AppendingMirror:
         session = cloned(spark)  # of its own, since `once` changes settings for all writes of a session
         tune(session, TABLES.session_defaults(compacts=True))
         writer_epoch.check_format_version(session, self.path)
-        last = manifest.recorded_version(session, self.path)
+        last = version_manifest.recorded_version(session, self.path)
         merger = self._merges.merger
         merger.check_scope(session, last)
         changes.create(session, self.path)
         self._epoch = writer_epoch.claim_appends(session, self.path, changes.nothing(session))
-        writer_epoch.note_format_version(session, self.path, APPENDED_FORMAT, manifest.nothing(session))
+        writer_epoch.note_format_version(session, self.path, APPENDED_FORMAT, version_manifest.nothing(session))
         merger.note_options(session)
         self._merges.open(session)
         last = last if merger.last is None else merger.last

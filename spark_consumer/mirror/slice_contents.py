@@ -1,5 +1,5 @@
-"""Contents of a micro-batch: its tables, their schemas, and where a TRUNCATE occurs. Nothing is
-decoded for this.
+"""Contents of a set of changes, such as a slice of a merge: its tables, their schemas, and where a
+TRUNCATE occurs. Nothing is decoded for this.
 
 A small batch is collected into this process and analyzed here, a large one by Spark. The changes of
 one table of a large batch are collected when that table is written, if they are few enough.

@@ -94,11 +94,11 @@ class CtidPlan:
         self.leaves = tuple(leaves)
         self.untouched = untouched
         self._waiting = deque(begun)
-        self._taken: list[TidRange] = []
+        self._being_read: list[TidRange] = []
 
     @property
     def is_done(self) -> bool:
-        return not self._taken and not self.has_more
+        return not self._being_read and not self.has_more
 
     @property
     def has_more(self) -> bool:
@@ -108,13 +108,13 @@ class CtidPlan:
     def begun(self) -> list[TidRange]:
         """Return the ranges that a restart begins with: everything that is neither read nor
         untouched."""
-        return [*self._taken, *self._waiting]
+        return [*self._being_read, *self._waiting]
 
     @property
     def blocks(self) -> int:
         return sum(leaf.blocks for leaf in self.leaves)
 
-    def take(self) -> TidRange | None:
+    def next_range(self) -> TidRange | None:
         if self._waiting:
             found = self._waiting.popleft()
         elif self.untouched < len(self.leaves):
@@ -122,21 +122,21 @@ class CtidPlan:
             self.untouched += 1
         else:
             return None
-        self._taken.append(found)
+        self._being_read.append(found)
         return found
 
-    def leave(self, taken: TidRange, part: TidRange, rest: TidRange | None) -> None:
-        """Read only `part` of a range that was taken, and leave `rest` for later."""
-        self._taken[self._taken.index(taken)] = part
+    def shorten(self, tid_range: TidRange, part: TidRange, rest: TidRange | None) -> None:
+        """Read only `part` of a range that is being read, and `rest` later."""
+        self._being_read[self._being_read.index(tid_range)] = part
         if rest is not None:
             self._waiting.appendleft(rest)
 
-    def give_back(self, taken: TidRange) -> None:
-        self._taken.remove(taken)
-        self._waiting.appendleft(taken)
+    def give_back(self, tid_range: TidRange) -> None:
+        self._being_read.remove(tid_range)
+        self._waiting.appendleft(tid_range)
 
-    def done(self, taken: TidRange) -> None:
-        self._taken.remove(taken)
+    def range_read(self, tid_range: TidRange) -> None:
+        self._being_read.remove(tid_range)
 
 
 class ChunkSizer:
@@ -150,13 +150,17 @@ class ChunkSizer:
         self.blocks = max(1, min(FIRST_BLOCKS * first, most_bytes >> 13))
         self.keys = FIRST_KEYS * first
 
+    def limit_bytes(self, byte_count: int | None) -> None:
+        """Make the next chunks at most this large; None for the size that was set."""
+        self.chunk_bytes = self.most_bytes if byte_count is None else min(byte_count, self.most_bytes)
+
     def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:
         self.blocks = self._next(self.blocks, count, row_count, byte_count)
 
     def read_keys(self, count: int, row_count: int, byte_count: int) -> None:
         self.keys = self._next(self.keys, count, row_count, byte_count)
 
-    def too_much(self) -> None:
+    def chunk_was_too_large(self) -> None:
         self.blocks = max(1, self.blocks // GROWTH)
         self.keys = max(1, self.keys // GROWTH)
 

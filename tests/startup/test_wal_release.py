@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.startup.facts import Facts
-from gateway.startup.wal_budget import ReleasedWal, release_to
+from gateway.startup.wal_release import ReleasedWal, release_to
 from schemas.lsn import Lsn
 from tests.startup.facts import ACTIVE, SERVER, with_server, with_slot, without_slot
 

@@ -13,12 +13,12 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from spark_consumer.arrow import spark_schema, to_frame
-from spark_consumer.mirror.append.batch_contents import TablePart
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.fold_arrow import borrowed_keys, replay_events, whole_states
 from spark_consumer.mirror.fold.fold_arrow import states as replayed_states
 from spark_consumer.mirror.fold.fold_spark import STATE, last_states, moved_keys
 from spark_consumer.mirror.fold.merge_source import KEY, ROW, same_key
+from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.source.frames import TEXTS

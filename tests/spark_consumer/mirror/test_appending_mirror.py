@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from schemas.relation import ReplicaIdentity, TypeFacts
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned, java_frame
-from spark_consumer.mirror import changes, manifest, paths, unmerged_overlay, versions, writer_epoch
-from spark_consumer.mirror.append.append_batch import AppendingMirror
+from spark_consumer.mirror import changes, paths, unmerged_overlay, version_manifest, versions, writer_epoch
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta.delta_table import noted_number
 from spark_consumer.mirror.delta.session_settings import COMPACT, session_defaults
 from spark_consumer.mirror.local.dump import newest
@@ -107,7 +107,7 @@ def test_a_picture_at_any_commit_is_the_source_behind_it(
         assert rows_of(found, workload.orders) == orders, commit_lsn
         assert pages_of(found) == pages, commit_lsn
     appending(feeder, tmp_path).finish(spark, merge=True)
-    merged = manifest.recorded_version(spark, str(tmp_path))
+    merged = version_manifest.recorded_version(spark, str(tmp_path))
     assert merged is not None and merged.commit_lsn == visible
     found = versions.read(spark, str(tmp_path))
     expected = history[max(commit_lsn for commit_lsn in history if commit_lsn <= visible)]
@@ -149,7 +149,7 @@ def test_who_merges_does_it_as_the_mirror_was_told_and_keeps_that_over_its_resta
     merger, epoch = merges()
     assert (merger.on_recreated, merger.deletion_vectors, merger.strict) == (STOP, False, True)
     assert (merger.retention_s, list(merger.exclude)) == (604_800.0, ["public.none*"])
-    last = manifest.recorded_version(spark, path)
+    last = version_manifest.recorded_version(spark, path)
     assert last is not None and last.commit_lsn == changes.appended_lsn(spark, path)
     first.stop()
     last_lsn = change(feeder, items, visits, 2)
@@ -158,7 +158,7 @@ def test_who_merges_does_it_as_the_mirror_was_told_and_keeps_that_over_its_resta
     assert noted_number(spark, manifest_path(path), writer_epoch.WRITER) == epoch
     assert changes.appended_lsn(spark, path) == last_lsn
     again.finish(spark, merge=True)
-    last = manifest.recorded_version(spark, path)
+    last = version_manifest.recorded_version(spark, path)
     assert last is not None and last.commit_lsn == last_lsn
 
 
@@ -238,12 +238,12 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
         return [page for _, page in pages_of(versions.read(spark, path))]
 
     assert pages() == ["/1", "/2", "/3"] and rows_of(versions.read(spark, path), items) == items.rows
-    merged = manifest.recorded_version(spark, path)
+    merged = version_manifest.recorded_version(spark, path)
     assert merged is not None and merged.commit_lsn < second_lsn
     with pytest.raises(MirrorError, match="another writer has taken over"):
         take(spark, feeder, before)
     with pytest.MonkeyPatch.context() as killed:
-        killed.setattr(manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
+        killed.setattr(version_manifest, "record", lambda *_: 1 / 0)  # the tables are written, the picture is not
         with pytest.raises(ZeroDivisionError):
             merge_once(spark, path, lambda _: None)
     assert pages() == ["/1", "/2", "/3"]
@@ -404,7 +404,7 @@ def odd_change(feeder: Feeder, items: Table, odd: Table, number: int) -> int:
     return commit_lsn
 
 
-@pytest.mark.parametrize("who_merges", ["the mirror", "walgate merge"])
+@pytest.mark.parametrize("who_merges", ["the mirror", pytest.param("walgate merge", marks=pytest.mark.long)])
 def test_a_mirror_goes_on_without_a_table_that_no_merge_can_take(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, who_merges: str
 ) -> None:
@@ -431,7 +431,7 @@ def test_a_mirror_goes_on_without_a_table_that_no_merge_can_take(
         with pytest.raises(MirrorError, match=r"public\.odd has the columns 'Name', 'name'"):
             run(mirror())
     run(mirror("public.o*"), exclude="public.o*")
-    last = manifest.recorded_version(spark, path)
+    last = version_manifest.recorded_version(spark, path)
     assert last is not None and (last.commit_lsn, set(last.tables)) == (odd_lsn, {items.name})
     assert [note for report in reports for note in report.notes] == [
         "public.odd is left out: its changes that were waiting to be merged are not merged"
@@ -508,9 +508,9 @@ def test_a_mirror_that_was_run_without_a_table_does_not_get_it_back(
         transaction.insert(items, {"id": 2, "name": "a", "note": "long"})
     passed_lsn = transaction.commit()
     feeder.kafka_commit()
-    before = manifest.recorded_version(spark, path)
+    before = version_manifest.recorded_version(spark, path)
     run(exclude=visits.name, start=f"lsn:{begin_lsn}")
-    assert manifest.recorded_version(spark, path) == before
+    assert version_manifest.recorded_version(spark, path) == before
     with pytest.raises(
         MirrorError, match=r"tables matching public\.visits .* since it was run with --exclude public\.visits"
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.snapshot.rules.keys_to_read_again import SEGMENT_KEYS, KeyList
+from gateway.snapshot.rules.key_list import SEGMENT_KEYS, KeyList
 
 STEPS = st.lists(st.tuples(st.sampled_from(["add", "discard", "store", "clear"]), st.integers(0, 1200)), max_size=60)
 
@@ -15,7 +15,7 @@ def test_what_is_stored_is_what_it_holds(steps: list[tuple[str, int]]) -> None:
     keys, model, stored = KeyList(), dict[bytes, None](), dict[int, list[bytes]]()
 
     def store() -> None:
-        for number, segment in keys.take_dirty().items():
+        for number, segment in keys.pop_dirty().items():
             if segment:
                 assert len(segment) <= SEGMENT_KEYS
                 stored[number] = segment
@@ -46,7 +46,7 @@ def test_what_is_stored_is_what_it_holds(steps: list[tuple[str, int]]) -> None:
 def test_a_new_key_writes_one_segment() -> None:
     keys = KeyList({number: [b"%d %d" % (number, each) for each in range(SEGMENT_KEYS)] for number in range(20)})
     keys.add(b"one more")
-    assert list(keys.take_dirty()) == [20]
+    assert list(keys.pop_dirty()) == [20]
     assert not keys.is_dirty
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker, encode_markers
+from gateway.events.marker_encoder import Marker, encode_markers
 from gateway.events.transaction_context import TransactionContext
 from schemas.markers import ExcludedRelation, SnapshotChunk
 from schemas.records import LOGICAL_MESSAGE, TRANSACTION_MARKER

@@ -1,5 +1,5 @@
 """The mirror's manifest: the versions of all tables that belong together, recorded after each
-merge.
+slice of a merge.
 
 Each table is committed separately. A reader that takes all tables at the versions in one row of
 the manifest sees the source exactly as it was after one commit; a reader that takes the newest

@@ -1,4 +1,5 @@
-"""Entries of a Delta table's log, and which of them are not needed from a given version on.
+"""Entries of a Delta table's log, and which of them are not needed from a given version on. This
+needs a Spark session; log_replay.py reads a log without Spark.
 
 Entries are removed as Delta's protocol describes it (section "Metadata Cleanup"): all before the
 last checkpoint up to that version. Delta's own clean-up goes by time alone, and keeps up to a day

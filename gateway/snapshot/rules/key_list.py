@@ -13,7 +13,7 @@ SEGMENT_KEYS = 500
 
 class KeyList:
     """A set of keys in the order of their arrival. Segments are dirty if they have changed since
-    `take_dirty`."""
+    `pop_dirty`."""
 
     def __init__(self, segments: Mapping[int, Iterable[bytes]] | None = None) -> None:
         self._segments: dict[int, dict[bytes, None]] = {
@@ -70,7 +70,7 @@ class KeyList:
     def is_dirty(self) -> bool:
         return bool(self._dirty)
 
-    def take_dirty(self) -> dict[int, list[bytes]]:
+    def pop_dirty(self) -> dict[int, list[bytes]]:
         """Return the segments to be stored, with all their keys; a segment without keys is to be
         removed."""
         changed = {number: list(self._segments.get(number, ())) for number in sorted(self._dirty)}

@@ -13,7 +13,7 @@ from typing import Final
 
 from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
-from gateway.events.marker import Marker
+from gateway.events.marker_encoder import Marker
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput import Message

@@ -58,7 +58,7 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
 
 
 def unused_rules(settings: ColumnSettings, publications: Iterable[PublicationFacts]) -> tuple[OperatorWarning, ...]:
-    """Warn of patterns that match no column: a mistyped pattern protects nothing."""
+    """Warn about patterns that match no column: a mistyped pattern protects nothing."""
     columns = [
         (relation.namespace, relation.name, column.name)
         for facts in publications

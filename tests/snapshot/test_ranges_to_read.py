@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.snapshot.rules.ctid_ranges import (
+from gateway.snapshot.rules.ranges_to_read import (
     FIRST_BLOCKS,
     GROWTH,
     MOST_BLOCKS,
@@ -66,24 +66,24 @@ def test_halves_end_at_single_lines(first: int, count: int, is_open: bool, line:
 
 def test_a_plan_gives_every_leaf_and_remembers_what_was_begun() -> None:
     plan = CtidPlan([Leaf(1, 1, 10), Leaf(2, 2, 10)])
-    first = plan.take()
+    first = plan.next_range()
     assert first == TidRange(0)
     part, rest = cut(first, 4, 10)
-    plan.leave(first, part, rest)
-    second, third = plan.take(), plan.take()
-    assert (second, third) == (rest, TidRange(1)) and plan.take() is None
+    plan.shorten(first, part, rest)
+    second, third = plan.next_range(), plan.next_range()
+    assert (second, third) == (rest, TidRange(1)) and plan.next_range() is None
     assert second is not None and third is not None
-    plan.done(part)
+    plan.range_read(part)
     plan.give_back(third)
     again = CtidPlan(plan.leaves, plan.untouched, plan.begun)
     assert covered([each for each in again.begun if each.leaf == 0]) == [(rest.first, None)] if rest else False
-    assert {again.take(), again.take()} == {second, third}
+    assert {again.next_range(), again.next_range()} == {second, third}
     assert not again.is_done and not again.has_more
 
 
 def test_a_table_of_a_billion_rows_is_planned_as_fast_as_a_small_one() -> None:
     plan = CtidPlan([Leaf(1, 1, 12_000_000)])
-    taken = plan.take()
+    taken = plan.next_range()
     assert taken is not None
     assert cut(taken, FIRST_BLOCKS, 12_000_000)[0].end == FIRST_BLOCKS << OFFSET_BITS
 
@@ -105,7 +105,7 @@ def test_the_last_blocks_of_a_table_make_no_chunk_larger() -> None:
     assert sizer.blocks == before
     sizer.read_blocks(before, 10, 100)
     assert sizer.blocks == before * GROWTH
-    sizer.too_much()
+    sizer.chunk_was_too_large()
     assert sizer.blocks == before
 
 

@@ -1,0 +1,15 @@
+"""The parts of aiokafka beyond its documented interface. No other module of the gateway touches a
+private attribute of it (enforced by ruff's SLF001 and TID251), and
+tests/kafka/test_aiokafka_internals.py fails for each dependency that a new version breaks.
+
+    version     the version whose source was read
+    connection  one connection, and the errors of connecting
+    client      brokers, metadata, and connections to them
+    producer    queueing of batches, and the requests of transactions
+    admin       requests of the admin client and the consumer
+
+Each module has the reason for each of its changes, and what would make it unnecessary.
+
+In: options of clients, batches, and names of topics. Out: requests to brokers, and their answers.
+This package must not know what a record or a topic means.
+"""

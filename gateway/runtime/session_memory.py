@@ -1,0 +1,136 @@
+"""State that one session leaves to the next ones of the process.
+
+An error that changes what the next session does says so itself (`WalgateError.change`), by the
+methods of `SessionMemory`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+
+from gateway.postgres.asyncpg_internals import Address
+from gateway.postgres.server import Recovery
+from gateway.startup.findings import OperatorWarning
+from gateway.startup.repeated_failure import DecodingFailed, RepeatedFailure, counted_again
+from gateway.startup.server_notices import Reported, WalRemoved
+from gateway.startup.wal_release import ReleasedWal
+from gateway.transactions.position import Position
+from gateway.transactions.transaction import Quarantined
+from schemas.lsn import Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """End of a session's stream. `recovery` distinguishes one crash recovery of the server from
+    another. `has_passed` means that all WAL was received that existed when the session began. Every
+    transaction that commits before `received_until` was received."""
+
+    message: str
+    resume_lsn: Lsn
+    recovery: Recovery
+    has_passed: bool
+    received_until: Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class SessionEnd:
+    """Facts about a session that an error has ended. It began after `begun_lsn`, and the next one
+    resumes at `resume_lsn`. `has_passed` means the same as in StreamEnd. `reads_whole` means that
+    in-progress transactions were not streamed."""
+
+    begun_lsn: int = 0
+    resume_lsn: Lsn = Lsn(0)  # noqa: RUF009  # an int
+    has_passed: bool = False
+    reads_whole: bool = False
+    server: Address | None = None
+
+
+@dataclass(slots=True)
+class SessionMemory:
+    seen_topics: set[str] = field(default_factory=set)
+    logged: set[OperatorWarning] = field(default_factory=set)
+    text_only: bool = False
+    """Values are requested in text format: one has no binary form, or a binary form without a
+    decoder."""
+    careful_until: Lsn = Lsn(0)  # noqa: RUF009  # an int
+    """Up to this LSN, transactions are delivered one by one: a transaction after it needs the
+    operator."""
+    optional_fields: set[tuple[int, str]] = field(default_factory=set)
+    """(relation oid, column) of columns that are NOT NULL now, but were not when a row was
+    written."""
+    timed_out_lsn: Lsn | None = None
+    """Resume LSN after which a transaction took longer than kafka.transaction_timeout_s."""
+    whole_once: bool = False
+    """The next session reads without streaming of in-progress transactions: while they are
+    streamed, it is unknown which messages are rolled back, and at which LSN a transaction
+    commits."""
+    partitions_have_topics: bool = False
+    """Partitions get topics even if their roots are published: rows of one were sent as its own."""
+    quarantine: dict[int, Quarantined] = field(default_factory=dict)
+    """Relations in quarantine that the position does not contain yet, by oid."""
+    reported: Reported | None = None
+    """The server's report of missing changes or WAL, or of a place in the WAL that it cannot
+    send."""
+    cut: StreamEnd | None = None
+    """End of the previous session's stream, if it ended without a message from the server and it is
+    not known yet whether the server had crashed."""
+    moment: int = 0
+    position: Position | None = None
+    """The position with which the last session began."""
+    released: ReleasedWal | None = None
+    """WAL that was given up and is not recorded in Kafka yet."""
+    release_again_at: float = 0.0
+    """Monotonic time before which the slot is not advanced again."""
+    left_behind: list[Address] = field(default_factory=list)
+    """Hosts of the DSN that are old primaries or standbys, the latest last: the others are tried
+    first."""
+    ended: SessionEnd = field(default_factory=SessionEnd)
+    """The end of the last session, for the methods that errors call."""
+    repeated_failure: RepeatedFailure | None = None
+    """What kept the last session from getting past a place in the WAL."""
+
+    def read_as_text(self) -> None:
+        self.text_only = True
+
+    def read_whole(self) -> None:
+        self.whole_once = True
+
+    def deliver_one_by_one(self, until_lsn: Lsn) -> None:
+        self.careful_until = until_lsn
+        self.whole_once = self.ended.reads_whole
+
+    def make_optional(self, relation_oid: int, column: str) -> None:
+        self.optional_fields.add((relation_oid, column))
+
+    def give_topics_to_partitions(self) -> None:
+        self.partitions_have_topics = True
+
+    def quarantine_relation(self, relation: Quarantined) -> None:
+        self.quarantine[relation.relation_oid] = relation
+
+    def avoid_server(self) -> None:
+        server = self.ended.server
+        if server is not None:
+            self.left_behind = [*(address for address in self.left_behind if address != server), server]
+
+    def remember_report(self, reported: Reported) -> None:
+        """Count a report that came at the same resume LSN before."""
+        before, ended = self.reported, self.ended
+        if isinstance(reported, WalRemoved):
+            is_again = isinstance(before, WalRemoved) and before.resume_lsn == ended.begun_lsn
+            times = before.times + 1 if is_again and isinstance(before, WalRemoved) else 1
+            reported = replace(reported, resume_lsn=ended.begun_lsn, times=times)
+        elif isinstance(reported, DecodingFailed):
+            reported = self.count(reported, ended.resume_lsn, has_passed=ended.has_passed)
+            self.repeated_failure = reported
+        self.reported = reported
+
+    def count(self, failure: RepeatedFailure, resume_lsn: Lsn, *, has_passed: bool) -> RepeatedFailure:
+        """Return the failure with the number of times that it came at this resume LSN."""
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        return counted_again(self.reported, failure, resume_lsn, now, has_passed=has_passed)
+
+    def next_moment(self) -> int:
+        self.moment += 1
+        return self.moment

@@ -1,0 +1,53 @@
+"""Keeps what the published rows of settled relations depend on, until it is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gateway.snapshot.rules.published_content import PublishedContent
+from gateway.snapshot.stored_state import content_key, encode_content
+
+
+class StoredContents:
+    """The catalog entries and files that the rows of each settled relation depend on (see
+    rules/published_content.py), by oid."""
+
+    def __init__(self, stored: Mapping[int, PublishedContent]) -> None:
+        self._by_oid = dict(stored)
+        self._horizons: dict[int, int] = {}
+        """Horizon of the last check at which a relation was still as in `by_oid`, if it is later
+        than the horizon there."""
+        self._unwritten: set[int] = set()
+
+    @property
+    def by_oid(self) -> Mapping[int, PublishedContent]:
+        return self._by_oid
+
+    def horizon(self, oid: int, content: PublishedContent) -> int:
+        """Return the horizon of the last check at which the relation was as in `content`, which is
+        or was here."""
+        return self._horizons.get(oid, content.horizon)
+
+    def is_now(self, oid: int, content: PublishedContent) -> None:
+        """Store what the published rows of the relation depend on now."""
+        self._by_oid[oid] = content
+        self._horizons.pop(oid, None)
+        self._unwritten.add(oid)
+
+    def is_unchanged(self, oid: int, horizon: int) -> None:
+        """Report, without storing it, that the relation was as it is here at this horizon."""
+        self._horizons[oid] = horizon
+
+    def forget(self, oid: int) -> None:
+        """Forget a relation: the next check compares it with nothing."""
+        self._by_oid.pop(oid, None)
+        self._horizons.pop(oid, None)
+        self._unwritten.discard(oid)
+
+    def take_states(self, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
+        """Return the records that are not written yet."""
+        states = {
+            content_key(position_key, oid): encode_content(frame, oid, self._by_oid[oid]) for oid in self._unwritten
+        }
+        self._unwritten.clear()
+        return states

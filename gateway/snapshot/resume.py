@@ -1,0 +1,72 @@
+"""Resumes the tables that an earlier session has begun and not finished.
+
+A table goes on where it was if nothing that its chunks depend on has changed. It reads the stored
+ranges (`begun`: those that were begun and not finished, `untouched`: the number of the first leaf
+that was not begun) and the stored keys. Otherwise it begins again: if it is read as a whole, if its
+columns, files or publications have changed (`fingerprint`), or after a gap, when rows that were
+read may have changed, or gone, without an event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import structlog
+
+from gateway.snapshot.progress_log import log_quarantined
+from gateway.snapshot.read_plan import ReadPlan, ReadPlans, Surveyed
+from gateway.snapshot.rules.table_progress import Status
+from gateway.snapshot.stored_state import TableState
+from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_tasks import TableTasks
+from gateway.snapshot.toast_reselection import has_its_keys
+
+log = structlog.get_logger()
+
+
+class Resumption:
+    """Resumes tables before the stream starts. `is_after_gap`: changes were lost since the last
+    transaction."""
+
+    def __init__(self, tasks: TableTasks, plans: ReadPlans, *, is_after_gap: bool) -> None:
+        self._tasks = tasks
+        self._plans = plans
+        self._is_after_gap = is_after_gap
+
+    def cancel_quarantined(self, unfinished: Sequence[TableState]) -> list[TableState]:
+        """Cancel the snapshots of tables in quarantine, and return the states of the others."""
+        quarantined = [state for state in unfinished if state.relation_oid in self._tasks.quarantined]
+        for state in quarantined:
+            self._tasks.cancel(self._tasks.restore(state, is_after_gap=self._is_after_gap).oid)
+        if quarantined:
+            log_quarantined([f"{state.schema}.{state.name}" for state in quarantined])
+        return [state for state in unfinished if state not in quarantined]
+
+    async def resume(self, unfinished: Sequence[TableState]) -> None:
+        """Resume these tables. Changes must be recorded already."""
+        tasks = self._tasks
+        surveyed = await self._plans.survey([state.relation_oid for state in unfinished])
+        going_on = []
+        for state in unfinished:
+            relation = surveyed.get(state.relation_oid)
+            if relation is None:
+                tasks.restored_is_unpublished(state.relation_oid)
+                continue
+            task = tasks.restore(state, is_after_gap=self._is_after_gap)
+            if self._can_go_on(task, relation):
+                going_on.append(relation)
+        for plan in await self._plans.of(going_on):
+            self._go_on(tasks.by_oid[plan.surveyed.relation.relation_oid], plan)
+        log.info("snapshot_resumed", tables=len(tasks.by_oid), snapshot_id=tasks.snapshot.id)
+
+    def _can_go_on(self, task: TableTask, surveyed: Surveyed) -> bool:
+        """Return whether the table can go on where it was. After a gap, only a reselection can: it
+        reads rows as they are now."""
+        was_begun = task.state.status in (Status.READING.value, Status.ENDING.value)
+        if task.is_reselect:
+            return was_begun
+        return was_begun and not self._is_after_gap and task.state.fingerprint == surveyed.fingerprint
+
+    def _go_on(self, task: TableTask, plan: ReadPlan) -> None:
+        if has_its_keys(task, plan) if task.is_reselect else not plan.is_read_at_once:
+            self._tasks.resume(task, plan)

@@ -1,0 +1,76 @@
+"""The snapshot as a whole, to which the tables belong that are read at the same time: its id,
+whether reading is paused, and the stored state of the stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import structlog
+
+from gateway.snapshot.chunk_reader import new_id
+from gateway.snapshot.rules.stale_rows import StalenessJudge
+from gateway.snapshot.stored_state import StoredStates, StreamState, encode_stream
+
+log = structlog.get_logger()
+
+
+class WholeSnapshot:
+    """The current snapshot of a slot. It ends with its last table, or when it is cancelled."""
+
+    def __init__(self, states: StoredStates) -> None:
+        stream = states.stream
+        self._stream_state = stream
+        self._id = stream.snapshot_id if stream is not None else ""
+        self._is_paused = stream is not None and stream.paused
+        self._published_ids = {state.snapshot_id for state in states.tables.values()}
+        """Ids of snapshots whose SNAPSHOT_BEGIN is published."""
+
+    @property
+    def id(self) -> str:
+        """The id of the snapshot, or "" if there is none."""
+        return self._id
+
+    @property
+    def is_paused(self) -> bool:
+        return self._is_paused
+
+    @property
+    def stream_state(self) -> StreamState | None:
+        """The state of the stream as it was written last."""
+        return self._stream_state
+
+    def begin(self, table_count: int) -> None:
+        """Begin a snapshot unless there is one."""
+        if not self._id:
+            self._id = new_id()
+            log.info("snapshot_begins", snapshot_id=self._id, tables=table_count)
+
+    def record_begin(self) -> bool:
+        """Record that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Return True the
+        first time, and False if it was recorded before."""
+        is_new = self._id not in self._published_ids
+        self._published_ids.add(self._id)
+        return is_new
+
+    def end(self) -> None:
+        self._id = ""
+
+    def pause(self) -> None:
+        """Read no further chunks until `go_on`."""
+        self._is_paused = True
+
+    def go_on(self) -> None:
+        self._is_paused = False
+
+    def take_states(
+        self, frame: bytes, position_key: bytes, judge: StalenessJudge | None, *, has_tables: bool
+    ) -> dict[bytes, bytes]:
+        """Return the record of the stream's state, if it has changed. `has_tables`: there are
+        unfinished tables, which need what `judge` has recorded."""
+        state = StreamState(snapshot_id=self._id, paused=self._is_paused)
+        if judge is not None and has_tables:
+            state = replace(state, floor=judge.floor, unseen=tuple(sorted(judge.unseen)), is_active=True)
+        if state == self._stream_state:
+            return {}
+        self._stream_state = state
+        return {position_key: encode_stream(frame, state)}
