@@ -90,8 +90,8 @@ async def follow(bootstrap_servers: str, topic: str, delivered: Delivered) -> No
         auto_offset_reset="earliest",
         client_id="walgate-demo",
     )
-    await consumer.start()
     try:
+        await consumer.start()
         partition = TopicPartition(topic, 0)
         consumer.assign([partition])
         await consumer.seek_to_beginning(partition)

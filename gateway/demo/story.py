@@ -26,6 +26,7 @@ from gateway.demo.verdict import TableVerdict, compare_table, connect_for_verdic
 from gateway.demo.workload import OLD_ROWS, SCENE_COUNT, TABLES, create_shop, fill_shop, run_workload
 from gateway.errors import StopForOperator
 from gateway.local.guard import Child, Guard
+from gateway.runtime.tasks import cancel
 from schemas.topic_names import transaction_topic
 
 STEPS = ("Gateway", "Spark mirror", "Workload", "Catch up", "Merge", "Comparison")
@@ -116,8 +117,7 @@ class Story:
             for task in done:
                 task.result()
         finally:
-            for task in tasks:
-                task.cancel()
+            await cancel(tasks)
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _play(self) -> None:
