@@ -251,8 +251,8 @@ class _Stand:
     def receive(self, received_lsn: int) -> None: ...
 
 
-def _pump(captured: Capture, writer: BatchWriter, sink: Callable[[str], Any]) -> ReplicationLoop:
-    return _pump_of(_machine(sink), writer, _Registrar(captured, sink))
+def _replication_loop(captured: Capture, writer: BatchWriter, sink: Callable[[str], Any]) -> ReplicationLoop:
+    return _replication_loop_of(_machine(sink), writer, _Registrar(captured, sink))
 
 
 def _machine(sink: Callable[[str], Any]) -> TransactionMachine:
@@ -264,7 +264,7 @@ def _machine_of(writer: RecordWriter) -> TransactionMachine:
     return TransactionMachine(epoch=1, resume_lsn=0, last_commit_lsn=0, prepared=(), writer=writer, messages=selection)
 
 
-def _pump_of(machine: TransactionMachine, writer: BatchWriter, registrar: Any) -> ReplicationLoop:
+def _replication_loop_of(machine: TransactionMachine, writer: BatchWriter, registrar: Any) -> ReplicationLoop:
     stand: Any = _Stand()
     position = Position("1", 1, "bench", "bench", "bench", (PUBLICATION,), "1")
     errors = QuarantinePolicy(ErrorSettings(), ".".join, records_exclusions=True)
@@ -294,7 +294,7 @@ def encode(captured: Capture) -> None:
 
 
 def _take_all(captured: Capture, machine: TransactionMachine, registrar: _Registrar) -> None:
-    replication_loop = _pump_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), registrar)
+    replication_loop = _replication_loop_of(machine, BatchWriter(_builder(NO_COMPRESSION), 1 << 24), registrar)
     for data, frames in receive(captured):
         _run(replication_loop._take(data, frames))
 
@@ -327,7 +327,7 @@ def mark(captured: Capture) -> None:
 
 def _batch(captured: Capture, compression: int, *, send: bool) -> tuple[ReplicationLoop, list[Batch]]:
     writer = BatchWriter(_builder(compression), 1 << 24)
-    replication_loop = _pump(captured, writer, lambda name: writer.sink(f"bench.public.{name}", 3, name))
+    replication_loop = _replication_loop(captured, writer, lambda name: writer.sink(f"bench.public.{name}", 3, name))
     for data, frames in receive(captured):
         _run(replication_loop._take(data, frames))
     if send:

@@ -126,18 +126,18 @@ class ReplicationLoop:
         self._table_errors = table_errors
         self._relation_names: dict[int, tuple[str, str]] = {}
         self._announced_last: Relation | None = None
-        self._more_at_hand = False
 
     async def run(self) -> None:
         kafka = self._kafka
+        more_at_hand = False
         try:
             while not kafka.is_stopping:
-                data, frames = await self._read()
+                data, frames = await self._read(more_at_hand=more_at_hand)
                 failpoint("socket_read")
                 kafka.begin_read()
                 rest = await self._take(data, frames)
-                self._more_at_hand = len(data) >= MORE_AT_HAND_BYTES
-                await kafka.end_read(rest, more_at_hand=self._more_at_hand)
+                more_at_hand = len(data) >= MORE_AT_HAND_BYTES
+                await kafka.end_read(rest, more_at_hand=more_at_hand)
             kafka.end_stream()
         except (StopForOperator, CannotDecode) as error:
             await kafka.give_up(error)
@@ -146,10 +146,10 @@ class ReplicationLoop:
             raise
         await asyncio.Event().wait()  # `KafkaTransactions.drain` decides when the session ends
 
-    async def _read(self) -> Received:
-        """Return at least one frame from the stream. If the last read was large, so that more was
-        expected, return nothing when nothing arrives within `PAUSE_S`."""
-        if self._more_at_hand:
+    async def _read(self, *, more_at_hand: bool) -> Received:
+        """Return at least one frame from the stream. If the last read was large, so that more is
+        expected (`more_at_hand`), return nothing when nothing arrives within `PAUSE_S`."""
+        if more_at_hand:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
                     return await self._stream.read()

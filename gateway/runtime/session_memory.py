@@ -118,9 +118,8 @@ class SessionMemory:
         """Count a report that came at the same resume LSN before."""
         before, ended = self.reported, self.ended
         if isinstance(reported, WalRemoved):
-            is_again = isinstance(before, WalRemoved) and before.resume_lsn == ended.begun_lsn
-            times = before.times + 1 if is_again and isinstance(before, WalRemoved) else 1
-            reported = replace(reported, resume_lsn=ended.begun_lsn, times=times)
+            earlier = before.times if isinstance(before, WalRemoved) and before.resume_lsn == ended.begun_lsn else 0
+            reported = replace(reported, resume_lsn=ended.begun_lsn, times=earlier + 1)
         elif isinstance(reported, DecodingFailed):
             reported = self.count(reported, ended.resume_lsn, has_passed=ended.has_passed)
             self.repeated_failure = reported

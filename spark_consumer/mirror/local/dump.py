@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.local.local_tables import LocalTable, open_table
-from spark_consumer.mirror.paths import FORMAT_VERSION, manifest_path, refuse_newer_format, table_path
+from spark_consumer.mirror.local.version_list import manifest_rows
+from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, SPECIAL, is_log
 from spark_consumer.tables import TableName
@@ -89,22 +90,14 @@ class DumpedTable:
 
 def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
     """Return the tables of the newest version, all or those with these names. Raise MirrorError."""
-    folder = Path(manifest_path(str(path)))
-    if not folder.is_dir():
-        raise MirrorError(
-            f"there is no mirror at {path}",
-            hint="Specify the path that was given to walgate mirror with --path; the first micro-batch creates the mirror.",
-        )
-    files = open_table(folder)
-    refuse_newer_format(str(path), files.transactions.get(FORMAT_VERSION))
-    manifest = [row for table in files.batches() for row in table.to_pylist()]
-    if not manifest:
+    rows = manifest_rows(path, "the first micro-batch creates the mirror")
+    if not rows:
         raise MirrorError(
             f"no changes have been merged into the tables of the mirror at {path} yet",
             hint="Wait until walgate mirror has caught up: it then merges the tables and reports this. To merge them now, run "
             "walgate merge.",
         )
-    newest = max(manifest, key=lambda row: row["commit_lsn"])
+    newest = max(rows, key=lambda row: row["commit_lsn"])
     filling = TableStates.of(newest.get("standing")).filling
     versions = {name: version for name, version in dict(newest["tables"]).items() if name not in filling}
     missing = [name for name in names if name not in versions]
