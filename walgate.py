@@ -8,6 +8,7 @@ name earlier on the path, some import deep inside would fail with an ImportError
 
 from __future__ import annotations
 
+import signal
 import sys
 from importlib import import_module
 from types import ModuleType
@@ -20,12 +21,14 @@ _HINT = "install Walgate into an environment of its own, and check PYTHONPATH an
 
 
 def main() -> None:
-    for name in PACKAGES:
-        module = import_module(name)
-        if not hasattr(module, "IS_WALGATE"):
-            end(module)
-    from gateway.cli.main import main as run
-
+    try:
+        for name in PACKAGES:
+            module = import_module(name)
+            if not hasattr(module, "IS_WALGATE"):
+                end(module)
+        from gateway.cli.main import main as run
+    except KeyboardInterrupt:
+        raise SystemExit(128 + signal.SIGINT) from None
     run()
 
 

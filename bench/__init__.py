@@ -1,6 +1,7 @@
 """Benchmarks: `make bench ARGS="--only W1 --repeat 3"`. docs/performance.md explains the figures
 and how they are measured.
 
+    program     the options, and the order of the measurements
     workloads   the statements that PostgreSQL runs
     scene       the local servers, a backlog, and a new copy of its slot for every run
     floor       pg_recvlogical to /dev/null: the rate of the walsender alone
