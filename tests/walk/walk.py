@@ -201,10 +201,10 @@ def walk(postgres: Postgres, kafka: Kafka, registry: Registry, folder: Path) -> 
 
 async def prepare(walker: Walk) -> None:
     """README.md, Your own database: role, publication and settings."""
-    wal_level, *sql, exported, brokers, registry, port, check, run, _, environment, install = commands(*OWN_DATABASE)
+    wal_level, *sql, exported, servers, port, check, run, _, environment, install = commands(*OWN_DATABASE)
     assert environment.startswith("python3 -m venv ")
     assert "pip install " in install and wal_level.startswith("ALTER SYSTEM")  # tests/install walks the first
     assert (check, run) == ("walgate check", "walgate run")
     await walker.sql(*sql)
-    walker.export(exported, brokers, registry)
+    walker.export(exported, servers)
     assert port.startswith("export WALGATE_HTTP__PORT=")
