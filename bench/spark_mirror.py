@@ -151,7 +151,7 @@ def compare(
             seconds, cpu = clock(spark, f"{name}, {changes}", turn, work)
             of_table = bytes_written(written_in / "tables" if written_in != plain else plain, before)
             times.setdefault(name, []).append((seconds, cpu, of_table, bytes_written(written_in, before)))
-        start = f"lsn:{mirror.taken_lsn}"
+        start = f"lsn:{mirror.reached_lsn}"
     found = [spark.read.format("delta").load(place).drop("_special") for place in tables]
     if any(frame.count() != rows or frame.exceptAll(found[-1]).count() for frame in found[:-1]):
         raise SystemExit("the tables are not equal")

@@ -69,7 +69,7 @@ def run(kafka: str, registry: str, count: int, rows: int, rounds: int, append_on
             for name, work in works.items():
                 if name == APPENDED or not append_only:
                     times.setdefault(name, []).append(clock(spark, name, turn, work))
-            start = f"lsn:{appending.taken_lsn}"
+            start = f"lsn:{appending.reached_lsn}"
         if append_only:
             check(spark, f"{folder}/appended", tables)
         else:

@@ -34,7 +34,7 @@ from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.slice_contents import TablePart, batch_size, summarize, without_marks
 from spark_consumer.mirror.spark_settings import tune
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import CHANGELOG, NO_PROPERTIES
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed
@@ -56,7 +56,7 @@ class Changelog:
         """Append a batch of whole transactions. `raw`: a frame of frames.RAW. Raises
         MirrorError."""
         began = time.monotonic()
-        tune(raw.sparkSession, TABLES.session_defaults(compacts=True))
+        tune(raw.sparkSession, TABLE_FORMAT.session_defaults(compacts=True))
         raw = without_marks(raw.where(f.col("table").isNotNull())).drop("topic", "partition", "offset").persist()
         try:
             found = summarize(raw, batch_size(raw))
@@ -106,7 +106,9 @@ class Changelog:
         """Return the commit LSN up to which a table is complete; -1: there is no table."""
         if self.format == "parquet":
             return last_folder(spark, location, commit_lsn)
-        return TABLES.applied_commit_lsn(spark, location, CHANGELOG) if TABLES.exists(spark, location) else -1
+        return (
+            TABLE_FORMAT.applied_commit_lsn(spark, location, CHANGELOG) if TABLE_FORMAT.exists(spark, location) else -1
+        )
 
 
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
@@ -131,9 +133,9 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
 
 
 def _append_to_delta(changes: DataFrame, location: str, table: TableName, commit_lsn: int, *, is_new: bool) -> None:
-    properties = TABLES.CHANGELOG_PROPERTIES if is_new else NO_PROPERTIES
+    properties = TABLE_FORMAT.CHANGELOG_PROPERTIES if is_new else NO_PROPERTIES
     try:
-        TABLES.write_once(
+        TABLE_FORMAT.write_once(
             changes, location, "append", commit_lsn, merge_schema=True, application=CHANGELOG, properties=properties
         )
     except AnalysisException as problem:

@@ -24,7 +24,8 @@ from spark_consumer.jobs import options
 from spark_consumer.jobs.options import SparkChoice, check_progress, fail, settings_of, source_options
 from spark_consumer.jobs.run import Run, facts_of, line_of, say
 from spark_consumer.jobs.status import serve
-from spark_consumer.mirror.merge.merge_thread import MERGE_EVERY_S, RETENTION_S
+from spark_consumer.mirror.merge.merge_thread import MERGE_EVERY_S
+from spark_consumer.mirror.retention import RETENTION_S
 from spark_consumer.reader.positions import Position, check_continues, resolve
 from spark_consumer.source.options import MAX_CHANGES
 
@@ -104,7 +105,8 @@ def mirror(
     http: options.Http = "",
     config: options.Config = None,
 ) -> None:
-    """Keep Delta tables equal to the source: each micro-batch applies complete transactions."""
+    """Keep Delta tables equal to the source: each micro-batch appends complete transactions, which
+    merges apply to the tables."""
     from spark_consumer.mirror.append.appending_mirror import AppendingMirror
     from spark_consumer.mirror.mirror_state import state_of
     from spark_consumer.mirror.tables.catalog import Catalog

@@ -10,6 +10,11 @@
     verify          compares the mirror with its source
     table_format    what the mirror needs of the tables' format; only delta/ knows Delta
 
+A micro-batch is one commit to `changes`. A merge cuts what was appended into slices, and for each
+slice writes the tables and, last, a row of the manifest. Until that row is written, `versions`
+reads the tables as of the row before, and takes the changes of the slice from `changes`.
+
 In: rows of source.frames.RAW, and value schemas. Out: what paths.py lists, reports and verdicts.
-This package must not know Kafka, the registry or the command line (jobs).
+This package must not know Kafka, the registry or the command line (jobs): it gets value schemas
+from a mapping, in which its caller may look them up in the registry, and imports only their type.
 """

@@ -23,8 +23,8 @@ from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.paths import changes_path, schemas_path
 from spark_consumer.mirror.slice_contents import BatchSize, total
 from spark_consumer.mirror.spark_settings import settings
-from spark_consumer.mirror.storage import TABLES
-from spark_consumer.mirror.table_format import APPLICATION, NOTHING, Commit
+from spark_consumer.mirror.storage import TABLE_FORMAT
+from spark_consumer.mirror.table_format import APPLICATION, NO_NUMBERS, Commit
 from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import RAW
 
@@ -40,26 +40,27 @@ _LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 _PRUNED = "walgate-pruned"
 # Prefix of a commit's note, before the BatchSize of what the commit has appended.
 _SIZE = "walgate.size "
+_STORED_NAMES = {"marks": "signs"}  # fields of BatchSize whose names in the note differ
 _GLOB = re.compile(r"[\[\]{}*?\\]")
 
 
-def nothing(spark: SparkSession) -> DataFrame:
+def no_rows(spark: SparkSession) -> DataFrame:
     """Return a DataFrame of no changes."""
     return to_frame(spark, _SCHEMA.empty_table(), spark_schema(_SCHEMA))
 
 
 def create(spark: SparkSession, path: str) -> None:
     """Create an empty table, unless it exists."""
-    TABLES.create_appended(nothing(spark), changes_path(path), _BOUNDED)
+    TABLE_FORMAT.create_appended(no_rows(spark), changes_path(path), _BOUNDED)
 
 
-def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, int] = NOTHING) -> None:
+def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, int] = NO_NUMBERS) -> None:
     """Append a batch once. `rows`: the columns COLUMNS; `size`: its size; `expected`: as for
     TableFormat.write_once."""
-    files = -(-(size.changes + size.signs) // _CHANGES_A_FILE)
+    files = -(-(size.changes + size.marks) // _CHANGES_A_FILE)
     parted = rows.coalesce(1) if files <= 1 else rows.repartitionByRange(files, "table", "commit_lsn")
-    note = _SIZE + json.dumps(asdict(size))
-    TABLES.write_once(
+    note = _SIZE + json.dumps({_STORED_NAMES.get(name, name): value for name, value in asdict(size).items()})
+    TABLE_FORMAT.write_once(
         parted.sortWithinPartitions("table"), changes_path(path), "append", size.last_lsn, expected=expected, note=note
     )
 
@@ -67,7 +68,7 @@ def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, i
 def appended_lsn(spark: SparkSession, path: str) -> int:
     """Return the commit LSN up to which changes were appended, or -1 if there are none."""
     location = changes_path(path)
-    found = TABLES.noted_number(spark, location, APPLICATION) if TABLES.exists(spark, location) else None
+    found = TABLE_FORMAT.noted_number(spark, location, APPLICATION) if TABLE_FORMAT.exists(spark, location) else None
     return -1 if found is None else found
 
 
@@ -75,9 +76,9 @@ def pinned(spark: SparkSession, path: str) -> DataFrame | None:
     """Return all changes kept now, unaffected by later appends and removals; None if the mirror has
     no `changes`."""
     location = changes_path(path)
-    if not TABLES.exists(spark, location):
+    if not TABLE_FORMAT.exists(spark, location):
         return None
-    return TABLES.at_version(spark, location, TABLES.version(spark, location))
+    return TABLE_FORMAT.at_version(spark, location, TABLE_FORMAT.version(spark, location))
 
 
 def unmerged(
@@ -91,7 +92,7 @@ def unmerged(
     if this mirror has no `changes`, the size is None if it is not known.
     """
     location = changes_path(path)
-    newest = _commits_after(spark, location, after_lsn) if TABLES.exists(spark, location) else None
+    newest = _commits_after(spark, location, after_lsn) if TABLE_FORMAT.exists(spark, location) else None
     files = _files(newest or [])
     if newest is None or not files:
         rows, size = pinned(spark, path), None
@@ -108,7 +109,7 @@ def _commits_after(spark: SparkSession, location: str, after_lsn: int) -> list[C
     if _GLOB.search(location):
         return None
     newest: list[Commit] = []
-    for number, commit in TABLES.commits(spark, location):
+    for number, commit in TABLE_FORMAT.commits(spark, location):
         if commit.numbers.get(APPLICATION, after_lsn + 1) <= after_lsn:
             break
         newest.append(commit)
@@ -141,7 +142,8 @@ def _noted_size(newest: list[Commit], after_lsn: int, last_lsn: int) -> BatchSiz
             continue
         if commit.note is None or not commit.note.startswith(_SIZE):  # of an older release, or the user's own metadata
             return None
-        sizes.append(BatchSize(**json.loads(commit.note.removeprefix(_SIZE))))
+        facts = json.loads(commit.note.removeprefix(_SIZE))
+        sizes.append(BatchSize(marks=facts.pop("signs"), **facts))
     size = total(sizes) if sizes else None
     return size if size is not None and size.first_lsn > after_lsn else None
 
@@ -178,24 +180,24 @@ def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
     and readers must know this before older versions are removed.
     """
     location = changes_path(path)
-    if TABLES.exists(spark, location):
-        TABLES.write_once(nothing(spark), location, "append", commit_lsn, application=_PRUNED, merge_schema=True)
-        TABLES.despite_conflicts(lambda: TABLES.delete(spark, location, f.col("commit_lsn") <= commit_lsn))
+    if TABLE_FORMAT.exists(spark, location):
+        TABLE_FORMAT.write_once(no_rows(spark), location, "append", commit_lsn, application=_PRUNED, merge_schema=True)
+        TABLE_FORMAT.despite_conflicts(lambda: TABLE_FORMAT.delete(spark, location, f.col("commit_lsn") <= commit_lsn))
 
 
 def begin_with_mirror(spark: SparkSession, path: str) -> bool:
     """Return whether nothing was ever removed from `changes`, which exists."""
-    return TABLES.noted_number(spark, changes_path(path), _PRUNED) is None
+    return TABLE_FORMAT.noted_number(spark, changes_path(path), _PRUNED) is None
 
 
 def keep_schemas(spark: SparkSession, path: str, schemas: Mapping[int, Schema], wanted: Iterable[int]) -> None:
     """Append these schemas; after a crash, a schema may be stored twice."""
     rows = [{"schema_id": schema_id, "text": json.dumps(schemas[schema_id])} for schema_id in wanted]
-    TABLES.append(to_frame(spark, pa.Table.from_pylist(rows, schema=_SCHEMAS)), schemas_path(path))
+    TABLE_FORMAT.append(to_frame(spark, pa.Table.from_pylist(rows, schema=_SCHEMAS)), schemas_path(path))
 
 
 def kept_schemas(spark: SparkSession, path: str) -> dict[int, Schema]:
-    if not TABLES.exists(spark, schemas_path(path)):
+    if not TABLE_FORMAT.exists(spark, schemas_path(path)):
         return {}
-    rows = TABLES.rows(spark, schemas_path(path)).collect()
+    rows = TABLE_FORMAT.rows(spark, schemas_path(path)).collect()
     return {row["schema_id"]: json.loads(row["text"]) for row in rows}

@@ -24,9 +24,9 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, version_manifest
-from spark_consumer.mirror.merge.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.retention import RETENTION_S
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.tables import TableName
 
 _EVERY_S = 3600.0
@@ -85,12 +85,12 @@ class Maintenance:
     def compact_tables(self, spark: SparkSession) -> None:
         """Compact the files of the tables that have enough new versions."""
         while self._grown:
-            TABLES.compact_files(self._own_session(spark), self._grown.pop())
+            TABLE_FORMAT.compact_files(self._own_session(spark), self._grown.pop())
 
     def _own_session(self, spark: SparkSession) -> SparkSession:
         if self._session is None:
             self._session = cloned(spark)
-            for name, value in TABLES.maintenance_settings().items():
+            for name, value in TABLE_FORMAT.maintenance_settings().items():
                 self._session.conf.set(name, value)
         return self._session
 
@@ -102,9 +102,9 @@ def _told(problem: Exception) -> str:
 
 def compact(spark: SparkSession, path: str) -> None:
     location = changes_path(path)
-    if TABLES.exists(spark, location):
-        TABLES.compact_files(spark, location)
-        TABLES.tidy_log(spark, location)
+    if TABLE_FORMAT.exists(spark, location):
+        TABLE_FORMAT.compact_files(spark, location)
+        TABLE_FORMAT.tidy_log(spark, location)
 
 
 def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
@@ -112,8 +112,8 @@ def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
     if retention_s < _FOREVER_S:
         last = version_manifest.recorded_version(spark, path)
         for name in () if last is None else last.tables:
-            TABLES.keep_replaced_files(spark, table_path(path, TableName.parse(name)), retention_s)
-    if not TABLES.has_old_entries(spark, manifest_path(path)):  # few merges since the last removal
+            TABLE_FORMAT.keep_replaced_files(spark, table_path(path, TableName.parse(name)), retention_s)
+    if not TABLE_FORMAT.has_old_entries(spark, manifest_path(path)):  # few merges since the last removal
         return
     oldest_lsn = version_manifest.merged_before(spark, path, datetime.now(UTC) - retention)
     if oldest_lsn is not None:
@@ -121,7 +121,7 @@ def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
         version_manifest.prune(spark, path, oldest_lsn)
         for name, version in version_manifest.oldest_versions(spark, path).items():
             location = table_path(path, TableName.parse(name))
-            TABLES.remove_before(spark, location, version, retention_s)
+            TABLE_FORMAT.remove_before(spark, location, version, retention_s)
     for location in (manifest_path(path), changes_path(path)):
-        if TABLES.exists(spark, location):
-            TABLES.keep_newest(spark, location)
+        if TABLE_FORMAT.exists(spark, location):
+            TABLE_FORMAT.keep_newest(spark, location)

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.mirror import changes, version_manifest, writer_epoch
 from spark_consumer.mirror.paths import manifest_path
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import TableStates
 
 
@@ -28,7 +28,7 @@ class MirrorState:
 def state_of(spark: SparkSession, path: str) -> MirrorState | None:
     """Return what a mirror contains, or None if it has no changes. Raise MirrorError."""
     writer_epoch.check_format_version(spark, path)
-    last = version_manifest.recorded_version(spark, path) if TABLES.exists(spark, manifest_path(path)) else None
+    last = version_manifest.recorded_version(spark, path) if TABLE_FORMAT.exists(spark, manifest_path(path)) else None
     appended_lsn = changes.appended_lsn(spark, path)
     merged_lsn = -1 if last is None else last.commit_lsn
     commit_lsn = max(appended_lsn, merged_lsn)
@@ -37,7 +37,7 @@ def state_of(spark: SparkSession, path: str) -> MirrorState | None:
     commit_time = None if last is None else last.commit_time
     if appended_lsn > merged_lsn:
         commit_time = changes.last_time(spark, path, merged_lsn) or commit_time
-    states = TableStates.of(None if last is None else last.standing)
+    states = TableStates.of(None if last is None else last.table_states)
     stale = 0 if last is None else len(states.stale(last.complete))
     time_utc = None if commit_time is None else commit_time.astimezone(UTC)  # a Row has local times
     return MirrorState(commit_lsn, max(merged_lsn, 0), time_utc, stale, len(states.filling))

@@ -53,7 +53,8 @@ def manifest_path(path: str) -> str:
     return f"{path}/manifest"
 
 
-FORMAT_VERSION = "walgate-form"
+FORMAT_APPLICATION = "walgate-form"
+"""Application whose number in the manifest is the format version of the mirror."""
 APPENDED_FORMAT = 2
 NEWEST_FORMAT = APPENDED_FORMAT
 

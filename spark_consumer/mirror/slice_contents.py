@@ -70,11 +70,11 @@ class BatchContent:
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """Size of a batch. `signs`: number of table marks; `value_bytes`: total size of the changes'
+    """Size of a batch. `marks`: number of table marks; `value_bytes`: total size of the changes'
     values; `first_lsn`, `last_lsn`: first and last commit LSN, -1 if the batch is empty."""
 
     changes: int
-    signs: int
+    marks: int
     value_bytes: int
     first_lsn: int
     last_lsn: int
@@ -84,7 +84,7 @@ def total(sizes: Sequence[BatchSize]) -> BatchSize:
     """Return the total size of batches, none of them empty, in any order."""
     return BatchSize(
         sum(size.changes for size in sizes),
-        sum(size.signs for size in sizes),
+        sum(size.marks for size in sizes),
         sum(size.value_bytes for size in sizes),
         min(size.first_lsn for size in sizes),
         max(size.last_lsn for size in sizes),
@@ -97,14 +97,14 @@ def batch_size(raw: DataFrame) -> BatchSize:
     is_mark = f.col("op").isin(list(KINDS))
     found = raw.agg(
         f.count_if(~is_mark).alias("changes"),
-        f.count_if(is_mark).alias("signs"),
+        f.count_if(is_mark).alias("marks"),
         f.sum(f.length("value")).alias("value_bytes"),
         f.min("commit_lsn").alias("first_lsn"),
         f.max("commit_lsn").alias("last_lsn"),
     ).head()
     assert found is not None
     lsns = (-1, -1) if found["first_lsn"] is None else (found["first_lsn"], found["last_lsn"])
-    return BatchSize(found["changes"], found["signs"], found["value_bytes"] or 0, *lsns)
+    return BatchSize(found["changes"], found["marks"], found["value_bytes"] or 0, *lsns)
 
 
 def marks_in(raw: DataFrame) -> list[StoredMark]:

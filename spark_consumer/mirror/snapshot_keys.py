@@ -22,7 +22,7 @@ from spark_consumer.jvm import folder_names, remove_folder
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.merge_source import same_key
 from spark_consumer.mirror.paths import seen_path, seen_root
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.tables import TableName
@@ -51,7 +51,7 @@ def store_keys(
         mask = pc.and_(pc.not_equal(records["op"], "TRUNCATE"), pc.greater(records["commit_lsn"], begin_lsn))
         kept = records.filter(mask).select(_COLUMNS).combine_chunks()
         keys = to_frame(spark, pa.Table.from_batches(decode(iter(kept.to_batches())), schema))
-    TABLES.write_once(keys, location, "append", commit_lsn, application=application)
+    TABLE_FORMAT.write_once(keys, location, "append", commit_lsn, application=application)
 
 
 def remove_ended(spark: SparkSession, path: str, in_progress: Mapping[str, int]) -> None:
@@ -85,10 +85,10 @@ def matches_key(shape: TableSchema) -> Column:
 
 def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -> DataFrame:
     """Return the rows of the table whose keys had no change."""
-    rows = TABLES.rows(spark, location)
-    if not TABLES.exists(spark, seen):
+    rows = TABLE_FORMAT.rows(spark, location)
+    if not TABLE_FORMAT.exists(spark, seen):
         return rows
-    keys = TABLES.rows(spark, seen)
+    keys = TABLE_FORMAT.rows(spark, seen)
     return rows.alias("t").join(keys.alias("s"), matches_key(shape), "left_anti")
 
 
@@ -96,17 +96,17 @@ def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSc
     """Delete the rows whose keys had no change: one commit, or none if there are no such
     rows. All rows are deleted if no keys are stored, or if `shape` is None, since the table never
     had a change."""
-    if shape is None or not TABLES.exists(spark, seen):
-        TABLES.delete(spark, location)
+    if shape is None or not TABLE_FORMAT.exists(spark, seen):
+        TABLE_FORMAT.delete(spark, location)
         return
     # A key that had several changes was noted several times, but a merge refuses two source rows
     # for one row of the target.
-    TABLES.delete_unmatched(spark, location, TABLES.rows(spark, seen).distinct(), matches_key(shape))
+    TABLE_FORMAT.delete_unmatched(spark, location, TABLE_FORMAT.rows(spark, seen).distinct(), matches_key(shape))
 
 
 def truncate_log(spark: SparkSession, location: str, begin_lsn: int) -> None:
     """Truncate the log of a table without a key that a snapshot found empty."""
-    schema = TABLES.rows(spark, location).schema
+    schema = TABLE_FORMAT.rows(spark, location).schema
     facts: dict[str, Any] = dict(zip(LOG_COLUMNS, ("TRUNCATE", begin_lsn, None, -1), strict=True))
     row = tuple(facts.get(name) for name in schema.names)
-    TABLES.append(spark.createDataFrame([row], schema), location)
+    TABLE_FORMAT.append(spark.createDataFrame([row], schema), location)

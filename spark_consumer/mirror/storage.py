@@ -5,4 +5,4 @@ from __future__ import annotations
 from spark_consumer.mirror.delta import delta_format
 from spark_consumer.mirror.table_format import TableFormat
 
-TABLES: TableFormat = delta_format
+TABLE_FORMAT: TableFormat = delta_format

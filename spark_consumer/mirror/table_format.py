@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 # changelog.
 APPLICATION = "walgate-mirror"
 CHANGELOG = "walgate-changelog"
-NOTHING: Mapping[str, int] = MappingProxyType({})
+NO_NUMBERS: Mapping[str, int] = MappingProxyType({})
 NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
@@ -96,8 +96,8 @@ class TableFormat(Protocol):
         """Return the properties of a new table with these columns. `deletion_vectors`: a changed
         row is marked as deleted, and its file is not rewritten."""
 
-    def create_appended(self, nothing: DataFrame, location: str, bounded: Sequence[str]) -> None:
-        """Create a table to which every batch is appended, unless it exists. `nothing`: no rows in
+    def create_appended(self, no_rows: DataFrame, location: str, bounded: Sequence[str]) -> None:
+        """Create a table to which every batch is appended, unless it exists. `no_rows`: no rows in
         its columns; `bounded`: columns by whose values files are skipped."""
 
     def append(self, frame: DataFrame, location: str) -> None:
@@ -108,17 +108,17 @@ class TableFormat(Protocol):
         frame: DataFrame,
         location: str,
         mode: str,
-        commit_lsn: int,
+        number: int,
         *,
         merge_schema: bool = False,
         overwrite_schema: bool = False,
         application: str = APPLICATION,
         properties: Mapping[str, str] = NO_PROPERTIES,
-        expected: Mapping[str, int] = NOTHING,
+        expected: Mapping[str, int] = NO_NUMBERS,
         note: str | None = None,
     ) -> None:
-        """Append to, overwrite or create (`mode` errorifexists) a table, once for this number of
-        the application.
+        """Append to, overwrite or create (`mode` errorifexists) a table, once for this `number`
+        of the application: a commit LSN, the epoch of a writer, or a format version.
 
         `properties`: those of the table, if this write creates it; `expected`: numbers that other
         applications must have noted; `note`: text of the commit. Raise Superseded if another number
@@ -126,7 +126,7 @@ class TableFormat(Protocol):
         """
 
     def rewrite(self, rows: DataFrame, location: str) -> None:
-        """Overwrite a table as a whole, with other columns, before a batch is written.
+        """Overwrite a table as a whole, with other columns, before a slice is written.
         `was_overwritten` does not count this commit."""
 
     def align(self, spark: SparkSession, location: str, wanted: StructType, *, casts: bool = True) -> None:

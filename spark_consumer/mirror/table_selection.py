@@ -26,8 +26,8 @@ def check(
     """Raise MirrorError if changes of these tables are missing in the mirror, since it was run for
     other tables before.
 
-    `noted`: manifest.noted_options, which an earlier run has stored before its first batch. The
-    last version alone does not suffice: that batch may not be merged yet, or may have had no
+    `noted`: version_manifest.noted_options, which an earlier run has stored before its first batch.
+    The last version alone does not suffice: that batch may not be merged yet, or may have had no
     changes of the selected tables.
     """
     names = {str(table) for table in tables}
@@ -39,7 +39,7 @@ def check(
                 "other changes are missing",
                 hint="Use another path and checkpoint location for these tables, or specify the same tables as before.",
             )
-    left_out = [*noted.get("exclude", []), *TableStates.of(None if last is None else last.standing).excludes]
+    left_out = [*noted.get("exclude", []), *TableStates.of(None if last is None else last.table_states).excludes]
     no_more = [pattern for pattern in left_out if pattern not in exclude]
     if no_more:
         raise MirrorError(

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.mirror import snapshot_keys, version_manifest
 from spark_consumer.mirror.paths import seen_path, table_path
 from spark_consumer.mirror.slice_contents import BatchSlice, own_records
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_states import FILL, VERIFY, SnapshotWindow
 from spark_consumer.mirror.tables.table_schema import is_log
@@ -69,10 +69,10 @@ def compare(
         location, schema_id = table_path(path, TableName.parse(name)), _newest(batch_slice, name, last)
         if window.purpose != VERIFY or window.has_two_keys:  # with two keys, surplus rows cannot be determined
             continue
-        if schema_id is None or not TABLES.exists(spark, location):
+        if schema_id is None or not TABLE_FORMAT.exists(spark, location):
             continue
         shape = shapes.of(schema_id)
-        if shape.key and set(shape.key) <= set(TABLES.rows(spark, location).columns):
+        if shape.key and set(shape.key) <= set(TABLE_FORMAT.rows(spark, location).columns):
             keys = seen_path(path, TableName.parse(name), window.begin_lsn)
             found.append(
                 (
@@ -102,19 +102,19 @@ def end_replace(
     rows, but their keys are not known; then all rows stay."""
     table = TableName.parse(name)
     location, keys = table_path(path, table), seen_path(path, table, window.begin_lsn)
-    if not TABLES.exists(spark, location):
+    if not TABLE_FORMAT.exists(spark, location):
         return None
-    if is_log(TABLES.rows(spark, location).columns):
+    if is_log(TABLE_FORMAT.rows(spark, location).columns):
         if not batch_slice.row_count(name):
-            TABLES.despite_conflicts(partial(snapshot_keys.truncate_log, spark, location, window.begin_lsn))
+            TABLE_FORMAT.despite_conflicts(partial(snapshot_keys.truncate_log, spark, location, window.begin_lsn))
         return None
     if window.has_two_keys:
         return _all_stay(name, "its key changed while its snapshot was read")
-    if batch_slice.row_count(name) and not TABLES.exists(spark, keys):
+    if batch_slice.row_count(name) and not TABLE_FORMAT.exists(spark, keys):
         return _all_stay(name, f"{keys}, with the keys that its snapshot read, does not exist")
     schema_id = _newest(batch_slice, name, last)
     shape = shapes.of(schema_id) if schema_id is not None else None
-    TABLES.despite_conflicts(partial(snapshot_keys.delete_surplus, spark, location, keys, shape))
+    TABLE_FORMAT.despite_conflicts(partial(snapshot_keys.delete_surplus, spark, location, keys, shape))
     return None
 
 

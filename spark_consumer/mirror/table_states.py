@@ -3,7 +3,8 @@ and up to date.
 
 A snapshot in progress (`SnapshotWindow`) has one of three purposes:
 
-FILL       the table is in no version of the mirror before its SNAPSHOT_END
+FILL       until SNAPSHOT_END the table is filling: versions of the mirror list it, but not as
+           complete
 REPLACE    at SNAPSHOT_END, rows whose keys had no change since SNAPSHOT_BEGIN are deleted
 VERIFY     rows read are compared with those in the table, which stays as it is
 
@@ -45,7 +46,7 @@ from spark_consumer.reader.table_marks import (
 FILL, REPLACE, VERIFY = "FILL", "REPLACE", "VERIFY"
 
 
-_NOTHING: Mapping[str, int] = MappingProxyType({})
+_NO_LSNS: Mapping[str, int] = MappingProxyType({})
 # The order in which the gateway writes the markers of one transaction: (kind, whether the marker is
 # for one table).
 _WRITTEN = (
@@ -116,7 +117,7 @@ class SnapshotWindow:
 
 @dataclass
 class TableStates:
-    """States of all tables of a mirror. `open`: snapshots of single tables in progress. `whole`:
+    """States of all tables of a mirror. `windows`: snapshots of single tables in progress. `whole`:
     snapshots of all tables in progress, id -> purpose; `done`: tables that one of these has
     completed.
 
@@ -127,7 +128,7 @@ class TableStates:
     before.
     """
 
-    open: dict[str, SnapshotWindow] = field(default_factory=dict)
+    windows: dict[str, SnapshotWindow] = field(default_factory=dict)
     whole: dict[str, str] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
     filling: set[str] = field(default_factory=set)
@@ -158,7 +159,7 @@ class TableStates:
                 self._end(None, {"snapshot_id": former})
             self.whole[mark.facts["snapshot_id"]] = purpose
             return
-        self.open[name] = SnapshotWindow(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
+        self.windows[name] = SnapshotWindow(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
         if purpose == FILL:
             self.filling.add(name)
 
@@ -167,10 +168,10 @@ class TableStates:
             self.whole.pop(facts["snapshot_id"], None)
             if FILL not in self.whole.values():
                 self.done.clear()
-                self.filling = {table for table in self.filling if table in self.open}
+                self.filling = {table for table in self.filling if table in self.windows}
             self._close(facts["snapshot_id"])
             return
-        window = self.open.pop(name, None)
+        window = self.windows.pop(name, None)
         if facts["purpose"] == VERIFY:
             return
         self.filling.discard(name)
@@ -185,9 +186,9 @@ class TableStates:
         """Close the windows of tables that had no end of their own, since the snapshot was
         cancelled or they are no longer published. Windows of a FILL stay open: the tables are
         incomplete."""
-        self.open = {
+        self.windows = {
             name: window
-            for name, window in self.open.items()
+            for name, window in self.windows.items()
             if window.snapshot_id != snapshot_id or window.purpose == FILL
         }
 
@@ -202,7 +203,8 @@ class TableStates:
         return gap | self.frozen
 
     def text(self) -> str:
-        facts = {**asdict(self), "open": {name: asdict(window) for name, window in self.open.items()}}
+        facts = asdict(self)
+        facts = {"open": facts.pop("windows"), **facts}  # `open`: the stored name
         return json.dumps({name: sorted(value) if isinstance(value, set) else value for name, value in facts.items()})
 
     @classmethod
@@ -214,7 +216,7 @@ class TableStates:
         sets = {name: set(facts[name]) for name in ("done", "filling", "repaired")}
         windows = {name: SnapshotWindow(**window) for name, window in facts["open"].items()}
         return cls(
-            open=windows,
+            windows=windows,
             whole=facts["whole"],
             frozen=facts["frozen"],
             gap=facts["gap"],
@@ -229,7 +231,7 @@ class TableStates:
 
 
 def advance(
-    states: TableStates, marks: Sequence[StoredMark], first_lsns: Mapping[str, int] = _NOTHING
+    states: TableStates, marks: Sequence[StoredMark], first_lsns: Mapping[str, int] = _NO_LSNS
 ) -> tuple[TableStates, dict[str, SnapshotWindow]]:
     """Return the states after these marks, and the snapshots of tables that ended among them.
     `first_lsns`: commit LSN of the first rows of each table that is new."""
@@ -238,8 +240,8 @@ def advance(
     for mark in marks:
         while new and new[-1][1] <= mark.commit_lsn:
             made.note_first_rows(new.pop()[0])
-        if mark.kind == SNAPSHOT_END and mark.table in made.open:
-            ended[mark.table] = made.open[mark.table]
+        if mark.kind == SNAPSHOT_END and mark.table in made.windows:
+            ended[mark.table] = made.windows[mark.table]
         made.apply_mark(mark)
     for name, _ in new:
         made.note_first_rows(name)
@@ -254,7 +256,7 @@ def unfinished(states: TableStates, marks: Sequence[StoredMark]) -> dict[str, Sn
         if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
             snapshot_id = mark.facts["snapshot_id"]
             ends = {snapshot_id} if mark.kind == SNAPSHOT_END else made.whole.keys() - {snapshot_id}
-            over |= {name: window for name, window in made.open.items() if window.snapshot_id in ends}
+            over |= {name: window for name, window in made.windows.items() if window.snapshot_id in ends}
         made.apply_mark(mark)
     return over
 

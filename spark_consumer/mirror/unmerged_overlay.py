@@ -50,7 +50,7 @@ from spark_consumer.mirror.slice_contents import (
     without_marks,
 )
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import StoredMark, TableStates, advance, first_unreadable, verified_chunks
 from spark_consumer.mirror.tables.columns import change_of_columns, missing_values, texts_of
 from spark_consumer.mirror.tables.rewrite_columns import kept_texts, rewritten, special_texts
@@ -75,8 +75,8 @@ def overlay(
     """Return the version after `waiting` (changes.COLUMNS, all after `base`), and a function for
     each table with changes that returns its rows."""
     size = batch_size(waiting)
-    marks = marks_in(waiting) if size.signs else []
-    states = TableStates.of(base.standing)
+    marks = marks_in(waiting) if size.marks else []
+    states = TableStates.of(base.table_states)
     end = first_unreadable(states, marks)
     if end is not None:
         return overlay(spark, path, base, waiting.where(f.col("commit_lsn") < end))
@@ -91,7 +91,7 @@ def overlay(
         base,
         commit_lsn=size.last_lsn,
         commit_time=max(filter(None, times), default=base.commit_time),
-        standing=states_after.text(),
+        table_states=states_after.text(),
     )
     schemas = changes.kept_schemas(spark, path)
     frames: dict[str, Callable[[], DataFrame]] = {}
@@ -148,7 +148,7 @@ def _known(
     spark: SparkSession, path: str, base: RecordedVersion, table: TableName, schemas: Mapping[int, Schema]
 ) -> Known:
     name, location = str(table), table_path(path, table)
-    rows = TABLES.at_version(spark, location, base.tables[name]) if name in base.tables else None
+    rows = TABLE_FORMAT.at_version(spark, location, base.tables[name]) if name in base.tables else None
     others = [oid for other, oid in base.oids.items() if other != name]
     schema = schemas.get(base.schema_ids.get(name, -1))
     shape = None if schema is None else TableSchema.of(schema)

@@ -3,7 +3,7 @@ slice of a merge.
 
 Each table is committed separately. A reader that takes all tables at the versions in one row of
 the manifest sees the source exactly as it was after one commit; a reader that takes the newest
-version of each table may see a batch half applied.
+version of each table may see a slice half applied.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.paths import manifest_path
-from spark_consumer.mirror.storage import TABLES
-from spark_consumer.mirror.table_format import NOTHING
+from spark_consumer.mirror.storage import TABLE_FORMAT
+from spark_consumer.mirror.table_format import NO_NUMBERS
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.source.frames import INSTANT
 
@@ -49,11 +49,12 @@ _SCHEMA = pa.schema(
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
     """A version of the mirror. `tables`: name -> version of each table, as of the transaction
-    at `commit_lsn`.
+    at `commit_lsn`, also of tables that are still filling: see `complete`.
 
     `keys`: key columns of each table, none for an append-only one. `scope`: the only tables of the
     mirror, if it is limited to some. `oids`: oid of the relation that each table mirrors.
-    `schema_ids`: newest value schema of each table. `standing`: TableStates.text.
+    `schema_ids`: newest value schema of each table. `table_states`: TableStates.text, in the column
+    `standing` of the manifest.
     """
 
     batch: int
@@ -64,7 +65,7 @@ class RecordedVersion:
     scope: Sequence[str]
     oids: Mapping[str, int]
     schema_ids: Mapping[str, int]
-    standing: str
+    table_states: str
 
     @classmethod
     def before_all(cls) -> RecordedVersion:
@@ -74,23 +75,23 @@ class RecordedVersion:
     @property
     def complete(self) -> dict[str, int]:
         """Tables whose snapshot is complete, with their versions."""
-        filling = TableStates.of(self.standing).filling
+        filling = TableStates.of(self.table_states).filling
         return {name: version for name, version in self.tables.items() if name not in filling}
 
 
-def nothing(spark: SparkSession) -> DataFrame:
+def no_rows(spark: SparkSession) -> DataFrame:
     """Return a DataFrame of no versions."""
     return to_frame(spark, _SCHEMA.empty_table())
 
 
-def record(spark: SparkSession, path: str, version: RecordedVersion, expected: Mapping[str, int] = NOTHING) -> None:
+def record(spark: SparkSession, path: str, version: RecordedVersion, expected: Mapping[str, int] = NO_NUMBERS) -> None:
     """Append a version of the mirror, once for its commit LSN. `expected`: as for
     TableFormat.write_once."""
     maps = {name: list(getattr(version, name).items()) for name in ("tables", "keys", "oids", "schema_ids")}
-    row = {**asdict(version), **maps, "merged_at": datetime.now(UTC)}
+    row = {**asdict(version), **maps, "standing": version.table_states, "merged_at": datetime.now(UTC)}
     frame = to_frame(spark, pa.Table.from_pylist([row], schema=_SCHEMA))
     write = partial(
-        TABLES.write_once,
+        TABLE_FORMAT.write_once,
         frame,
         manifest_path(path),
         "append",
@@ -98,20 +99,20 @@ def record(spark: SparkSession, path: str, version: RecordedVersion, expected: M
         merge_schema=True,
         expected=expected,
     )
-    TABLES.despite_conflicts(write)  # with `note_options` of the process that appends
+    TABLE_FORMAT.despite_conflicts(write)  # with `note_options` of the process that appends
 
 
 def note_options(spark: SparkSession, path: str, options: Mapping[str, object]) -> None:
     """Store the options of the mirror, for `walgate merge`. Commits only if they have changed."""
     text = json.dumps(options, sort_keys=True)
-    if TABLES.noted_property(spark, manifest_path(path), OPTIONS) != text:
-        TABLES.despite_conflicts(lambda: TABLES.note_property(spark, manifest_path(path), OPTIONS, text))
+    if TABLE_FORMAT.noted_property(spark, manifest_path(path), OPTIONS) != text:
+        TABLE_FORMAT.despite_conflicts(lambda: TABLE_FORMAT.note_property(spark, manifest_path(path), OPTIONS, text))
 
 
 def noted_options(spark: SparkSession, path: str) -> dict[str, Any]:
     """Return the stored options; empty if no release that stores them has written the mirror."""
     location = manifest_path(path)
-    text = TABLES.noted_property(spark, location, OPTIONS) if TABLES.exists(spark, location) else None
+    text = TABLE_FORMAT.noted_property(spark, location, OPTIONS) if TABLE_FORMAT.exists(spark, location) else None
     return {} if text is None else dict(json.loads(text))
 
 
@@ -122,11 +123,11 @@ def recorded_version(spark: SparkSession, path: str, at: str | int | datetime = 
     Raise MirrorError if the mirror begins after `at`.
     """
     location = manifest_path(path)
-    if not TABLES.exists(spark, location):
+    if not TABLE_FORMAT.exists(spark, location):
         return None
     found = find_version(spark, path, at)
     if found is None and at != "latest":
-        first = TABLES.rows(spark, location).agg(f.min("commit_lsn")).head()
+        first = TABLE_FORMAT.rows(spark, location).agg(f.min("commit_lsn")).head()
         raise MirrorError(
             f"the mirror begins at {format_lsn(first[0])}, which is after {at}"
             if first is not None and first[0] is not None
@@ -138,7 +139,7 @@ def recorded_version(spark: SparkSession, path: str, at: str | int | datetime = 
 def find_version(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:
     """Return the newest version that is not after `at` (see `recorded_version`), or None if there
     is none. The mirror must have a manifest."""
-    chosen = TABLES.rows(spark, manifest_path(path))
+    chosen = TABLE_FORMAT.rows(spark, manifest_path(path))
     if isinstance(at, datetime):
         chosen = chosen.where(f.col("commit_time") <= f.lit(at))
     elif at != "latest":
@@ -149,29 +150,31 @@ def find_version(spark: SparkSession, path: str, at: str | int | datetime) -> Re
     facts = found.asDict()
     # A manifest of an older release may not have these columns.
     keys, scope, oids = facts.get("keys") or {}, facts.get("scope") or [], facts.get("oids") or {}
-    schema_ids, standing = facts.get("schema_ids") or {}, facts.get("standing") or ""
+    schema_ids, table_states = facts.get("schema_ids") or {}, facts.get("standing") or ""
     return RecordedVersion(
-        found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids, schema_ids, standing
+        found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids, schema_ids, table_states
     )
 
 
 def merged_before(spark: SparkSession, path: str, time: datetime) -> int | None:
     """Return the commit LSN of the last version that was recorded before `time`, by the clock of
     the computer that recorded it."""
-    chosen = TABLES.rows(spark, manifest_path(path)).where(f.col("merged_at") < f.lit(time))
+    chosen = TABLE_FORMAT.rows(spark, manifest_path(path)).where(f.col("merged_at") < f.lit(time))
     found = chosen.agg(f.max("commit_lsn")).head()
     return None if found is None else found[0]
 
 
 def oldest_versions(spark: SparkSession, path: str) -> dict[str, int]:
     """Return the oldest version of each table that any version of the mirror has."""
-    rows = TABLES.rows(spark, manifest_path(path)).select(f.explode("tables").alias("name", "version"))
+    rows = TABLE_FORMAT.rows(spark, manifest_path(path)).select(f.explode("tables").alias("name", "version"))
     return {row["name"]: row["oldest"] for row in rows.groupBy("name").agg(f.min("version").alias("oldest")).collect()}
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
     """Remove the versions of the mirror before the one at `commit_lsn`."""
-    TABLES.despite_conflicts(lambda: TABLES.delete(spark, manifest_path(path), f.col("commit_lsn") < commit_lsn))
+    TABLE_FORMAT.despite_conflicts(
+        lambda: TABLE_FORMAT.delete(spark, manifest_path(path), f.col("commit_lsn") < commit_lsn)
+    )
 
 
 def as_lsn(at: str | int) -> int:

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import changes, table_selection
 from spark_consumer.mirror.paths import manifest_path, table_path
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.unmerged_overlay import overlay
 from spark_consumer.mirror.version_manifest import (
@@ -46,7 +46,7 @@ class MirrorVersion(Mapping[str, DataFrame]):
         self._frames: dict[str, DataFrame] = {}
         self.commit_lsn = source.commit_lsn
         self.commit_time = source.commit_time
-        states = TableStates.of(source.standing)
+        states = TableStates.of(source.table_states)
         self.filling = sorted(states.filling)
         self.stale = states.stale(frames)
 
@@ -80,7 +80,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     appended = changes.appended_lsn(spark, path)
     kept = changes.pinned(spark, path)  # before the manifest, a version of which then has all that is pruned later
     found, last_lsn = None, appended
-    if kept is not None and TABLES.exists(spark, manifest_path(path)):
+    if kept is not None and TABLE_FORMAT.exists(spark, manifest_path(path)):
         found = find_version(spark, path, at)
         if isinstance(at, datetime):
             last_lsn = changes.last_before(kept, at)
@@ -96,7 +96,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
         if is_laid_over:
             made, over = overlay(spark, path, found or RecordedVersion.before_all(), waiting)
             below = {name: partial(_at_version, spark, path, name, made.tables[name]) for name in made.complete}
-            above = {name: make for name, make in over.items() if name not in TableStates.of(made.standing).filling}
+            above = {name: make for name, make in over.items() if name not in TableStates.of(made.table_states).filling}
             return MirrorVersion(made, _of_scope(below | above, noted_options(spark, path)))
     found = found or recorded_version(spark, path, at)
     if found is None:
@@ -141,10 +141,10 @@ def _of_scope(
     frames: dict[str, Callable[[], DataFrame]], noted: Mapping[str, Any]
 ) -> dict[str, Callable[[], DataFrame]]:
     """Drop tables that are left out of the mirror now, since it no longer gets their changes.
-    `noted`: manifest.noted_options."""
+    `noted`: version_manifest.noted_options."""
     tables, exclude = [TableName.parse(name) for name in noted.get("tables", [])], noted.get("exclude", [])
     return table_selection.selected(frames, tables, exclude)
 
 
 def _at_version(spark: SparkSession, path: str, name: str, version: int) -> DataFrame:
-    return TABLES.at_version(spark, table_path(path, TableName.parse(name)), version)
+    return TABLE_FORMAT.at_version(spark, table_path(path, TableName.parse(name)), version)

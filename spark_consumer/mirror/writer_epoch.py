@@ -3,9 +3,10 @@
 Each writer takes an epoch, which it notes in the manifest: a number above that of the former
 writer, taken from the clock so that no two are equal. A writer that finds
 another epoch than its own stops. The format of the tables refuses the second of two concurrent
-commits of one application, and a commit during which the writer changes (`expected_epoch`). Only
-`changes` and the manifest are committed in that way. A writer that was superseded may still write a
-table: the number that each write notes protects it, and only the owner records a version.
+commits of one application, and a commit that expects an epoch (`expected_epoch`) if the writer has
+changed, or changes during the commit. Only two commits expect the epoch: the append of a batch to
+`changes`, and the record of a version in the manifest. A writer that was superseded may still write
+a table: the number that each write notes protects it, and only the owner records a version.
 
 Appending to `changes` and merging have one epoch each, stored in `changes` and in the manifest. A
 job has both, unless `walgate merge` has taken the second. At its end `walgate merge` notes that its
@@ -20,8 +21,8 @@ from contextlib import suppress
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror.paths import FORMAT_VERSION, changes_path, manifest_path, refuse_newer_format
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.paths import FORMAT_APPLICATION, changes_path, manifest_path, refuse_newer_format
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import APPLICATION
 
 WRITER = "walgate-writer"
@@ -31,45 +32,45 @@ former one."""
 _ATTEMPTS = 5
 
 
-def claim(spark: SparkSession, path: str, nothing: DataFrame) -> int:
-    """Take over the mirror and return the epoch. `nothing`: an empty DataFrame in the columns of
+def claim(spark: SparkSession, path: str, no_rows: DataFrame) -> int:
+    """Take over the mirror and return the epoch. `no_rows`: an empty DataFrame in the columns of
     the manifest, which is created if it does not exist."""
-    return _claim(spark, path, manifest_path(path), nothing)
+    return _claim(spark, path, manifest_path(path), no_rows)
 
 
-def claim_appends(spark: SparkSession, path: str, nothing: DataFrame) -> int:
+def claim_appends(spark: SparkSession, path: str, no_rows: DataFrame) -> int:
     """Take over the right to append to `changes`, which must exist, and return the epoch.
-    `nothing`: an empty DataFrame in the columns of `changes`."""
-    return _claim(spark, path, changes_path(path), nothing)
+    `no_rows`: an empty DataFrame in the columns of `changes`."""
+    return _claim(spark, path, changes_path(path), no_rows)
 
 
-def _claim(spark: SparkSession, path: str, location: str, nothing: DataFrame) -> int:
+def _claim(spark: SparkSession, path: str, location: str, no_rows: DataFrame) -> int:
     for _ in range(_ATTEMPTS):
-        before = TABLES.noted_number(spark, location, WRITER) if TABLES.exists(spark, location) else None
+        before = TABLE_FORMAT.noted_number(spark, location, WRITER) if TABLE_FORMAT.exists(spark, location) else None
         epoch = max((before or 0) + 1, time.time_ns())
         try:
-            TABLES.write_once(nothing, location, "append", epoch, application=WRITER, merge_schema=True)
-        except TABLES.CONCURRENT:
+            TABLE_FORMAT.write_once(no_rows, location, "append", epoch, application=WRITER, merge_schema=True)
+        except TABLE_FORMAT.CONCURRENT:
             continue
-        if TABLES.noted_number(spark, location, WRITER) == epoch:
+        if TABLE_FORMAT.noted_number(spark, location, WRITER) == epoch:
             return epoch
     raise taken_over(path)
 
 
-def give_back(spark: SparkSession, path: str, epoch: int, nothing: DataFrame) -> None:
+def give_back(spark: SparkSession, path: str, epoch: int, no_rows: DataFrame) -> None:
     """Leave the mirror to the former writer; do nothing if another one has taken it over.
-    `nothing`: as for `claim`."""
+    `no_rows`: as for `claim`."""
     location = manifest_path(path)
     for _ in range(_ATTEMPTS):
-        if TABLES.noted_number(spark, location, WRITER) != epoch:
+        if TABLE_FORMAT.noted_number(spark, location, WRITER) != epoch:
             return
-        with suppress(*TABLES.CONCURRENT):
-            TABLES.write_once(nothing, location, "append", epoch, application=_GIVEN_BACK, merge_schema=True)
+        with suppress(*TABLE_FORMAT.CONCURRENT):
+            TABLE_FORMAT.write_once(no_rows, location, "append", epoch, application=_GIVEN_BACK, merge_schema=True)
             return
 
 
 def is_given_back(spark: SparkSession, path: str) -> bool:
-    writer, ended = TABLES.noted_numbers(spark, manifest_path(path), WRITER, _GIVEN_BACK)
+    writer, ended = TABLE_FORMAT.noted_numbers(spark, manifest_path(path), WRITER, _GIVEN_BACK)
     return writer == ended
 
 
@@ -80,14 +81,14 @@ def expected_epoch(epoch: int) -> dict[str, int]:
 
 def check(spark: SparkSession, path: str, epoch: int) -> None:
     """Raise WriterSuperseded if another writer has taken over the mirror."""
-    if TABLES.noted_number(spark, manifest_path(path), WRITER) != epoch:
+    if TABLE_FORMAT.noted_number(spark, manifest_path(path), WRITER) != epoch:
         raise taken_over(path)
 
 
 def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int | None = None) -> None:
     """Raise WriterSuperseded if another writer has taken over the appends, or if the last append is
     not at `appended_lsn` (-1: there is none; None: do not check this)."""
-    writer, appended = TABLES.noted_numbers(spark, changes_path(path), WRITER, APPLICATION)
+    writer, appended = TABLE_FORMAT.noted_numbers(spark, changes_path(path), WRITER, APPLICATION)
     if writer != epoch or appended_lsn not in (None, -1 if appended is None else appended):
         raise taken_over(path)
 
@@ -96,14 +97,19 @@ def check_format_version(spark: SparkSession, path: str) -> None:
     """Raise MirrorError if this release does not know the format version of the mirror."""
     location = manifest_path(path)
     refuse_newer_format(
-        path, TABLES.noted_number(spark, location, FORMAT_VERSION) if TABLES.exists(spark, location) else None
+        path,
+        TABLE_FORMAT.noted_number(spark, location, FORMAT_APPLICATION)
+        if TABLE_FORMAT.exists(spark, location)
+        else None,
     )
 
 
-def note_format_version(spark: SparkSession, path: str, form: int, nothing: DataFrame) -> None:
-    """Note the format version, once: releases that do not know it refuse the mirror. `nothing`: as
+def note_format_version(spark: SparkSession, path: str, form: int, no_rows: DataFrame) -> None:
+    """Note the format version, once: releases that do not know it refuse the mirror. `no_rows`: as
     for `claim`."""
-    TABLES.write_once(nothing, manifest_path(path), "append", form, application=FORMAT_VERSION, merge_schema=True)
+    TABLE_FORMAT.write_once(
+        no_rows, manifest_path(path), "append", form, application=FORMAT_APPLICATION, merge_schema=True
+    )
 
 
 class WriterSuperseded(MirrorError):

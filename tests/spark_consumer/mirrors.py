@@ -37,7 +37,7 @@ def merge_waiting(spark: SparkSession, mirror: AppendingMirror) -> None:
         return
     before = None
     with suppress(MirrorError):  # what the merge refuses as well, unless somebody has copied the table meanwhile
-        before = _rows(spark, mirror.path) if mirror.taken_lsn >= 0 else None
+        before = _rows(spark, mirror.path) if mirror.reached_lsn >= 0 else None
     mirror.finish(spark, merge=True)
     if before is None or before[0] != getattr(
         version_manifest.recorded_version(spark, mirror.path), "commit_lsn", None

@@ -19,13 +19,13 @@ from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, table_selection, version_manifest, writer_epoch
 from spark_consumer.mirror.append.appended_batch import AppendedBatch, summary_of
 from spark_consumer.mirror.merge.background_merges import BackgroundMerges
-from spark_consumer.mirror.merge.merge_thread import RETENTION_S
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import APPENDED_FORMAT, changes_path
 from spark_consumer.mirror.progress import ProgressListener, ignore_progress, report_progress, task_share
 from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.retention import RETENTION_S
 from spark_consumer.mirror.spark_settings import tune, use_pool
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.tables.catalog import Catalog
 from spark_consumer.mirror.tables.prepare_table import EMPTY
@@ -39,7 +39,8 @@ _POOL = "batches"
 @dataclass
 class AppendingMirror:
     """Mirror that is written batch by batch: `apply` is the function for foreachBatch, and `finish`
-    is called after the last batch. Most fields are those of merger.Merger.
+    is called after the last batch. `path`, `schemas`, `report`, `tables`, `exclude`,
+    `on_recreated`, `deletion_vectors`, `strict` and `catalog`: as for merger.Merger.
 
     `merge_every_s`: seconds from one merge to the next; None: see MergeThread; 0: each batch waits
     until it is merged; infinity: only `finish` or another process merges. `retention_s`: seconds
@@ -100,7 +101,7 @@ class AppendingMirror:
             self._look_again(spark)
         self._is_unsure = True  # until this batch has ended
         # Compaction is left to the merges, so that batches do not wait for it.
-        tune(spark, TABLES.session_defaults(compacts=False))
+        tune(spark, TABLE_FORMAT.session_defaults(compacts=False))
         use_pool(spark, _POOL)
         rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
         try:
@@ -108,12 +109,12 @@ class AppendingMirror:
                 found = summary_of(rows)
                 if found is not None:
                     self._append(rows, found, batch, began)
-        except TABLES.TAKEN_OVER as problem:
+        except TABLE_FORMAT.TAKEN_OVER as problem:
             raise writer_epoch.taken_over(self.path) from problem
         finally:
             rows.unpersist()
         self._is_unsure = False
-        if self.merge_every_s == 0 and self.taken_lsn > self._merges.merger.merged_lsn:
+        if self.merge_every_s == 0 and self.reached_lsn > self._merges.merger.merged_lsn:
             self._merges.thread.merge_now()
 
     def check(self) -> None:
@@ -129,14 +130,14 @@ class AppendingMirror:
     def _take_over(self, spark: SparkSession) -> SparkSession:
         """Take over the mirror. Return the session for the merges."""
         session = cloned(spark)  # of its own, since `once` changes settings for all writes of a session
-        tune(session, TABLES.session_defaults(compacts=True))
+        tune(session, TABLE_FORMAT.session_defaults(compacts=True))
         writer_epoch.check_format_version(session, self.path)
         last = version_manifest.recorded_version(session, self.path)
         merger = self._merges.merger
         merger.check_scope(session, last)
         changes.create(session, self.path)
-        self._epoch = writer_epoch.claim_appends(session, self.path, changes.nothing(session))
-        writer_epoch.note_format_version(session, self.path, APPENDED_FORMAT, version_manifest.nothing(session))
+        self._epoch = writer_epoch.claim_appends(session, self.path, changes.no_rows(session))
+        writer_epoch.note_format_version(session, self.path, APPENDED_FORMAT, version_manifest.no_rows(session))
         merger.note_options(session)
         self._merges.open(session)
         last = last if merger.last is None else merger.last
@@ -165,23 +166,23 @@ class AppendingMirror:
         return set() if rows is None else changes.table_names(rows)
 
     @property
-    def taken_lsn(self) -> int:
+    def reached_lsn(self) -> int:
         """Commit LSN up to which the mirror has all changes, merged or not."""
         return max(self._appended, self._merges.merger.merged_lsn)
 
     def _new_rows(self, raw: DataFrame) -> DataFrame:
         """Return the rows that the mirror does not have. A new checkpoint may start at an earlier
-        offset, so rows up to `taken_lsn` are dropped, except those of tables that are new to the
+        offset, so rows up to `reached_lsn` are dropped, except those of tables that are new to the
         mirror: `_append` raises an error for these."""
         is_mark = f.col("op").isin(list(KINDS))
         known = f.col("table").isin(list(self._known)) | is_mark
         raw = raw.where(f.col("table").isNotNull() | is_mark)
-        return raw.where(~known | (f.col("commit_lsn") > self.taken_lsn))
+        return raw.where(~known | (f.col("commit_lsn") > self.reached_lsn))
 
     def _append(self, rows: DataFrame, found: AppendedBatch, batch: int, began: float) -> None:
-        late = [name for name, lsn in found.first_lsns.items() if name not in self._known and lsn <= self.taken_lsn]
+        late = [name for name, lsn in found.first_lsns.items() if name not in self._known and lsn <= self.reached_lsn]
         if late:
-            raise table_selection.too_late_error(late[0], self.path, self.taken_lsn)
+            raise table_selection.too_late_error(late[0], self.path, self.reached_lsn)
         spark = rows.sparkSession
         self._keep_schemas(spark, found.schema_ids)
         writer_epoch.check_appends(spark, self.path, self._epoch, self._appended)
@@ -200,7 +201,7 @@ class AppendingMirror:
 
     def _report_batch(self, found: AppendedBatch, batch: int, seconds: float) -> None:
         last = self._merges.last
-        states = None if last is None else TableStates.of(last.standing)
+        states = None if last is None else TableStates.of(last.table_states)
         self.report(
             BatchReport(
                 batch,
@@ -224,6 +225,6 @@ class AppendingMirror:
         MirrorError."""
         self._merges.thread.end()
         self.check()
-        if not merge or (self._merges.session is None and not TABLES.exists(spark, changes_path(self.path))):
+        if not merge or (self._merges.session is None and not TABLE_FORMAT.exists(spark, changes_path(self.path))):
             return
         self._merges.finish(self._merges.session or self._take_over(spark))

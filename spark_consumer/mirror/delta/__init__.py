@@ -6,7 +6,7 @@ cleaned up.
                                      tables and their versions; writes, each in one commit
     log_replay  deletion_vectors     a table at a version, read without Spark
     log_entries  cleanup             entries of a log, with Spark: listed, removed; compaction
-    catalog_names  java_delta  session_settings  view_statements
+    catalog_names  java_delta  session_settings  view_dialects
                                      names, Delta's Java objects, settings of a session, SQL
 
 In: rows, columns and paths of a mirror. Out: tables of Delta Lake. No other package reads Delta's

@@ -15,7 +15,7 @@ from spark_consumer.jvm import activated, java_class, java_frame
 from spark_consumer.mirror.delta.delta_table import noted_versions, versions_in_log
 from spark_consumer.mirror.delta.java_delta import java_log
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.table_format import NOTHING, Superseded
+from spark_consumer.mirror.table_format import NO_NUMBERS, Superseded
 
 _DELTA = "org.apache.spark.sql.delta"
 
@@ -25,7 +25,7 @@ def append(
     location: str,
     application: str,
     number: int,
-    expected: Mapping[str, int] = NOTHING,
+    expected: Mapping[str, int] = NO_NUMBERS,
     note: str | None = None,
 ) -> bool:
     """Append in one commit, once for this version (`number`) of the application. Return False if

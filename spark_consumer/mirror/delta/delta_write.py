@@ -1,7 +1,9 @@
-"""Writes to a Delta table: one commit each, which a replay of the batch does not repeat.
+"""Writes to a Delta table: one commit each, which is not made again when the same slice of a merge
+or the same batch is written again.
 
-`txnVersion` is the commit LSN of the batch's last transaction: Delta skips a write whose version a
-table already has. Unlike batch ids, commit LSNs increase even if a checkpoint is lost.
+`txnVersion` is a number that the application notes, mostly the commit LSN of the last transaction
+of the slice or batch: Delta skips a write if the table already has its number or a higher one.
+Unlike batch ids, commit LSNs increase even if a checkpoint is lost.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from spark_consumer.arrow import out_of_plan
 from spark_consumer.mirror.delta import delta_append
 from spark_consumer.mirror.delta.delta_table import DELETION_VECTORS, exists
 from spark_consumer.mirror.spark_settings import settings
-from spark_consumer.mirror.table_format import APPLICATION, NO_PROPERTIES, NOTHING, Superseded
+from spark_consumer.mirror.table_format import APPLICATION, NO_NUMBERS, NO_PROPERTIES, Superseded
 
 _CONF = "spark.databricks.delta.write."
 _COPIES_SOURCE = "spark.databricks.delta.merge.materializeSource"
@@ -88,17 +90,17 @@ def write_once(
     frame: DataFrame,
     location: str,
     mode: str,
-    commit_lsn: int,
+    number: int,
     *,
     merge_schema: bool = False,
     overwrite_schema: bool = False,
     application: str = APPLICATION,
     properties: Mapping[str, str] = NO_PROPERTIES,
-    expected: Mapping[str, int] = NOTHING,
+    expected: Mapping[str, int] = NO_NUMBERS,
     note: str | None = None,
 ) -> None:
-    """Append to, overwrite or create (`mode` errorifexists) a Delta table, once for this commit
-    LSN. `properties`: those of the table, if this write creates it.
+    """Append to, overwrite or create (`mode` errorifexists) a Delta table, once for this `number`
+    of the application. `properties`: those of the table, if this write creates it.
 
     `expected`: as for delta_append.append, if that makes the commit. `note`: userMetadata of the
     commit. Raise Superseded also if a table that is to be created exists.
@@ -106,7 +108,7 @@ def write_once(
     if (
         mode == "append"
         and not properties
-        and delta_append.append(frame, location, application, commit_lsn, expected, note)
+        and delta_append.append(frame, location, application, number, expected, note)
     ):
         return
     writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema).options(**properties)
@@ -115,17 +117,17 @@ def write_once(
     if note is not None:
         writer = writer.option("userMetadata", note)
     try:
-        writer.option("txnAppId", application).option("txnVersion", commit_lsn).save(location)
+        writer.option("txnAppId", application).option("txnVersion", number).save(location)
     except AnalysisException as problem:
         if problem.getCondition() != "DELTA_PATH_EXISTS":
             raise
         raise Superseded(location) from problem
 
 
-def create_appended(nothing: DataFrame, location: str, bounded: Sequence[str]) -> None:
-    """Create a table to which every batch is appended, unless it exists. `nothing`: no rows in its
+def create_appended(no_rows: DataFrame, location: str, bounded: Sequence[str]) -> None:
+    """Create a table to which every batch is appended, unless it exists. `no_rows`: no rows in its
     columns; `bounded`: columns by whose values files are skipped."""
-    if exists(nothing.sparkSession, location):
+    if exists(no_rows.sparkSession, location):
         return
     properties = {
         "delta.columnMapping.mode": "none",  # the files are also read directly, without Delta
@@ -133,7 +135,7 @@ def create_appended(nothing: DataFrame, location: str, bounded: Sequence[str]) -
         "delta.checkpointInterval": _CHECKPOINT_INTERVAL,
         **DELETION_VECTORS,
     }
-    nothing.write.format("delta").mode("ignore").options(**properties).save(location)
+    no_rows.write.format("delta").mode("ignore").options(**properties).save(location)
 
 
 def append(frame: DataFrame, location: str) -> None:

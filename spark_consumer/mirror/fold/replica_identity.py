@@ -21,7 +21,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.fold.fold_spark import position
 from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, TableSchema, is_log
 from spark_consumer.tables import TableName
 
@@ -121,9 +121,9 @@ def beginning_of_relation(
 def keep_copy(spark: SparkSession, location: str, kept: str, applied: int) -> None:
     """Copy a table as of the last transaction applied to it, once for this transaction: a failed
     attempt may have altered the table since."""
-    rows = TABLES.rows(spark, location)
-    properties = TABLES.properties(rows.columns)
-    TABLES.write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties)
+    rows = TABLE_FORMAT.rows(spark, location)
+    properties = TABLE_FORMAT.properties(rows.columns)
+    TABLE_FORMAT.write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties)
 
 
 def recreated_error(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:
@@ -170,11 +170,11 @@ def change_of_key(
 def convert(spark: SparkSession, location: str, table: TableName, shape: TableSchema, applied: int) -> None:
     """Convert a log to rows or rows to a log if `shape` requires it; one commit. Raise
     MirrorError."""
-    frame = TABLES.rows(spark, location)
+    frame = TABLE_FORMAT.rows(spark, location)
     made = converted(frame, table, location, shape, applied)
     if made is frame:
         return
-    TABLES.rewrite(made, location)
+    TABLE_FORMAT.rewrite(made, location)
 
 
 def converted(frame: DataFrame, table: TableName, location: str, shape: TableSchema, applied: int) -> DataFrame:

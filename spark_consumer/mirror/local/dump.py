@@ -1,10 +1,10 @@
-"""Output of a local mirror's rows as text that PostgreSQL reads back exactly, or as Parquet. It
-needs neither Spark nor Java, and takes half a second.
+"""Output of the rows in a local mirror's newest version, as text that PostgreSQL reads back exactly
+or as Parquet. It needs neither Spark nor Java, and takes half a second.
 
 JSON lines: for each table a header {"table": ..., "columns": [...], "commit_lsn": ...}, then one
 array for each row, of nulls and texts. Floats have their shortest exact form, bytes are \\x...,
-arrays are PostgreSQL's literals, and a value in `_special` is its text. For a table without replica
-identity, the rows are those that its log adds up to.
+arrays are PostgreSQL's literals, and a value in `_special` is its text. For a table without a key,
+the rows are those that its log adds up to.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class DumpedTable:
 
 def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
     """Return the tables of the newest version, all or those with these names. Raise MirrorError."""
-    rows = manifest_rows(path, "the first micro-batch creates the mirror")
+    rows = manifest_rows(path)
     if not rows:
         raise MirrorError(
             f"no changes have been merged into the tables of the mirror at {path} yet",

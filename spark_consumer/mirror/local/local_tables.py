@@ -5,6 +5,6 @@ from __future__ import annotations
 
 from spark_consumer.mirror.delta.log_replay import DeltaFiles as LocalTable
 from spark_consumer.mirror.delta.log_replay import open_delta as open_table
-from spark_consumer.mirror.delta.view_statements import DIALECTS
+from spark_consumer.mirror.delta.view_dialects import DIALECTS
 
 __all__ = ["DIALECTS", "LocalTable", "open_table"]

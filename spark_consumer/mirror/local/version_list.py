@@ -15,7 +15,7 @@ from typing import Any
 from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.local.local_tables import DIALECTS, open_table
-from spark_consumer.mirror.paths import FORMAT_VERSION, manifest_path, refuse_newer_format
+from spark_consumer.mirror.paths import FORMAT_APPLICATION, manifest_path, refuse_newer_format
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.tables import TableName
 
@@ -35,24 +35,24 @@ class ListedVersion:
         return "\t".join([format_lsn(self.commit_lsn), *times, str(len(self.tables))])
 
 
-def manifest_rows(path: Path, absent: str) -> list[dict[str, Any]]:
+def manifest_rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a local mirror's manifest, in any order. Raise MirrorError if there is
-    none, with `absent` as a part of the hint, or if its format is newer than this release."""
+    none, or if its format is newer than this release."""
     folder = Path(manifest_path(str(path)))
     if not folder.is_dir():
         raise MirrorError(
             f"there is no mirror at {path}",
-            hint=f"Specify the path that was given to walgate mirror with --path; {absent}.",
+            hint="Specify the path that was given to walgate mirror with --path; the first micro-batch creates the mirror.",
         )
     files = open_table(folder)
-    refuse_newer_format(str(path), files.transactions.get(FORMAT_VERSION))
+    refuse_newer_format(str(path), files.transactions.get(FORMAT_APPLICATION))
     return [row for table in files.batches() for row in table.to_pylist()]
 
 
 def listed_versions(path: Path) -> list[ListedVersion]:
     """Return the versions that can be read, oldest first. Raise MirrorError."""
     versions = []
-    rows = manifest_rows(path, "the first merge creates the manifest")
+    rows = manifest_rows(path)
     for row in sorted(rows, key=lambda row: int(row["commit_lsn"])):
         filling = TableStates.of(row.get("standing")).filling
         tables = {name: version for name, version in sorted(dict(row["tables"]).items()) if name not in filling}

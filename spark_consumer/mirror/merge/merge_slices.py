@@ -73,7 +73,7 @@ def _slice_or_cut(
     """Return all of `raw` as a slice, or the commit LSN at which it has to be cut first, or None if
     it is empty."""
     states = merged[0]
-    marks = marks_in(raw) if size.signs else []
+    marks = marks_in(raw) if size.marks else []
     to_apply = without_marks(raw) if marks else raw
     chunks = verified_chunks(marks)
     cut = _cut_by_marks(states, marks, chunks, to_apply, size)

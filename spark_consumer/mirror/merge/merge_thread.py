@@ -14,7 +14,6 @@ MERGE_AT_LEAST_EVERY_S = 300.0
 """If no interval was specified, merges take at most this share of the time, since batches need the
 same cores, but are made at least every MERGE_AT_LEAST_EVERY_S seconds. Batches of a backlog postpone
 the merge nevertheless (`postpone`)."""
-RETENTION_S = 24 * 3600.0
 PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Seconds between attempts of a merge."""
 

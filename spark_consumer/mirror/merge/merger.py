@@ -1,10 +1,12 @@
-"""Merge what was appended to a mirror's `changes` into its tables: whole transactions, one
-commit for each table, then one version of the mirror.
+"""Merge what was appended to a mirror's `changes` into its tables: whole transactions, in slices
+(merge_slices.py). The changes of a slice are one commit of each table, then one version of the
+mirror. A change of a table's columns or key may be a commit of its own before that one, and the end
+of a REPLACE is one after it.
 
-A merge is idempotent: when it is repeated after a crash, tables that it has written already are
-skipped: each table notes the commit LSN up to which it has changes (tables/prepare_table.py,
-delta/delta_write.py). tables/write_table.py does the writes; version_manifest.py defines what
-readers see meanwhile.
+A merge can be repeated after a crash: each table notes the commit LSN up to which it has changes,
+and takes only later ones (tables/prepare_table.py, delta/delta_write.py). Slices are then cut anew,
+and may end later than before. tables/write_table.py does the writes; version_manifest.py defines
+what readers see meanwhile.
 """
 
 from __future__ import annotations
@@ -37,10 +39,10 @@ from spark_consumer.mirror import (
 from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.maintenance import Maintenance
 from spark_consumer.mirror.merge.merge_slices import persisted, slices
-from spark_consumer.mirror.merge.merge_thread import RETENTION_S
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
 from spark_consumer.mirror.progress import ChangeCount, ProgressListener, ignore_progress, report_progress
 from spark_consumer.mirror.report import BatchReport, notes_of
+from spark_consumer.mirror.retention import RETENTION_S
 from spark_consumer.mirror.slice_contents import (
     BatchContent,
     BatchSize,
@@ -50,7 +52,7 @@ from spark_consumer.mirror.slice_contents import (
     own_records,
 )
 from spark_consumer.mirror.spark_settings import settings, tune
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, unfinished
 from spark_consumer.mirror.tables.catalog import Catalog
 from spark_consumer.mirror.tables.prepare_table import EMPTY, TablePreparation
@@ -147,7 +149,7 @@ class Merger:
                 self._pass_left_out(spark, rows, batch, last_lsn)
             else:
                 self._merge_rows(rows.select(*COLUMNS), batch, size)
-        except TABLES.TAKEN_OVER as problem:
+        except TABLE_FORMAT.TAKEN_OVER as problem:
             raise writer_epoch.taken_over(self.path) from problem
         if self.merged_lsn < last_lsn:
             reached = "nothing" if self.last is None else format_lsn(self.last.commit_lsn)
@@ -177,7 +179,7 @@ class Merger:
         if found is not None and found["lsn"] == last_lsn > reached:
             time_utc = None if found["time"] is None else found["time"].astimezone(UTC)  # a Row has local times
             content = BatchContent(last_lsn, time_utc, 0, 0, [])
-            self._apply_slice(spark, BatchSlice(batch, changes.nothing(spark), {}, content, []), time.monotonic())
+            self._apply_slice(spark, BatchSlice(batch, changes.no_rows(spark), {}, content, []), time.monotonic())
 
     def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
         """Merge `rows`, in slices that are cut before each is merged. `size`: None if it is not
@@ -187,13 +189,13 @@ class Merger:
         there may be many slices.
         """
         spark = rows.sparkSession
-        tune(spark, TABLES.session_defaults())
+        tune(spark, TABLE_FORMAT.session_defaults())
         self._count = ChangeCount()
         with report_progress(self.working, "merge", self._count.share, lambda: self._count.total or None):
             size = size or batch_size(rows)
             self._count.total = size.changes
             began = time.monotonic()
-            with persisted(rows) if size.signs else nullcontext():
+            with persisted(rows) if size.marks else nullcontext():
                 for batch_slice in slices(
                     rows, batch, size, self._shapes, lambda: (self._states, self.last, self.path)
                 ):
@@ -204,15 +206,17 @@ class Merger:
         """Take over the merges. Raise MirrorError if the mirror was created for other tables."""
         if self.catalog is not None:
             self.catalog.check(spark)
-        tune(spark, TABLES.session_defaults(compacts=True))
+        tune(spark, TABLE_FORMAT.session_defaults(compacts=True))
         writer_epoch.check_format_version(spark, self.path)
         self.check_scope(spark, version_manifest.recorded_version(spark, self.path))
-        self._epoch = writer_epoch.claim(spark, self.path, version_manifest.nothing(spark))
+        self._epoch = writer_epoch.claim(spark, self.path, version_manifest.no_rows(spark))
         # From here on, no other writer records a version.
         last = version_manifest.recorded_version(spark, self.path)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
-        self._states = TableStates.of(None if last is None else last.standing)
-        snapshot_keys.remove_ended(spark, self.path, {name: each.begin_lsn for name, each in self._states.open.items()})
+        self._states = TableStates.of(None if last is None else last.table_states)
+        snapshot_keys.remove_ended(
+            spark, self.path, {name: each.begin_lsn for name, each in self._states.windows.items()}
+        )
         self.opened_lsn = changes.appended_lsn(spark, self.path)
         self.schemas.update(changes.kept_schemas(spark, self.path))  # schemas of all changes appended so far
         self._register(spark)
@@ -222,7 +226,7 @@ class Merger:
     def give_back(self, spark: SparkSession) -> None:
         """Return the merges to the mirror from which they were taken over."""
         if self._epoch:
-            writer_epoch.give_back(spark, self.path, self._epoch, version_manifest.nothing(spark))
+            writer_epoch.give_back(spark, self.path, self._epoch, version_manifest.no_rows(spark))
 
     def check_scope(self, spark: SparkSession, last: version_manifest.RecordedVersion | None) -> None:
         """Raise MirrorError if the mirror was run for other tables before: see
@@ -247,9 +251,9 @@ class Merger:
         known = {} if self.last is None else self.last.tables
         states, ended = advance(self._states, batch_slice.marks, content.first_lsns(known))
         over = unfinished(self._states, batch_slice.marks)
-        for snapshots in (states.open, ended):
+        for snapshots in (states.windows, ended):
             table_snapshots.note_key_change(self._shapes, batch_slice, snapshots)
-        table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.open, **ended})
+        table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.windows, **ended})
         if content.parts:
             self._write_tables(spark, batch_slice.changes, batch_slice.records, content)
         differences = table_snapshots.compare(spark, self.path, self._shapes, batch_slice, ended, self.last)
@@ -295,13 +299,13 @@ class Merger:
     ) -> None:
         """Write the tables of a slice. They are altered before `once` applies, which affects every
         write of the session: otherwise an ALTER TABLE would be taken for the commit of the
-        batch."""
+        slice."""
         own = {part.table: own_records(raw, records, part.table) for part in content.parts}
         for attempt in range(_ATTEMPTS):
             try:
                 self._prepare_and_write(spark, own, content)
                 return
-            except TABLES.TAKEN_OVER:
+            except TABLE_FORMAT.TAKEN_OVER:
                 writer_epoch.check(spark, self.path, self._epoch)
                 if attempt == _ATTEMPTS - 1:
                     raise
@@ -320,8 +324,8 @@ class Merger:
         work = [item for item in work if item.applied < content.commit_lsn]
         are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
         with (
-            settings(spark, TABLES.without_compaction()),  # Maintenance compacts
-            TABLES.once(spark, content.commit_lsn, content.changes if are_here else None),
+            settings(spark, TABLE_FORMAT.without_compaction()),  # Maintenance compacts
+            TABLE_FORMAT.once(spark, content.commit_lsn, content.changes if are_here else None),
             ThreadPoolExecutor(self.tables_at_once) as threads,
         ):
             for future in [
@@ -335,7 +339,7 @@ class Merger:
             writer_epoch.check(spark, self.path, self._epoch)
             self._checked_at = time.monotonic()
         own = as_arrow_if_small(spark, own, work.part, len(work.shape.columns))
-        TABLES.despite_conflicts(partial(write, spark, work, own, commit_lsn))
+        TABLE_FORMAT.despite_conflicts(partial(write, spark, work, own, commit_lsn))
         self._count.done += work.part.changes
 
     def _record(self, spark: SparkSession, batch_slice: BatchSlice, states: TableStates, ended: Iterable[str]) -> None:
@@ -344,7 +348,7 @@ class Merger:
         oids = {} if self.last is None else dict(self.last.oids)
         schema_ids = {} if self.last is None else dict(self.last.schema_ids)
         content, written = batch_slice.content, set(ended)
-        compacts = TABLES.compacts(spark)
+        compacts = TABLE_FORMAT.compacts(spark)
         for part in content.parts:
             name, shape = str(part.table), self._shapes.of(part.newest)
             self._preparation.note_applied(part.table, content.commit_lsn)
@@ -356,8 +360,8 @@ class Merger:
             location = table_path(self.path, TableName.parse(name))
             if name in states.frozen and name not in versions:
                 states.filling.add(name)
-            if (name not in states.frozen or name not in versions) and TABLES.exists(spark, location):
-                before, versions[name] = versions.get(name, 0), TABLES.version(spark, location)
+            if (name not in states.frozen or name not in versions) and TABLE_FORMAT.exists(spark, location):
+                before, versions[name] = versions.get(name, 0), TABLE_FORMAT.version(spark, location)
                 if compacts:
                     self.maintenance.note_version(location, before, versions[name])
                 self._preparation.note_version(TableName.parse(name), versions[name])

@@ -8,12 +8,12 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import version_manifest
-from spark_consumer.mirror.merge.merge_thread import RETENTION_S
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import changes_path
 from spark_consumer.mirror.progress import ProgressListener, ignore_progress
 from spark_consumer.mirror.report import BatchReport
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.retention import RETENTION_S
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.tables.catalog import Catalog
 from spark_consumer.mirror.tables.prepare_table import EMPTY
@@ -35,11 +35,11 @@ def merge_once(
     MirrorError.
     """
     last = version_manifest.recorded_version(spark, path)
-    if last is None and not TABLES.exists(spark, changes_path(path)):
+    if last is None and not TABLE_FORMAT.exists(spark, changes_path(path)):
         raise MirrorError(f"there is no mirror at {path}, or it has no micro-batch yet")
     noted = version_manifest.noted_options(spark, path)
     tables = noted.get("tables", last.scope if last is not None else [])
-    excludes = noted.get("exclude", TableStates.of(last.standing).excludes if last is not None else [])
+    excludes = noted.get("exclude", TableStates.of(last.table_states).excludes if last is not None else [])
     merger = Merger(
         path,
         {},

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.errors import OptionError
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.tables import TableName
 
 _PROBLEMS = (PySparkException, Py4JJavaError)
@@ -56,7 +56,7 @@ class Catalog:
             name = f"{quoted(self.name)}.{quoted(table.namespace)}.{quoted(table.name)}"
             try:
                 spark.sql(f"CREATE SCHEMA IF NOT EXISTS {quoted(self.name)}.{quoted(table.namespace)}")
-                other = TABLES.register(spark, name, table_path(self.path, table))
+                other = TABLE_FORMAT.register(spark, name, table_path(self.path, table))
             except _PROBLEMS as problem:  # perhaps temporary: the next version of the mirror tries again
                 if _first_line(problem) != self._told.get(text):
                     notes.append(f"{text} was not registered in catalog {self.name}: {_first_line(problem)}")

@@ -1,5 +1,5 @@
-"""Preparation of a table for a batch: it must belong to this mirror and mirror the same relation,
-and gets the columns and key of the batch."""
+"""Preparation of a table for a slice of a merge: it must belong to this mirror and mirror the same
+relation, and gets the columns and key of the slice."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_consumer.mirror.fold.keyless_log import log_table_schema
 from spark_consumer.mirror.fold.start_fold import table_schema
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.slice_contents import TablePart
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import Superseded
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.tables.columns import ColumnChange, change_of_columns, doubts_of, missing_values
@@ -32,8 +32,8 @@ _NOT_KNOWN = -1
 
 @dataclass
 class TablePreparation:
-    """Prepares the tables of the mirror at `path`; the other fields are those of
-    merger.Merger."""
+    """Prepares the tables of the mirror at `path`; `shapes`: the schemas of
+    its tables; `on_recreated`, `deletion_vectors`, `strict`: as for merger.Merger."""
 
     path: str
     shapes: TableSchemas
@@ -81,7 +81,7 @@ class TablePreparation:
     ) -> TableWork:
         """Prepare a table and return the work to do. `last`: the last version of the mirror.
 
-        Raise MirrorError if a table belongs to another writer, or is already past this batch;
+        Raise MirrorError if a table belongs to another writer, or is already past this slice;
         Superseded as `_applied_commit_lsn` does.
         """
         shape = self.shapes.of(part.newest)
@@ -90,7 +90,7 @@ class TablePreparation:
         columns = table_schema(shape) if shape.key else log_table_schema(shape)
         replica_identity.check_log_names(part.table, shape)
         replica_identity.check_names(part.table, columns.names)
-        if not TABLES.exists(spark, location):
+        if not TABLE_FORMAT.exists(spark, location):
             part = self._of_one_relation(spark, location, part, own, NEW, last)
             self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
@@ -113,13 +113,15 @@ class TablePreparation:
             if refit is None:
                 is_emptied = part.table in self._emptied
                 if not (shape.key and is_emptied):  # all existing rows are removed
-                    TABLES.despite_conflicts(
+                    TABLE_FORMAT.despite_conflicts(
                         partial(replica_identity.convert, spark, location, part.table, shape, applied)
                     )
                 if work.needs_merge or not shape.key:
-                    TABLES.despite_conflicts(partial(TABLES.align, spark, location, columns, casts=not is_emptied))
+                    TABLE_FORMAT.despite_conflicts(
+                        partial(TABLE_FORMAT.align, spark, location, columns, casts=not is_emptied)
+                    )
                 else:  # the rows are overwritten, and their columns too
-                    TABLES.allow_names(spark, location, columns.names)
+                    TABLE_FORMAT.allow_names(spark, location, columns.names)
             keys = {} if last is None else last.keys
             if shape.key and part.last_truncate is None and tuple(keys.get(str(part.table), ())) != shape.key:
                 base = work.base(spark)
@@ -132,10 +134,10 @@ class TablePreparation:
         """Return the commit LSN that a table has reached. Raise Superseded if it is not the one
         that this writer has left there."""
         known = self._applied.get(table)
-        version = TABLES.version(spark, location)
+        version = TABLE_FORMAT.version(spark, location)
         if known is not None and known[1] == version:
             return known[0]
-        found = TABLES.applied_commit_lsn(spark, location)
+        found = TABLE_FORMAT.applied_commit_lsn(spark, location)
         if known is not None and known[0] != found:
             raise Superseded(location)
         self._applied[table] = (found, version)
@@ -153,28 +155,28 @@ class TablePreparation:
         """Return how to rewrite the columns, if some were renamed, replaced, or added with a
         default. Raise MirrorError if `strict` and the effect on existing rows is unknown."""
         shape = self.shapes.of(part.newest)
-        version = self._version_before(part, own, applied, last)
-        if version in (None, part.newest) or (part.last_truncate is not None and shape.key):
+        schema_id = self._schema_id_before(part, own, applied, last)
+        if schema_id in (None, part.newest) or (part.last_truncate is not None and shape.key):
             return None
         try:
-            before = self.shapes.of(version)
+            before = self.shapes.of(schema_id)
         except KeyError:  # merged by a release that did not store schemas
             return None
         if before.oid != shape.oid:
             return None
         change = change_of_columns(before, shape, missing_values(map(self.shapes.of, part.schema_ids)))
         self._note_doubts(part.table, before, shape, change)
-        if change.is_plain(before.columns) or self._is_of_a_person(spark, part.table, location, applied, last):
+        if change.is_plain(before.columns) or self._overwritten_by_operator(spark, part.table, location, applied, last):
             return None
         wanted = table_schema(shape) if shape.key else log_table_schema(shape)
-        TABLES.allow_names(spark, location, wanted.names)
+        TABLE_FORMAT.allow_names(spark, location, wanted.names)
         return ColumnRewrite(before, change, wanted)
 
-    def _version_before(
+    def _schema_id_before(
         self, part: TablePart, own: pa.Table | DataFrame, applied: int, last: version_manifest.RecordedVersion | None
     ) -> int | None:
-        """Return the schema id of the relation's version whose columns a table has, or None if it
-        is not known."""
+        """Return the schema id of the relation's version whose columns a table has before this
+        write, or None if it is not known."""
         taken = None
         if last is None or applied > last.commit_lsn:
             taken = replica_identity.newest_up_to(own, applied)
@@ -182,7 +184,7 @@ class TablePreparation:
             taken = last.schema_ids.get(str(part.table))
         return taken
 
-    def _is_of_a_person(
+    def _overwritten_by_operator(
         self,
         spark: SparkSession,
         table: TableName,
@@ -195,7 +197,7 @@ class TablePreparation:
         known = None if last is None else last.tables.get(str(table))
         if last is None or known is None or applied > last.commit_lsn:
             return False
-        return TABLES.was_overwritten(spark, location, known)
+        return TABLE_FORMAT.was_overwritten(spark, location, known)
 
     def _note_doubts(self, table: TableName, before: TableSchema, shape: TableSchema, change: ColumnChange) -> None:
         if doubts := doubts_of(before, shape, change):
@@ -233,7 +235,7 @@ class TablePreparation:
         self._emptied.pop(part.table, None)
         oids = {} if last is None else dict(last.oids)
         known = oids.pop(str(part.table), None)
-        former = [] if last is None else TableStates.of(last.standing).former.get(str(part.table), [])
+        former = [] if last is None else TableStates.of(last.table_states).former.get(str(part.table), [])
         begin = replica_identity.beginning_of_relation(
             part,
             location,
@@ -258,6 +260,6 @@ class TablePreparation:
         """Return whether the table is empty, or was overwritten by the operator with the source's
         rows."""
         assert last is not None
-        return replica_identity.is_empty(TABLES.rows(spark, location)) or TABLES.was_overwritten(
+        return replica_identity.is_empty(TABLE_FORMAT.rows(spark, location)) or TABLE_FORMAT.was_overwritten(
             spark, location, last.tables[str(table)]
         )

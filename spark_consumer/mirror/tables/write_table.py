@@ -1,7 +1,7 @@
-"""Write of one table's part of a slice of changes, in one commit. A TRUNCATE makes it replace the
-table; in a table without a key it is a row.
+"""Write of one table's part of a slice of changes, in one commit. A TRUNCATE makes it
+overwrite a table with a key; to the log of a table without a key it is appended as a row.
 
-A small batch is folded in this process (fold/fold_arrow.py), a large one in Spark
+A small part is folded in this process (fold/fold_arrow.py), a large one in Spark
 (fold/fold_spark.py): a Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
 for the first time.
 """
@@ -30,7 +30,7 @@ from spark_consumer.mirror.fold.start_fold import (
     unsent_columns,
 )
 from spark_consumer.mirror.slice_contents import TablePart
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.tables.columns import ColumnChange
 from spark_consumer.mirror.tables.rewrite_columns import rewritten
@@ -54,7 +54,7 @@ class ColumnRewrite:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """Part of a batch that is to be written to one table. `applied`: commit LSN that the table has
+    """Part of a slice that is to be written to one table. `applied`: commit LSN that the table has
     reached; NEW: it does not exist yet."""
 
     location: str
@@ -71,7 +71,7 @@ class TableWork:
         table with a key loses them all."""
         if self.applied == NEW or (self.shape.key and not self.needs_merge):
             return None
-        there = TABLES.rows(spark, self.location)
+        there = TABLE_FORMAT.rows(spark, self.location)
         if self.rewrite is None:
             return there
         as_now = replica_identity.converted(there, self.part.table, self.location, self.shape, self.applied)
@@ -90,7 +90,7 @@ class TableWork:
     def properties(self, columns: Sequence[str]) -> dict[str, str]:
         """Return the properties for a new table. A log gets no deletion vectors, since nothing is
         ever deleted from it."""
-        return TABLES.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
+        return TABLE_FORMAT.properties(columns, deletion_vectors=self.deletion_vectors and bool(self.shape.key))
 
 
 def write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commit_lsn: int) -> None:
@@ -101,8 +101,7 @@ def write(spark: SparkSession, work: TableWork, own: pa.Table | DataFrame, commi
 
 
 def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_lsn: int) -> None:
-    """Write one table's part of a small batch, which is folded here: Spark gets only the rows to be
-    written."""
+    """Write a small part, which is folded here: Spark gets only the rows to be written."""
     shape = work.shape
     if not shape.key:
         log = small_log(records, shape, work.texts, work.emptied)
@@ -122,18 +121,18 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     else:
         bounds = key_bounds(states, shape) if _is_large(spark, work.location) else {}
         source = arrow_merge_input(spark, states, unsent)
-        TABLES.merge(spark, work.location, source, *merged_columns(source, shape, unsent, bounds))
+        TABLE_FORMAT.merge(spark, work.location, source, *merged_columns(source, shape, unsent, bounds))
 
 
 def _is_large(spark: SparkSession, location: str) -> bool:
     """Return whether reading all keys of the table costs more than finding the files that may
     contain some."""
-    size = TABLES.byte_count(spark, location)
+    size = TABLE_FORMAT.byte_count(spark, location)
     return size is None or size > _SKIPPED_IN_BYTES
 
 
 def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit_lsn: int) -> None:
-    """Write one table's part of a large batch, decoded and folded by Spark's workers."""
+    """Write a large part, decoded and folded by Spark's workers."""
     shape = work.shape
     if not shape.key:
         log = large_log(spark, records, shape, work.texts, work.emptied)
@@ -148,7 +147,7 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
             _write_rewritten(spark, merge_input(states, shape, unsent), work, commit_lsn, unsent)
         else:
             source = merge_input(states, shape, unsent)
-            TABLES.merge(spark, work.location, source, *merged_columns(source, shape, unsent))
+            TABLE_FORMAT.merge(spark, work.location, source, *merged_columns(source, shape, unsent))
     finally:
         events.unpersist()
 
@@ -158,10 +157,10 @@ def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -
     prepared: appended rows would then be there twice."""
     if work.applied == NEW:
         properties = work.properties(frame.columns)
-        TABLES.write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
+        TABLE_FORMAT.write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
     else:
         expected = {APPLICATION: work.applied}
-        TABLES.write_once(
+        TABLE_FORMAT.write_once(
             frame, work.location, mode, commit_lsn, overwrite_schema=mode == "overwrite", expected=expected
         )
 
@@ -171,7 +170,7 @@ def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn:
     if base is None:
         _write_rows(log, work, "append", commit_lsn)
     else:
-        TABLES.write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
+        TABLE_FORMAT.write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
 
 
 def _write_rewritten(
@@ -182,4 +181,4 @@ def _write_rewritten(
     base = work.base(spark)
     assert base is not None
     made = merged_rows(base, source, work.shape, unsent)
-    TABLES.write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)
+    TABLE_FORMAT.write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)

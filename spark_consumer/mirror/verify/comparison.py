@@ -24,7 +24,7 @@ from spark_consumer.mirror.fold.start_fold import table_schema
 from spark_consumer.mirror.paths import differences_path
 from spark_consumer.mirror.slice_contents import split_by_chunks
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_states import StoredMark
 from spark_consumer.mirror.tables.table_schema import OUT, TableSchema, is_log, special_key
@@ -60,7 +60,7 @@ def row_differences(
         batches = list(decode(iter(records.combine_chunks().to_batches())))
         events = to_frame(spark, pa.Table.from_batches(batches, shape.events), schema)
     source = events.select("key", "row", "special").alias("s")
-    rows = TABLES.rows(spark, location) if TABLES.exists(spark, location) else None
+    rows = TABLE_FORMAT.rows(spark, location) if TABLE_FORMAT.exists(spark, location) else None
     if rows is None or not set(shape.key) <= set(rows.columns):
         return source.select(f.lit(MISSING).alias("kind"), _key_text(shape, _of_source), _no_names())
     target = rows.withColumn(_THERE, f.lit(True)).alias("t")
@@ -92,8 +92,8 @@ def log_differences(
         batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
         read = to_frame(spark, pa.Table.from_batches(batches, log_schema(shape)), log_table_schema(shape))
     rows = read.select(*map(quoted, names), f.lit(-1).alias(_HELD))
-    if TABLES.exists(spark, location):
-        rows = rows.unionByName(_added_up(TABLES.rows(spark, location), shape))
+    if TABLE_FORMAT.exists(spark, location):
+        rows = rows.unionByName(_added_up(TABLE_FORMAT.rows(spark, location), shape))
     return _unmatched_rows(rows, shape)
 
 
@@ -101,7 +101,7 @@ def surplus_log_rows(spark: SparkSession, location: str, shape: TableSchema, beg
     """Return the surplus rows of a table without a key in which a snapshot that began at
     `begin_lsn` found no row: the rows from before that were not removed. The columns are those of
     `log_differences`."""
-    rows = TABLES.rows(spark, location)
+    rows = TABLE_FORMAT.rows(spark, location)
     if is_log(rows.columns):
         is_later_row = (f.col("_commit_lsn") > begin_lsn) & ~f.col("_op").isin(*OUT)
         rows = rows.where(~is_later_row | (f.col("_op") == "TRUNCATE"))
@@ -200,12 +200,12 @@ def record(spark: SparkSession, path: str, found: list[tuple[str, DataFrame, str
             number = named.count()
             if number > MOST_AT_ONCE:
                 application = f"{APPLICATION} {place}"
-                TABLES.write_once(named, differences_path(path), "append", commit_lsn, application=application)
+                TABLE_FORMAT.write_once(named, differences_path(path), "append", commit_lsn, application=application)
             elif number:
                 few.append(named.toArrow().cast(_DIFFERENCES))
             count += number
         finally:
             named.unpersist()
     frame = to_frame(spark, pa.concat_tables(few) if few else _DIFFERENCES.empty_table())
-    TABLES.write_once(frame, differences_path(path), "append", commit_lsn)
+    TABLE_FORMAT.write_once(frame, differences_path(path), "append", commit_lsn)
     return count

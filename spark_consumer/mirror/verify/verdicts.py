@@ -17,7 +17,7 @@ from schemas.verdict import MOST_KEYS, Difference, TableVerdict, encode_lsn, enc
 from schemas.verdict import verdict_path as path_of
 from spark_consumer.jvm import write_text
 from spark_consumer.mirror.paths import differences_path
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import VERIFY, SnapshotWindow
 
 _COUNTS = {"CHANGED": "changed", "MISSING": "missing", "SURPLUS": "surplus"}
@@ -58,10 +58,10 @@ def _differences(
     """Return, by table, the number of differences of each kind, and the first differences. A key
     that was read twice counts once."""
     begun = [(name, each.snapshot_id, each.begin_lsn) for name, each in ended.items() if each.purpose == VERIFY]
-    if not begun or not TABLES.exists(spark, differences_path(path)):
+    if not begun or not TABLE_FORMAT.exists(spark, differences_path(path)):
         return {}, {}
     windows = spark.createDataFrame([*begun], "table string, snapshot_id string, begin_lsn long")
-    found = TABLES.rows(spark, differences_path(path))
+    found = TABLE_FORMAT.rows(spark, differences_path(path))
     own = found.join(f.broadcast(windows), ["table", "snapshot_id"]).where("commit_lsn > begin_lsn")
     # Rows without a key are counted one by one.
     rows = f.count_distinct("key") + f.count_if(f.col("key").isNull())

@@ -136,11 +136,11 @@ def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, TableStates, list[
             known.add(name)
         else:
             mark = StoredMark(entry["op"], name, entry["commit_lsn"], 0, json.loads(entry["value"]))
-            if mark.kind == SNAPSHOT_END and name in states.open:
-                ended.append((name, states.open[name]))
+            if mark.kind == SNAPSHOT_END and name in states.windows:
+                ended.append((name, states.windows[name]))
             elif mark.kind == SNAPSHOT_END and name is None:
                 ends = mark.facts["snapshot_id"]
-                over |= {table: window for table, window in states.open.items() if window.snapshot_id == ends}
+                over |= {table: window for table, window in states.windows.items() if window.snapshot_id == ends}
             states.apply_mark(mark)
         if place + 1 == len(rows) or rows[place + 1]["commit_lsn"] > entry["commit_lsn"]:
             yield entry["commit_lsn"], states.copy(), list(ended), over

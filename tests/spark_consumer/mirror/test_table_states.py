@@ -24,11 +24,13 @@ def mark(kind: str, lsn: int, table: str | None = "public.a", **facts: Any) -> S
 
 def test_a_table_is_filling_from_the_beginning_of_its_snapshot_to_the_end() -> None:
     begun, _ = advance(TableStates(), [mark("SNAPSHOT_BEGIN", 10)])
-    assert begun.filling == {"public.a"} and begun.open["public.a"].begin_lsn == 10
+    assert begun.filling == {"public.a"} and begun.windows["public.a"].begin_lsn == 10
     again, _ = advance(begun, [mark("SNAPSHOT_BEGIN", 20)])
-    assert again.open["public.a"].begin_lsn == 20
+    assert again.windows["public.a"].begin_lsn == 20
+    # Other releases read this text, and this one reads theirs.
+    assert again.text().startswith('{"open": {"public.a": {"snapshot_id": "one", "purpose": "FILL", "begin_lsn": 20, ')
     ended, windows = advance(again, [mark("SNAPSHOT_END", 30)])
-    assert not ended.filling and not ended.open and windows["public.a"].begin_lsn == 20
+    assert not ended.filling and not ended.windows and windows["public.a"].begin_lsn == 20
 
 
 def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> None:
@@ -82,7 +84,7 @@ def test_a_snapshot_that_was_cancelled_is_over(ending: StoredMark) -> None:
         mark("SNAPSHOT_BEGIN", 12),
     ]
     made, ended = advance(TableStates(), [*begun, ending])
-    assert list(made.open) == ["public.a"] and made.filling == {"public.a"} and not ended
+    assert list(made.windows) == ["public.a"] and made.filling == {"public.a"} and not ended
     made, _ = advance(made, [mark("SNAPSHOT_END", 30, None, snapshot_id="two")])
     made.note_first_rows("public.c")
     assert made.filling == {"public.a"} and not made.whole

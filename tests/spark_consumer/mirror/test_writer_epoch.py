@@ -21,9 +21,9 @@ from spark_consumer.mirror.delta.delta_write import despite_conflicts, once, wri
 from spark_consumer.mirror.delta.java_delta import delta_log_class
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.merger import Merger
-from spark_consumer.mirror.paths import manifest_path, table_path
+from spark_consumer.mirror.paths import changes_path, manifest_path, table_path
 from spark_consumer.mirror.slice_contents import BatchSize
-from spark_consumer.mirror.storage import TABLES
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.tables import write_table
 from spark_consumer.mirror.tables.write_table import TableWork
@@ -124,12 +124,15 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
 def test_a_writer_that_another_one_follows_appends_nothing_behind_its_own_last_look(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    path, rows = str(tmp_path), changes.nothing(spark)
+    path, rows = str(tmp_path), changes.no_rows(spark)
     changes.create(spark, path)
     first = writer_epoch.claim_appends(spark, path, rows)
     changes.append(rows, path, BatchSize(1, 0, 0, 1, 1), writer_epoch.expected_epoch(first))
+    _, commit = next(iter(TABLE_FORMAT.commits(spark, changes_path(path))))
+    # Other releases read this note, and this one reads theirs.
+    assert commit.note == 'walgate.size {"changes": 1, "signs": 0, "value_bytes": 0, "first_lsn": 1, "last_lsn": 1}'
     second = writer_epoch.claim_appends(spark, path, rows)
-    with pytest.raises(TABLES.TAKEN_OVER):
+    with pytest.raises(TABLE_FORMAT.TAKEN_OVER):
         changes.append(rows, path, BatchSize(1, 0, 0, 2, 2), writer_epoch.expected_epoch(first))
     assert changes.appended_lsn(spark, path) == 1
     # The third comes while the second commits: it has looked already.

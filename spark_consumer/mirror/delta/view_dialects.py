@@ -1,4 +1,5 @@
-"""SQL for programs that read Delta tables: views of the tables at one version of each."""
+"""The dialects of SQL in which programs read Delta tables: statements that create views of tables,
+each at one version."""
 
 from __future__ import annotations
 

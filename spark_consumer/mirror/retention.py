@@ -1,0 +1,6 @@
+"""How long versions of a mirror can be read, unless another time is specified. maintenance.py
+removes what is older. The command line needs this default before it loads Spark."""
+
+from __future__ import annotations
+
+RETENTION_S = 24 * 3600.0
