@@ -12,7 +12,8 @@
 
 A micro-batch is one commit to `changes`. A merge cuts what was appended into slices, and for each
 slice writes the tables and, last, a row of the manifest. Until that row is written, `versions`
-reads the tables as of the row before, and takes the changes of the slice from `changes`.
+shows nothing of these writes: it reads the tables as of the row before, and applies the unmerged
+changes to what it has read.
 
 In: rows of source.frames.RAW, and value schemas. Out: what paths.py lists, reports and verdicts.
 This package must not know Kafka, the registry or the command line (jobs): it gets value schemas

@@ -80,7 +80,7 @@ def rows(spark: SparkSession, location: str) -> DataFrame:
 
 
 def rewrite(rows: DataFrame, location: str) -> None:
-    """Overwrite a table as a whole, with other columns, before a batch is written.
+    """Overwrite a table as a whole, with other columns, before a slice is written.
     `was_overwritten` does not count this commit."""
     writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     writer.option("userMetadata", _OWN).save(location)

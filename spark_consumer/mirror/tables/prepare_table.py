@@ -32,8 +32,8 @@ _NOT_KNOWN = -1
 
 @dataclass
 class TablePreparation:
-    """Prepares the tables of the mirror at `path`; `shapes`: the schemas of
-    its tables; `on_recreated`, `deletion_vectors`, `strict`: as for merger.Merger."""
+    """Prepares the tables of the mirror at `path`. `shapes`: the schemas of its tables;
+    `on_recreated`, `deletion_vectors`, `strict`: as for merger.Merger."""
 
     path: str
     shapes: TableSchemas

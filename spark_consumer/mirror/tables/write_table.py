@@ -1,5 +1,5 @@
-"""Write of one table's part of a slice of changes, in one commit. A TRUNCATE makes it
-overwrite a table with a key; to the log of a table without a key it is appended as a row.
+"""Write of one table's part of a slice of changes, in one commit. A TRUNCATE makes it overwrite
+a table with a key; to the log of a table without a key it is appended as a row.
 
 A small part is folded in this process (fold/fold_arrow.py), a large one in Spark
 (fold/fold_spark.py): a Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
