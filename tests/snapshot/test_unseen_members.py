@@ -177,7 +177,7 @@ async def test_what_comes_between_two_looks_is_noticed(
 
         # Where nothing is read without a command, each is reported once.
         assert await scene.gateway.stop() == 0
-        await scene.gateway.streaming(snapshot__mode="on_command", source__check_interval_s=0.5)
+        await scene.gateway.streaming(snapshot__mode="on_command")
         await touch(scene, every, "fourth")
         await scene.sql.execute("ALTER TABLE public.computed RENAME TO renamed")
         await scene.sql.execute("UPDATE public.renamed SET v = 'other' WHERE id = 1")
