@@ -65,7 +65,9 @@ def log_read_at_once(task: TableTask) -> None:
     """Log a table that has a key and is nevertheless read as a whole."""
     assert task.plan is not None
     surveyed, hint = task.plan.surveyed, ""
-    if not surveyed.is_heap:
+    if task.plan.has_array_key:
+        reason = "its key contains an array: a mirror has it as an append-only table, which only a whole can replace"
+    elif not surveyed.is_heap:
         reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
     elif not surveyed.has_places and task.plan.key_columns:
         reason = "the role may read columns of the table, but not ctid, so it cannot be read in ranges of blocks"

@@ -204,8 +204,13 @@ class ReadPlan:
     @property
     def is_read_at_once(self) -> bool:
         """Return whether the relation is read in one chunk: without a key, stale rows cannot be
-        recognized, and without blocks it cannot be divided."""
-        return not self.key_columns or not self.surveyed.is_heap or not self.surveyed.has_places
+        recognized, and without blocks it cannot be divided. A mirror keeps a relation whose key has
+        an array as a log, which a snapshot can only replace in one transaction."""
+        return not self.key_columns or self.has_array_key or not self.surveyed.is_heap or not self.surveyed.has_places
+
+    @property
+    def has_array_key(self) -> bool:
+        return any(column.is_array for column in self.key_columns)
 
     @property
     def sources(self) -> list[str]:
@@ -240,7 +245,8 @@ def _key_column(surveyed: Surveyed, column: ColumnDescription) -> KeyColumn:
     than the survey."""
     published = {each.name: KeyColumn(each.name, each.type_name) for each in surveyed.relation.columns}
     key = surveyed.key_columns.get(column.name) or published[column.name]
-    return replace(key, is_text=key_type(value_type(column)).form is Form.STRING)
+    type_ = value_type(column)
+    return replace(key, is_text=key_type(type_).form is Form.STRING, is_array=type_.form is Form.ARRAY)
 
 
 def read_plan(

@@ -267,7 +267,7 @@ class KeyColumn:
 
     Literals are cast to `type_name` and compared with `operator`. `is_domain`: the column's type is
     a domain over it; the base type accepts values that the domain no longer does. `is_text`: the
-    key has the value as PostgreSQL's text.
+    key has the value as PostgreSQL's text. `is_array`: the row has it as an Avro array.
     """
 
     name: str
@@ -275,6 +275,7 @@ class KeyColumn:
     operator: str = EQUAL
     is_domain: bool = False
     is_text: bool = False
+    is_array: bool = False
 
 
 def key_condition(

@@ -38,6 +38,7 @@ class Target:
     keyless: dict[str, Counter[Row]] = field(default_factory=lambda: defaultdict(Counter))
     complete: set[str] = field(default_factory=set)
     read_count: Counter[str] = field(default_factory=Counter)
+    chunk_count: Counter[str] = field(default_factory=Counter)
     stale_count: Counter[str] = field(default_factory=Counter)
     begin_count: Counter[str] = field(default_factory=Counter)
     is_whole_done: bool = False
@@ -96,6 +97,7 @@ class Target:
         if chunk is not None:
             assert chunk["row_count"] == len(events), chunk
             self.read_count[chunk["topic"]] += chunk["row_count"]
+            self.chunk_count[chunk["topic"]] += 1
             self.stale_count[chunk["topic"]] += chunk["stale_count"]
             self.keyless.pop(chunk["topic"], None)
         for ordinal, record in sorted(events.items()):

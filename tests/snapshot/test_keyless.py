@@ -1,4 +1,4 @@
-"""A table without a key is read at once, and again where it has changed meanwhile; locked, where it
+"""A table without a key, or with an array in its key, is read at once, and again where it has changed meanwhile; locked, where it
 changes all the time."""
 
 from __future__ import annotations
@@ -53,3 +53,26 @@ async def test_a_table_that_changes_all_the_time_is_named_and_locked_where_that_
             await changing
         target = await scene.judge({"public.keyless": "SELECT * FROM public.keyless"}, keyless=("public.keyless",))
         assert target.read_count[f"{topic_prefix}.public.keyless"] == 1000
+
+
+async def test_a_table_with_an_array_in_its_key_is_read_in_one_transaction(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A mirror keeps it as a log: rows that came in several transactions would replace each
+    other."""
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, snapshot__chunk_bytes=8192) as scene:
+        await scene.sql.execute(f"""
+            CREATE DOMAIN public.path AS int[];
+            CREATE TABLE public.paths (id int, path public.path, note text, PRIMARY KEY (path, id));
+            INSERT INTO public.paths SELECT i, ARRAY[i / 10, i], repeat('note', 20) FROM generate_series(1, 2000) i;
+            CREATE PUBLICATION {PUBLICATION} FOR TABLE public.paths""")
+        await scene.gateway.streaming()
+        await scene.snapshot_done()
+        await scene.delivered()
+        target, topic = await scene.target(), f"{topic_prefix}.public.paths"
+        rows = await scene.sql.fetch("SELECT id, path::int[], note FROM public.paths")
+        assert {row["id"]: tuple(row.values()) for row in target.tables[topic].values()} == {
+            row["id"]: tuple(row.values()) for row in rows
+        }
+        assert (target.read_count[topic], target.chunk_count[topic]) == (2000, 1)
+        assert [event["table"] for event in scene.gateway.events("table_read_in_one_transaction")] == ["public.paths"]
