@@ -19,6 +19,12 @@ APPLICATION_NAME: Final = "walgate"
 """The application_name of every session of the gateway."""
 
 
+def transactional_id(system_identifier: str, database_oid: int, slot: str) -> str:
+    """Return the transactional id of the slot's Kafka producer. It is the same after pg_upgrade,
+    which preserves the oids of databases."""
+    return f"walgate.{system_identifier}.{database_oid}.{slot}"
+
+
 def is_slot(name: str) -> bool:
     return _SLOT.fullmatch(name) is not None
 

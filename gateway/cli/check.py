@@ -27,6 +27,7 @@ from gateway.kafka.durability import cautions, durability_of
 from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.relation_topics import Topics, deleted_topics
+from gateway.names import transactional_id
 from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
@@ -229,12 +230,12 @@ class _Check:
     def _kafka_expected(self) -> KafkaExpected:
         kafka, facts = self._settings.kafka, self._facts
         slot = self._settings.source.slot
-        server = f"{facts.server.system_identifier}.{facts.server.database_oid}" if facts else "0.0"
+        server = (facts.server.system_identifier, facts.server.database_oid) if facts else ("0", 0)
         return KafkaExpected(
             prefix=kafka.prefix,
             position_topic=POSITION_TOPIC,
             marker_topic=transaction_topic(kafka.prefix),
-            transactional_id=f"walgate.{server}.{slot}",
+            transactional_id=transactional_id(*server, slot),
             tls=kafka.security_protocol.endswith("SSL"),
             sasl=kafka.security_protocol.startswith("SASL"),
             mechanism=kafka.sasl_mechanism,

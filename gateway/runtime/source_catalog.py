@@ -11,6 +11,7 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.failpoints import failpoint
+from gateway.names import transactional_id
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import PublicationLoader, tables_that_held_rows
 from gateway.postgres.server import load_facts
@@ -92,9 +93,8 @@ class SourceCatalog:
         return self.transactional_id_of(self.server.system_identifier)
 
     def transactional_id_of(self, system_identifier: str) -> str:
-        """Return the slot's transactional id on a server with this system identifier: pg_upgrade
-        preserves the oids of databases."""
-        return f"walgate.{system_identifier}.{self.server.database_oid}.{self._source.slot}"
+        """Return the slot's transactional id on a server with this system identifier."""
+        return transactional_id(system_identifier, self.server.database_oid, self._source.slot)
 
     @property
     def relations(self) -> list[tuple[str, str]]:

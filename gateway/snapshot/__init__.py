@@ -20,10 +20,10 @@ replication starts, and `run` as a task beside gateway/runtime/replication_loop.
 with a chunk, a boundary or a command, it calls `at_commit` before it passes the Commit to the state
 machine. kafka_transactions.py beside it calls `take_states` when it closes a Kafka transaction.
 
-A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or NOT_TO_BE_READ
-(stored_state). TableTasks moves a table from one state to another; all others report to it. Three
-report to the table's progress directly: the chunk reader, the publisher, and change_tracking, after
-whose report the table may begin again.
+A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or NOT_TO_BE_READ, which is
+only a stored state (stored_state): its rows are not wanted. TableTasks moves a table from one state
+to another; all others report to it. Three report to the table's progress directly: the chunk
+reader, the publisher, and change_tracking, after whose report the table may begin again.
 
     coordinator                             begins and ends the snapshots of tables
     resume                                  goes on with tables that an earlier session began
@@ -35,7 +35,8 @@ whose report the table may begin again.
     reader_tasks  chunk_reader              the tasks that read chunks; one chunk
     copy_decoder                            binary COPY -> encoded rows
     change_recorder  change_tracking        what the stream changes while tables are read
-    pending_chunks  publish_chunk           emitted chunks; publishing them where they commit
+    pending_chunks  publish_chunk           emitted chunks and boundaries; publishing them where they
+                                            commit
     toast_reselection                       rows whose UPDATEs left TOASTed values out
     table_errors  unreadable_tables         errors of one table; tables that cannot be read
     stored_state  progress_log              what is durable, in Avro; what is logged
@@ -45,8 +46,9 @@ After a restart, a table goes on with the ranges and keys in its stored state (r
 was emitted but is not in the stored state is read again: its message, if it arrives again, has an
 id that the new process has not emitted, and is ignored.
 
-An error from PostgreSQL never stops the gateway: it ends the session, which is tried again, or
-concerns one table, which is tried again while the others are read. A row or a schema that cannot be
+An error from PostgreSQL never stops the gateway. While a table is read, it blocks that table, which
+is tried again while the others are read; in a query of the catalog, it ends the session, which is
+tried again. A row or a schema that cannot be
 written may stop it (UnwritableTable; gateway/runtime/quarantine.py decides).
 
 The package must not know `gateway.runtime` and `gateway.cli`, which use it; `rules` knows no I/O.

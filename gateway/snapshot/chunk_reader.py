@@ -35,7 +35,8 @@ from gateway.snapshot.sql import (
 )
 
 _MOST_BYTES_FACTOR: Final = 6
-"""A chunk that exceeds its size by this factor is given up and read in smaller parts."""
+"""A chunk that exceeds its size by this factor is given up and read in smaller parts,
+unless it is a single block or key."""
 _COPY_TIMEOUT_S: Final = 7 * 86_400.0
 _STEP_BYTES: Final = 1 << 15
 """Bytes encoded in one step, which takes 1 ms. The driver passes up to 256 kB at once."""

@@ -130,7 +130,8 @@ class SnapshotCoordinator:
     async def prepare(self) -> None:
         """Resume what an earlier session has begun, and discover what else is to be read. Call this
         before the stream starts: tables that are resumed need every change from the first one on.
-        For other tables recording starts in `_control`; the floor covers what came before."""
+        For other tables recording starts in `_control`; the floor (rules/stale_rows.py)
+        covers what came before."""
         self._recorder.listen()
         unfinished = [state for state in self._states.tables.values() if state.status not in SETTLED]
         unfinished = self._resumption.cancel_quarantined(unfinished)
@@ -161,9 +162,9 @@ class SnapshotCoordinator:
         return self._pending.message_received(content, xid, in_stream)
 
     async def at_commit(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """Publish a chunk, apply a boundary, or carry out a command: `arrived` is what the message
-        of the transaction was emitted for that the state machine is about to commit. The
-        replication loop waits meanwhile."""
+        """Publish a chunk, apply a boundary, or carry out a command: `arrived`, whose message came
+        in the transaction that the state machine is about to commit. The replication loop waits
+        meanwhile."""
         if isinstance(arrived, SnapshotBoundary):
             self._publisher.apply_boundary(arrived, commit_lsn, end_lsn, commit_time)
         elif isinstance(arrived, ReadChunk):

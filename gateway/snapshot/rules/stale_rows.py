@@ -4,8 +4,9 @@
                      was received and that the chunk's PostgreSQL snapshot does not see
     T (TOAST)        while blocks are read, the key of an UPDATE that left TOASTed columns out is
                      read again
-    R (restart)      keys are not stored, transaction ids are: a chunk whose PostgreSQL snapshot
-                     does not see a transaction that an earlier process received is read again
+    R (no keys)      a chunk is read again if its PostgreSQL snapshot does not see a transaction
+                     whose keys are not recorded: one that an earlier process received (only
+                     transaction ids are stored), a streamed one, or a TRUNCATE
 
 Theory
 ======

@@ -14,8 +14,9 @@ complete.
                     suspect committed before everything was read (see KeyTrack)
     resume          in a new process: READING with the stored ranges and keys
 
-The state is private. TableTasks moves it; change_tracking.py reports what the stream changes, after
-which the table may have to begin again. Everyone else reads properties.
+The state is private. TableTasks moves it. The chunk reader and the publisher report to it what they
+have read and published, and change_tracking.py what the stream changes, after which the table may
+have to begin again. Everyone else reads properties.
 
 `generation` counts the beginnings: a chunk of an earlier one is ignored.
 """
