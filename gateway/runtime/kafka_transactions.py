@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from typing import Protocol
 
 import structlog
 
@@ -49,13 +49,21 @@ class WholeFirst(Retry):
         next_session.deliver_one_by_one(self.whole_until)
 
 
+class SnapshotStates(Protocol):
+    """States of snapshots, which become durable with a Kafka transaction."""
+
+    @property
+    def has_unwritten(self) -> bool:
+        """Whether there is one that must not wait for a Kafka transaction with records: the check
+        that found it is not repeated."""
+
+    def take_states(self) -> dict[bytes, bytes]:
+        """Return those, by key, that belong to the Kafka transaction that is closed now."""
+
+
 class KafkaTransactions:
     """The Kafka transactions of one stream, after `position`. Up to `careful_until`, each
-    PostgreSQL transaction gets one of its own.
-
-    `take_states` returns the states of snapshots, by key, that become durable with the Kafka
-    transaction that is closed now.
-    """
+    PostgreSQL transaction gets one of its own. `states` is None if there are no snapshots."""
 
     def __init__(
         self,
@@ -67,7 +75,7 @@ class KafkaTransactions:
         status: StreamStatus,
         careful_until: Lsn = _NOWHERE,
         *,
-        take_states: Callable[[], dict[bytes, bytes]] | None = None,
+        states: SnapshotStates | None = None,
     ) -> None:
         self.careful_until = careful_until
         self.is_stopping = False
@@ -79,7 +87,7 @@ class KafkaTransactions:
         self._feedback = feedback
         self._position = position
         self._status = status
-        self._take_states = take_states
+        self._states = states
         self._unclosed_bytes = 0
         self._unflushed_bytes = 0
         self._more_at_hand = False
@@ -102,7 +110,16 @@ class KafkaTransactions:
     @property
     def is_settled(self) -> bool:
         """Return whether everything that was received and can be durable is durable."""
-        return self._machine.at_boundary and self._delivery.is_quiet and self._machine.pending_marker_count == 0
+        return (
+            self._machine.at_boundary
+            and self._delivery.is_quiet
+            and self._machine.pending_marker_count == 0
+            and not self._has_unwritten_states
+        )
+
+    @property
+    def _has_unwritten_states(self) -> bool:
+        return self._states is not None and self._states.has_unwritten
 
     # -- called by the replication loop
 
@@ -211,6 +228,7 @@ class KafkaTransactions:
         """Let the loop read no more; return when what was read is durable and acknowledged to
         PostgreSQL."""
         self.is_stopping = True
+        self._close_if_due()  # states may be left, without records that would close it
         while not (self.is_settled or (self._delivery.is_free and not self._machine.at_boundary)):
             self._settled.clear()
             await self._settled.wait()
@@ -226,7 +244,8 @@ class KafkaTransactions:
             machine.undelivered_count > 0
             or machine.pending_marker_count > 0
             or writer.has_records
-            or delivery.holds_unclosed,
+            or delivery.holds_unclosed
+            or self._has_unwritten_states,
             delivery.is_free,
             self._unclosed_bytes,
             len(writer.open),
@@ -250,7 +269,7 @@ class KafkaTransactions:
         position = advance(
             self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
         )
-        states = {} if self._take_states is None else self._take_states()
+        states = {} if self._states is None else self._states.take_states()
         self._delivery.close(machine.take_markers(), position, states)
         if self._position.skip_lsn and not position.skip_lsn:
             log.warning("transaction_skipped", commit_lsn=str(self._position.skip_lsn))

@@ -176,10 +176,9 @@ class Session:
         feedback = self._feedback = await self._start_stream(start, machine)
         leave_with(sql, start.stream)
         status = StreamStatus(self._board, feedback, machine, start.delivery, position)
-        take_states = None if snapshot is None else snapshot.take_states
         kafka = self._kafka = KafkaTransactions(
             machine, start.writer, start.delivery, feedback, position, status, memory.careful_until,
-            take_states=take_states,
+            states=snapshot,
         )  # fmt: skip
         replication_loop = ReplicationLoop(
             start.stream, feedback, machine, registrar, kafka, protocol_version(catalog.server.version_num),

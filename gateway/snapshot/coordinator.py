@@ -209,6 +209,11 @@ class SnapshotCoordinator:
         rows of its root."""
         self._is_check_due |= self._discovery.partition_received(relation_oid, root)
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Implements gateway.runtime.kafka_transactions.SnapshotStates."""
+        return self._tasks.has_unwritten
+
     def take_states(self) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed."""
         with_stream = self._is_first or self._checked_at > 0 or self._tasks.snapshot.stream_state is not None

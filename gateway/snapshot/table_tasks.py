@@ -381,6 +381,11 @@ class TableTasks:
 
     # -- what becomes durable
 
+    @property
+    def has_unwritten(self) -> bool:
+        """Return whether a check of the catalog has found what is not stored yet."""
+        return bool(self._finished or self._queued or self.contents.has_unwritten)
+
     def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed. `prepared` are xids.
         `with_stream`: include the state of the stream, if it has changed."""

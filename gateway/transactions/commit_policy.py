@@ -33,7 +33,7 @@ class Filling:
     at_boundary: bool
     """No PostgreSQL transaction that must stay whole is partly in it."""
     has_content: bool
-    """There are records or markers to commit."""
+    """There are records, markers or states to commit."""
     kafka_is_free: bool
     """The previous Kafka transaction is committed."""
     bytes: int

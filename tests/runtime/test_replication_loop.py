@@ -133,9 +133,31 @@ class Rows:
         return None, data[position:end]
 
 
+class States:
+    """Stands for the snapshots: what a check of the catalog has found."""
+
+    def __init__(self) -> None:
+        self.found: dict[bytes, bytes] = {}
+        self.taken: dict[bytes, bytes] = {}
+
+    @property
+    def has_unwritten(self) -> bool:
+        return bool(self.found)
+
+    def take_states(self) -> dict[bytes, bytes]:
+        taken, self.found = self.found, {}
+        self.taken |= taken
+        return taken
+
+
 class Place:
     def __init__(
-        self, policy: CommitPolicy = POLICY, *, is_transactional: bool = True, careful_until: Lsn = _NOWHERE
+        self,
+        policy: CommitPolicy = POLICY,
+        *,
+        is_transactional: bool = True,
+        careful_until: Lsn = _NOWHERE,
+        states: States | None = None,
     ) -> None:
         self.board = StatusBoard()
         self.producer = ScriptedProducer(is_transactional=is_transactional)
@@ -163,7 +185,9 @@ class Place:
         self.position = Position("1", 1, "d", "s", "cdc", ("p",), "v", "ACTIVE", 3, Lsn(100), Lsn(1))
         feedback = cast(Any, self.feedback)
         status = StreamStatus(self.board, feedback, machine, self.delivery, self.position)
-        self.kafka = KafkaTransactions(machine, writer, self.delivery, feedback, self.position, status, careful_until)
+        self.kafka = KafkaTransactions(
+            machine, writer, self.delivery, feedback, self.position, status, careful_until, states=states
+        )
         self.replication_loop = ReplicationLoop(
             cast(Any, self.stream),
             feedback,
@@ -256,6 +280,18 @@ async def test_a_kafka_transaction_that_waits_is_closed_by_a_stop() -> None:
         await asyncio.sleep(0)
         await place.kafka.drain()
     assert place.feedback.acknowledged == [200]
+
+
+async def test_what_a_check_has_found_is_durable_before_a_stop_without_any_record() -> None:
+    states = States()
+    place = Place(states=states)
+    async with place.running():
+        place.stream.put(message(200, b"small"))
+        await place.feedback.reach(200)
+        states.found[b"table"] = b"left"
+        await place.kafka.drain()
+        assert states.taken == {b"table": b"left"}
+        assert "walgate.snapshot" in place.producer.log and place.producer.log[-1] == "commit"
 
 
 async def test_pieces_count_in_the_memory_of_a_kafka_transaction_that_waits() -> None:

@@ -44,6 +44,10 @@ class StoredContents:
         self._horizons.pop(oid, None)
         self._unwritten.discard(oid)
 
+    @property
+    def has_unwritten(self) -> bool:
+        return bool(self._unwritten)
+
     def take_states(self, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
         """Return the records that are not written yet."""
         states = {
