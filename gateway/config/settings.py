@@ -1,4 +1,5 @@
-"""All settings. Order of precedence: environment (`WALGATE_KAFKA__PREFIX`), file, default.
+"""All settings, and the sections without a module of their own, such as `snapshot`. Order of
+precedence: environment (`WALGATE_KAFKA__PREFIX`), file, default.
 
 Secrets come from the environment or from a file named by the `_FILE` variant of the variable, and
 are printed as `***`. Mistakes that would be noticed only much later, or never, are refused here: a

@@ -1,4 +1,5 @@
-"""Topics: their names, their creation, and whether one was deleted.
+"""All topics of the gateway, not only those of relations: their creation, what a lost disk would
+destroy, and whether one was deleted; and the names of the topics of relations.
 
 The name of a relation's topic depends on Kafka alone, so that every start decides alike, whichever
 relation comes first:

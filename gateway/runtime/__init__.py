@@ -4,14 +4,16 @@
     session  tasks                one session of replication, from the start to its end
     bootstrap                     carries out a start, in the order that gateway/startup decides
     replication_loop              frames -> messages -> state machine
-    kafka_transactions            closes each Kafka transaction, and gives PostgreSQL its flush LSN
+    kafka_transactions            closes Kafka transactions when the commit policy says so, and
+                                  gives PostgreSQL its flush LSN
     quarantine                    what an error of one table means: go on without it, or stop
     relation_registrar            Relation messages -> topics and registered schemas
     dialect  native_dialect       all that depends on the dialect of the records, and Walgate's own
     assign_column_rules           which columns have rules
     excluded_tables               tables that source.excluded_tables leaves out
     source_catalog                what the catalog shows, at the start and while the stream runs
-    monitor  stream_status        probes of the servers beside the stream; how far the stream is
+    monitor  stream_status        probes of the servers, and heartbeats, beside the stream; how far
+                                  the stream is
     wal_budget                    advances a slot that retains too much WAL
     stored_positions              positions that gateways have stored in Kafka
     snapshot_status               for commands: the state of snapshots

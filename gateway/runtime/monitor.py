@@ -2,7 +2,8 @@
 session, reports to the status board, and writes heartbeats.
 
     PostgreSQL    its clock and the end of its WAL, each `READ_INTERVAL_S`; the slot and what
-                  retains WAL, each `LOOK_INTERVAL_S`
+                  retains WAL, each `LOOK_INTERVAL_S`; a heartbeat (a transactional logical
+                  message), each `source.heartbeat_interval_s`, unless that is 0
     Kafka         metadata of the position topic, each `PROBE_INTERVAL_S`
     registry      the newest schema of positions, each `PROBE_INTERVAL_S`
     mirrors       the /status of each, each `PROBE_INTERVAL_S`

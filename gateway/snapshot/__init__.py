@@ -4,8 +4,9 @@ order.
 A chunk is a PostgreSQL transaction. It locks a table in ACCESS SHARE mode, takes a PostgreSQL
 snapshot, reads some rows and emits a logical message. Its commit arrives through the gateway's own
 slot, with an LSN, and there the rows, which the reader has kept in memory, are published as its
-changes (op READ). A boundary is a transaction that only emits a message: tables begin and end where
-it commits.
+changes (op READ). A table that cannot be divided, for example because it has no key, is one chunk,
+however large it is (ReadPlan.is_read_at_once). A boundary is a transaction that only emits a
+message: tables begin and end where it commits.
 
 In: the catalog and rows (SQL), the stream's changes and messages (as observer of the state
 machine), commands, and the stored state. Out: change events and markers, through the state machine,
@@ -21,9 +22,9 @@ with a chunk, a boundary or a command, it calls `at_commit` before it passes the
 machine. kafka_transactions.py beside it calls `take_states` when it closes a Kafka transaction.
 
 A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or NOT_TO_BE_READ, which is
-only a stored state (stored_state): its rows are not wanted. TableTasks moves a table from one state
-to another; all others report to it. Three report to the table's progress directly: the chunk
-reader, the publisher, and change_tracking, after whose report the table may begin again.
+only a stored state (stored_state). TableTasks moves a table from one state to another; all others
+report to it. Three report to the table's progress directly: the chunk reader, the publisher, and
+change_tracking, after whose report the table may begin again.
 
     coordinator                             begins and ends the snapshots of tables
     resume                                  goes on with tables that an earlier session began
@@ -35,8 +36,8 @@ reader, the publisher, and change_tracking, after whose report the table may beg
     reader_tasks  chunk_reader              the tasks that read chunks; one chunk
     copy_decoder                            binary COPY -> encoded rows
     change_recorder  change_tracking        what the stream changes while tables are read
-    pending_chunks  publish_chunk           emitted chunks and boundaries; publishing them where they
-                                            commit
+    pending_chunks                          emitted chunks and boundaries, by their messages
+    publish_chunk                           publishing them where they commit
     toast_reselection                       rows whose UPDATEs left TOASTed values out
     table_errors  unreadable_tables         errors of one table; tables that cannot be read
     stored_state  progress_log              what is durable, in Avro; what is logged
@@ -47,9 +48,9 @@ was emitted but is not in the stored state is read again: its message, if it arr
 id that the new process has not emitted, and is ignored.
 
 An error from PostgreSQL never stops the gateway. While a table is read, it blocks that table, which
-is tried again while the others are read; in a query of the catalog, it ends the session, which is
-tried again. A row or a schema that cannot be
-written may stop it (UnwritableTable; gateway/runtime/quarantine.py decides).
+is tried again while the others are read; in a statement of the coordinator, such as a query of the
+catalog, it ends the session, which is tried again. A row or a schema that cannot be written may
+stop the gateway (UnwritableTable; gateway/runtime/quarantine.py decides).
 
 The package must not know `gateway.runtime` and `gateway.cli`, which use it; `rules` knows no I/O.
 """

@@ -35,8 +35,9 @@ from gateway.snapshot.sql import (
 )
 
 _MOST_BYTES_FACTOR: Final = 6
-"""A chunk that exceeds its size by this factor is given up and read in smaller parts,
-unless it is a single block or key."""
+"""A chunk that exceeds its size by this factor is given up if it can be divided. A range is read in
+halves, even if it is a single block; after one of keys, chunks have fewer keys. A single line of a
+block, a single key and a table that is read in one chunk cannot be divided."""
 _COPY_TIMEOUT_S: Final = 7 * 86_400.0
 _STEP_BYTES: Final = 1 << 15
 """Bytes encoded in one step, which takes 1 ms. The driver passes up to 256 kB at once."""
@@ -56,7 +57,7 @@ class SnapshotTooOld(WalgateError):
 
 
 class ChunkTooLarge(WalgateError):
-    """The chunk has more bytes than may be held in memory."""
+    """The chunk has more bytes than it should, and can be divided."""
 
 
 @dataclass(slots=True, eq=False)

@@ -10,12 +10,12 @@
 The durable state is written in the Kafka transaction that has the rows (`take_states`). The stream
 waits while `at_commit` publishes a chunk.
 
-Errors. An error from PostgreSQL never stops the gateway: a table that cannot be read is logged and
-tried again later, while the stream and the others go on; a failed query of the catalog ends the
-session, which is tried again. A row or a schema that cannot be written may stop it
-(UnwritableTable: gateway/runtime/quarantine.py stops, or puts the table in quarantine, as
-errors.on_error says). So may what stops it elsewhere: a registry that refuses the credentials, and
-bugs.
+Errors. An error from PostgreSQL never stops the gateway. While a table is read, it blocks that
+table, which is tried again later, while the stream and the other tables go on; in a statement of
+this module, such as a query of the catalog, it ends the session, which is tried again. A row or a
+schema that cannot be written may stop the gateway (UnwritableTable: gateway/runtime/quarantine.py
+stops, or puts the table in quarantine, as errors.on_error says). So may what stops it elsewhere: a
+registry that refuses the credentials, and bugs.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ class SnapshotCoordinator:
     async def prepare(self) -> None:
         """Resume what an earlier session has begun, and discover what else is to be read. Call this
         before the stream starts: tables that are resumed need every change from the first one on.
-        For other tables recording starts in `_control`; the floor (rules/stale_rows.py)
-        covers what came before."""
+        For other tables recording starts in `_control`; the floor (rules/stale_rows.py) covers what
+        came before."""
         self._recorder.listen()
         unfinished = [state for state in self._states.tables.values() if state.status not in SETTLED]
         unfinished = self._resumption.cancel_quarantined(unfinished)
@@ -162,9 +162,9 @@ class SnapshotCoordinator:
         return self._pending.message_received(content, xid, in_stream)
 
     async def at_commit(self, arrived: object, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """Publish a chunk, apply a boundary, or carry out a command: `arrived`, whose message came
-        in the transaction that the state machine is about to commit. The replication loop waits
-        meanwhile."""
+        """Publish a chunk, apply a boundary, or carry out a command. `arrived` is the chunk,
+        boundary or command whose message came in the transaction that the state machine is about to
+        commit. The replication loop waits meanwhile."""
         if isinstance(arrived, SnapshotBoundary):
             self._publisher.apply_boundary(arrived, commit_lsn, end_lsn, commit_time)
         elif isinstance(arrived, ReadChunk):

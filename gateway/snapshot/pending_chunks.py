@@ -1,4 +1,5 @@
-"""Emitted chunks and boundaries: their transactions have not arrived in the stream yet."""
+"""Chunks and boundaries that were emitted, and whose transactions have not arrived in the stream
+yet; and whether a message that arrives belongs to one of them."""
 
 from __future__ import annotations
 

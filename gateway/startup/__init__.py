@@ -10,7 +10,7 @@
     position_changes.py         the steps of `walgate skip`, `readmit`, `accept-gap` and `adopt`
     periodic_check.py           the checks that are repeated while the stream runs
     server_notices.py sqlstates.py repeated_failure.py
-                                what follows from the server's messages and errors
+                                what follows from the server's messages and errors, at any time
     wal_release.py              when the slot is advanced without delivery
     connect_offset.py           the offset of a Debezium connector that the gateway replaces
 

@@ -32,7 +32,8 @@ A transaction can therefore be in three places:
 
 Records: what is written for each event is the dialect's matter (record_writer.py). In Walgate's
 own, rows are sent to their topic at once, and count once the marker that ends their transaction is
-there, with its manifest (native_record_writer.py).
+there, with its manifest (native_record_writer.py). The rows of a subtransaction that is rolled back
+are already written by then: the manifest names it (`aborted_subxids`), and readers drop them.
 
 Rules that connect the states:
 

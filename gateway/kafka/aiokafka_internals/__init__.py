@@ -4,7 +4,7 @@ tests/kafka/test_aiokafka_internals.py fails for each dependency that a new vers
 
     version     the version whose source was read
     connection  one connection, and the errors of connecting
-    client      brokers, metadata, and connections to them
+    client      brokers, metadata, connections, and when a broker that does not answer is given up
     producer    queueing of batches, and the requests of transactions
     admin       requests of the admin client and the consumer
 

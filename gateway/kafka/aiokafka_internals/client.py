@@ -1,4 +1,5 @@
-"""The client that producer, consumer and admin client share: brokers, metadata, and connections.
+"""The client that producer, consumer and admin client share: brokers, metadata, connections, and
+when a broker that does not answer is given up.
 
 * `Client.bootstrap`, `_get_conn`, `get_random_node`. aiokafka tries one address after the other,
   each for the timeout of a request, and makes no other connection meanwhile: a broker that accepts

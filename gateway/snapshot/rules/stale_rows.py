@@ -5,8 +5,8 @@
     T (TOAST)        while blocks are read, the key of an UPDATE that left TOASTed columns out is
                      read again
     R (no keys)      a chunk is read again if its PostgreSQL snapshot does not see a transaction
-                     whose keys are not recorded: one that an earlier process received (only
-                     transaction ids are stored), a streamed one, or a TRUNCATE
+                     whose keys were not recorded, such as one that an earlier process received
+                     (only transaction ids are stored), a streamed one, or a TRUNCATE
 
 Theory
 ======
@@ -30,9 +30,10 @@ key of an UPDATE that left TOASTed columns out (rule T): it moved the row, perha
 was read before, so that no chunk might ever find it.
 
 The keys of some transactions were not recorded: those received before the table was begun, those
-that an earlier process received (rule R: `unseen`, the ids of what was published and not yet seen,
-is stored with the rows), streamed and prepared ones, large ones, and TRUNCATE. For these the table
-keeps only the id (`xids_without_keys`), and a chunk whose S does not see one of them is read again.
+that an earlier process received (`unseen`, the ids of what was published and not yet seen, is
+stored with the rows), streamed and prepared ones, large ones, and TRUNCATE; of a table that is
+read in one chunk, no keys are recorded at all. For these transactions the table keeps only the id
+(`xids_without_keys`), and a chunk whose S does not see one of them is read again (rule R).
 
 Recording begins before any table does: the ids of all transactions are recorded from the moment
 when the coordinator starts the judge, keys of a table from its SNAPSHOT_BEGIN on. The transactions

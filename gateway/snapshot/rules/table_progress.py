@@ -47,6 +47,9 @@ FEW_CHUNKS = 8
 
 
 class Status(Enum):
+    """How far the snapshot of a table is. The stored state may also be NOT_TO_BE_READ
+    (stored_state.py); such a table has no progress."""
+
     WAITING = "WAITING"
     READING = "READING"
     ENDING = "ENDING"
@@ -66,7 +69,8 @@ class Chunk:
     range: TidRange | None = None
     keys: tuple[bytes, ...] = ()
     all_ranges: tuple[TidRange, ...] = ()
-    """All ranges, of a relation that is read at once, for example because it has no key."""
+    """All ranges of a relation that is read in one chunk, for example because it has no key. Its
+    transaction may take long, and its rows are in memory until they are published."""
     locks_writers: bool = False
     """Writers of the table wait while it is read."""
     visibility: Visibility | None = None
@@ -89,8 +93,9 @@ class Chunk:
 class TableProgress:
     """The snapshot of one relation. Not thread-safe, no I/O; `judge` is that of the stream.
 
-    Without `leaves`, only keys are read. `reselects`: each row whose UPDATE left values out is read
-    again. `in_few_chunks`: chunks begin larger, and keys wait until no other chunk is being read.
+    Without `leaves`, only keys are read. `is_read_at_once`: all blocks are read in one chunk.
+    `reselects`: each row whose UPDATE left values out is read again. `in_few_chunks`: chunks begin
+    larger, and keys wait until no other chunk is being read.
     """
 
     def __init__(
