@@ -36,8 +36,7 @@ change_tracking, after whose report the table may begin again.
     reader_tasks  chunk_reader              the tasks that read chunks; one chunk
     copy_decoder                            binary COPY -> encoded rows
     change_recorder  change_tracking        what the stream changes while tables are read
-    pending_chunks                          emitted chunks and boundaries, by their messages
-    publish_chunk                           publishing them where they commit
+    pending_chunks  publish_chunk           emitted chunks, boundaries; publishing at commit
     toast_reselection                       rows whose UPDATEs left TOASTed values out
     table_errors  unreadable_tables         errors of one table; tables that cannot be read
     stored_state  progress_log              what is durable, in Avro; what is logged
