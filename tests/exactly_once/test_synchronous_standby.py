@@ -72,8 +72,10 @@ async def test_a_synchronous_gateway_is_named_and_does_not_wait_for_itself(
         assert not hangs.done(), "the server does not wait for the gateway: nothing is shown here"
         assert not [waits for _, waits in seen if waits == "SyncRep"]
         scene.gateway.settings |= {"http__port": port}
-        told = await _said_by(scene, "status", exit_codes=(0, 1))
-        assert "SYNCHRONOUS STANDBY (sync): each COMMIT of every database waits" in told, told
+        told = ""
+        async with asyncio.timeout(30):  # until the gateway has looked at its slot again
+            while "SYNCHRONOUS STANDBY (sync): each COMMIT of every database waits" not in told:
+                told = await _said_by(scene, "status", exit_codes=(0, 1))
         assert json.loads(await _said_by(scene, "status", "--json", exit_codes=(0, 1)))["slot"]["sync_state"] == "sync"
         assert any("includes walgate" in entry["message"] for entry in scene.gateway.events("warning"))
         proxied_kafka.proxy.heal()
