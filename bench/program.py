@@ -15,6 +15,7 @@ from rich.console import Console
 from bench import debezium, floor, large, latency, report, snapshot, walgate
 from bench.large import Large
 from bench.latency import Latency
+from bench.run import Run
 from bench.scene import Scene
 from bench.workloads import BACKLOGS, LARGE_ROWS
 from gateway.local.artifacts import fetched
@@ -46,12 +47,17 @@ async def _drain(scene: Scene, name: str, arguments: argparse.Namespace, console
                     watched = contestant == "walgate_watched"
                     more = _settings(contestant)
                     run = await walgate.drain(backlogged, binary=binary, compiled=compiled, more=more, watched=watched)
-                if repetition >= 0:
-                    drained.add(contestant, run)
-                aside = "" if repetition >= 0 else ", not counted"
-                console.print(f"  {contestant}: {run.rows_per_s:,.0f} rows/s{aside}", highlight=False)
+                _count(drained, contestant, run, repetition, console)
     drained.print(console)
     return drained
+
+
+def _count(drained: report.Drained, contestant: str, run: Run, repetition: int, console: Console) -> None:
+    """Print a run, and add it to the others unless it only warmed up (a negative repetition)."""
+    if repetition >= 0:
+        drained.add(contestant, run)
+    aside = "" if repetition >= 0 else ", not counted"
+    console.print(f"  {contestant}: {run.rows_per_s:,.0f} rows/s{aside}", highlight=False)
 
 
 def _settings(contestant: str) -> dict[str, str]:
@@ -89,10 +95,7 @@ async def _snapshot(scene: Scene, arguments: argparse.Namespace, console: Consol
                     binary, compiled = not contestant.endswith("_text"), contestant == "walgate_compiled"
                     build = arguments.compiled if compiled else None
                     run = await snapshot.fill(scene, database, sql, rows, binary=binary, compiled=build)
-                if repetition >= 0:
-                    drained.add(contestant, run)
-                aside = "" if repetition >= 0 else ", not counted"
-                console.print(f"  {contestant}: {run.rows_per_s:,.0f} rows/s{aside}", highlight=False)
+                _count(drained, contestant, run, repetition, console)
     drained.print(console)
     return drained
 

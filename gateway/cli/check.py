@@ -229,13 +229,12 @@ class _Check:
 
     def _kafka_expected(self) -> KafkaExpected:
         kafka, facts = self._settings.kafka, self._facts
-        slot = self._settings.source.slot
         server = (facts.server.system_identifier, facts.server.database_oid) if facts else ("0", 0)
         return KafkaExpected(
             prefix=kafka.prefix,
             position_topic=POSITION_TOPIC,
             marker_topic=transaction_topic(kafka.prefix),
-            transactional_id=transactional_id(*server, slot),
+            transactional_id=transactional_id(*server, self._settings.source.slot),
             tls=kafka.security_protocol.endswith("SSL"),
             sasl=kafka.security_protocol.startswith("SASL"),
             mechanism=kafka.sasl_mechanism,

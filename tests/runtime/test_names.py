@@ -1,4 +1,5 @@
-"""The gateway's own names do not change: another name would leave behind what the last version made."""
+"""The gateway's own names do not change: another name would leave behind what an earlier version
+made."""
 
 from __future__ import annotations
 

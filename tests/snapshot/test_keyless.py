@@ -1,5 +1,5 @@
-"""A table without a key, or with an array in its key, is read at once, and again where it has changed meanwhile; locked, where it
-changes all the time."""
+"""A table without a key, or with an array in its key, is read at once, and again where it has
+changed meanwhile; locked, where it changes all the time."""
 
 from __future__ import annotations
 
