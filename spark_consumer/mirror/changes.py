@@ -23,7 +23,7 @@ from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.paths import changes_path, schemas_path
 from spark_consumer.mirror.slice_contents import BatchSize, total
 from spark_consumer.mirror.spark_settings import settings
-from spark_consumer.mirror.storage import TABLE_FORMAT
+from spark_consumer.mirror.storage import TABLE_FORMAT, number_if_any
 from spark_consumer.mirror.table_format import APPLICATION, NO_NUMBERS, Commit
 from spark_consumer.reader.registry import Schema
 from spark_consumer.source.frames import RAW
@@ -67,8 +67,7 @@ def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, i
 
 def appended_lsn(spark: SparkSession, path: str) -> int:
     """Return the commit LSN up to which changes were appended, or -1 if there are none."""
-    location = changes_path(path)
-    found = TABLE_FORMAT.noted_number(spark, location, APPLICATION) if TABLE_FORMAT.exists(spark, location) else None
+    found = number_if_any(spark, changes_path(path), APPLICATION)
     return -1 if found is None else found
 
 

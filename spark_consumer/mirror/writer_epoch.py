@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.paths import FORMAT_APPLICATION, changes_path, manifest_path, refuse_newer_format
-from spark_consumer.mirror.storage import TABLE_FORMAT
+from spark_consumer.mirror.storage import TABLE_FORMAT, number_if_any
 from spark_consumer.mirror.table_format import APPLICATION
 
 WRITER = "walgate-writer"
@@ -46,7 +46,7 @@ def claim_appends(spark: SparkSession, path: str, no_rows: DataFrame) -> int:
 
 def _claim(spark: SparkSession, path: str, location: str, no_rows: DataFrame) -> int:
     for _ in range(_ATTEMPTS):
-        before = TABLE_FORMAT.noted_number(spark, location, WRITER) if TABLE_FORMAT.exists(spark, location) else None
+        before = number_if_any(spark, location, WRITER)
         epoch = max((before or 0) + 1, time.time_ns())
         try:
             TABLE_FORMAT.write_once(no_rows, location, "append", epoch, application=WRITER, merge_schema=True)
@@ -95,13 +95,7 @@ def check_appends(spark: SparkSession, path: str, epoch: int, appended_lsn: int 
 
 def check_format_version(spark: SparkSession, path: str) -> None:
     """Raise MirrorError if this release does not know the format version of the mirror."""
-    location = manifest_path(path)
-    refuse_newer_format(
-        path,
-        TABLE_FORMAT.noted_number(spark, location, FORMAT_APPLICATION)
-        if TABLE_FORMAT.exists(spark, location)
-        else None,
-    )
+    refuse_newer_format(path, number_if_any(spark, manifest_path(path), FORMAT_APPLICATION))
 
 
 def note_format_version(spark: SparkSession, path: str, form: int, no_rows: DataFrame) -> None:
