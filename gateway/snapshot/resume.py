@@ -49,7 +49,7 @@ class Resumption:
         going_on = []
         for state in unfinished:
             relation = surveyed.get(state.relation_oid)
-            if relation is None:
+            if relation is None or state.is_not_found:
                 tasks.restored_is_unpublished(state.relation_oid)
                 continue
             task = tasks.restore(state, is_after_gap=self._is_after_gap)
@@ -57,7 +57,8 @@ class Resumption:
                 going_on.append(relation)
         for plan in await self._plans.of(going_on):
             self._go_on(tasks.by_oid[plan.surveyed.relation.relation_oid], plan)
-        log.info("snapshot_resumed", tables=len(tasks.by_oid), snapshot_id=tasks.snapshot.id)
+        if tasks.by_oid:
+            log.info("snapshot_resumed", tables=len(tasks.by_oid), snapshot_id=tasks.snapshot.id)
 
     def _can_go_on(self, task: TableTask, surveyed: Surveyed) -> bool:
         """Return whether the table can go on where it was. After a gap, only a reselection can: it

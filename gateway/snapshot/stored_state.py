@@ -73,6 +73,12 @@ class TableState:
     row_count: int = 0
     stale_count: int = 0
 
+    @property
+    def is_not_found(self) -> bool:
+        """Return whether consumers may have rows of the relation, but the last check of the catalog
+        has not found it in the publications."""
+        return not self.schema
+
 
 @dataclass(slots=True)
 class StoredStates:

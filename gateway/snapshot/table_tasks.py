@@ -89,8 +89,8 @@ class TableTasks:
 
     @property
     def unpublished(self) -> Set[int]:
-        """Relations that are no longer published. If they are published again, they are read with
-        the purpose REPLACE."""
+        """Relations of which consumers may have rows, and which the last check has not found in the
+        publications. If a check finds them, they are read with the purpose REPLACE."""
         return self._unpublished
 
     @property
@@ -188,8 +188,16 @@ class TableTasks:
         self._finished.append(TableTask(state, void_segments=void_segments))
 
     def restored_is_unpublished(self, oid: int) -> None:
-        """Report that a table that an earlier session has not finished is no longer published."""
+        """Report that a table that an earlier session has not finished is no longer published, or
+        that no check of that session has found it."""
         self._unpublished.add(oid)
+
+    def not_found_yet(self, oid: int) -> None:
+        """Store that consumers are getting rows of a relation that no check has found. It is void
+        once a check has; if the gateway ends before that, the relation may leave the publications
+        and come back meanwhile."""
+        if oid not in self._states.tables:
+            self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
 
     def no_longer_published(self, oid: int, name: str = "") -> None:
         """Forget a relation that is no longer published: its changes are not sent, so what is

@@ -196,6 +196,29 @@ async def test_what_comes_between_two_looks_is_noticed(
         assert sum("renamed" in reason for _, reason in reported) == 2, reported
 
 
+async def test_a_killed_gateway_remembers_a_table_that_no_look_has_found(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """The table leaves the publication while the gateway is down, loses a row, and comes back."""
+    settings = {"source__publications": "wide", "source__check_interval_s": 600}
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
+        await scene.sql.execute("CREATE TABLE public.host (id int PRIMARY KEY); CREATE PUBLICATION wide FOR TABLE public.host")
+        await scene.gateway.streaming()
+        await scene.snapshot_done()
+        await scene.sql.execute(
+            "CREATE TABLE public.guest (id int PRIMARY KEY, v text); ALTER PUBLICATION wide ADD TABLE public.guest;"
+            "INSERT INTO public.guest VALUES (1, 'gone'), (2, 'stays')"
+        )
+        await scene.delivered()
+        assert len(scene.gateway.events("snapshot_done")) == 1, "a look has found the table: nothing is shown here"
+        await scene.gateway.kill()
+        await scene.sql.execute("ALTER PUBLICATION wide DROP TABLE public.guest")
+        await scene.sql.execute("DELETE FROM public.guest WHERE id = 1; ALTER PUBLICATION wide ADD TABLE public.guest")
+        await scene.gateway.streaming()
+        await scene.snapshot_done()
+        await scene.judge(queries(["guest"]), keyless=())
+
+
 def topics_of_partitions(kafka: Kafka, prefix: str) -> set[str]:
     names = AdminClient({"bootstrap.servers": kafka.bootstrap_servers}).list_topics(timeout=30).topics
     tables = {name.removeprefix(f"{prefix}.public.") for name in names if name.startswith(f"{prefix}.public.")}

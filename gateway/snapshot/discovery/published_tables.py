@@ -186,6 +186,8 @@ class Discovery:
         tasks = self._tasks
         content = tasks.contents.by_oid.get(oid)
         if oid not in tasks.settled and oid not in tasks.by_oid and oid not in tasks.unpublished:
+            if oid not in self._unseen:
+                tasks.not_found_yet(oid)
             self._unseen.add(oid)
         if content is None or oid not in tasks.settled or oid in tasks.quarantined:
             return
