@@ -18,11 +18,11 @@ README = (ROOT / "README.md").read_text("utf-8")
 LINES = 120
 TITLES = [
     "Why not Debezium?",
+    "Limits",
     "Try it",
     "Your own database",
     "Read it",
     "Guarantees",
-    "Limits",
     "Numbers",
 ]
 
