@@ -202,7 +202,9 @@ async def test_a_killed_gateway_remembers_a_table_that_no_look_has_found(
     """The table leaves the publication while the gateway is down, loses a row, and comes back."""
     settings = {"source__publications": "wide", "source__check_interval_s": 600}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
-        await scene.sql.execute("CREATE TABLE public.host (id int PRIMARY KEY); CREATE PUBLICATION wide FOR TABLE public.host")
+        await scene.sql.execute(
+            "CREATE TABLE public.host (id int PRIMARY KEY); CREATE PUBLICATION wide FOR TABLE public.host"
+        )
         await scene.gateway.streaming()
         await scene.snapshot_done()
         await scene.sql.execute(

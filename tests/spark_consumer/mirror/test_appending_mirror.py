@@ -26,9 +26,9 @@ from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta.delta_table import noted_number
 from spark_consumer.mirror.delta.session_settings import COMPACT, session_defaults
 from spark_consumer.mirror.local.dump import newest
-from spark_consumer.mirror.merge import single_merge
+from spark_consumer.mirror.merge import merge_command
+from spark_consumer.mirror.merge.merge_command import merge_once
 from spark_consumer.mirror.merge.merger import Merger
-from spark_consumer.mirror.merge.single_merge import merge_once
 from spark_consumer.mirror.mirror_state import state_of
 from spark_consumer.mirror.paths import changes_path, manifest_path
 from spark_consumer.mirror.report import BatchReport
@@ -138,7 +138,7 @@ def test_who_merges_does_it_as_the_mirror_was_told_and_keeps_that_over_its_resta
             return made[0]
 
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(single_merge, "Merger", noted)
+            patched.setattr(merge_command, "Merger", noted)
             merge_once(cloned(spark), path, lambda _: None)
         return made[0], noted_number(spark, manifest_path(path), writer_epoch.WRITER)
 

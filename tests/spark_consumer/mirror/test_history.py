@@ -31,7 +31,7 @@ from schemas.topic_names import transaction_topic
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, versions
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
-from spark_consumer.mirror.merge.single_merge import merge_once
+from spark_consumer.mirror.merge.merge_command import merge_once
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.tables.table_schema import OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache

@@ -31,7 +31,7 @@ from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta import cleanup, delta_format, delta_table, log_entries
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.merge import merger
-from spark_consumer.mirror.merge.single_merge import merge_once
+from spark_consumer.mirror.merge.merge_command import merge_once
 from spark_consumer.mirror.paths import kept_path
 from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, is_log

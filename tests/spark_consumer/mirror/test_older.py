@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import version_manifest, versions
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
-from spark_consumer.mirror.merge.single_merge import merge_once
+from spark_consumer.mirror.merge.merge_command import merge_once
 from spark_consumer.mirror.report import BatchReport
 from tests.spark_consumer.feeder import Feeder, Row, Table
 from tests.spark_consumer.older import ARCHIVE, Source, query

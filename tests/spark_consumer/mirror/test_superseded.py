@@ -19,8 +19,8 @@ from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, snapshot_keys, version_manifest, versions
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.merge import merger
+from spark_consumer.mirror.merge.merge_command import merge_once
 from spark_consumer.mirror.merge.merger import Merger
-from spark_consumer.mirror.merge.single_merge import merge_once
 from spark_consumer.mirror.paths import seen_path
 from spark_consumer.mirror.tables import write_table
 from spark_consumer.reader.registry import Registry, SchemaCache
