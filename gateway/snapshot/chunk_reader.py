@@ -138,7 +138,10 @@ async def read_chunk(
     # more. Some rows then count as stale without being so, and are read again.
     isolation = "repeatable_read" if plan.surveyed.is_granted else "read_committed"
     async with transaction(sql, isolation=isolation):
-        await sql.execute(_lock(chunk, plan))
+        try:
+            await sql.execute(_lock(chunk, plan))
+        except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError) as error:
+            raise RelationChanged("the relation has another name, or is gone") from error
         failpoint("chunk_locked")
         progress.judge.snapshot_requested(chunk)
         leaf = _leaf(chunk, plan)

@@ -147,7 +147,7 @@ class ReaderTasks:
 
     async def read(self, sql: asyncpg.Connection, task: TableTask, chunk: Chunk) -> ReadChunk | None:
         """Read the chunk and return it, or return None if it was given back to be read again."""
-        if task.plan is None or task.progress is not chunk.progress:  # it has changed while the session was opened
+        if task.plan is None or not _is_current(task, chunk):  # it has changed while the session was opened
             self._tasks.give_back(chunk)
             return None
         if chunk.all_ranges and self._settings.may_lock and task.changed_count >= CHANGED_ATTEMPTS:
@@ -168,8 +168,7 @@ class ReaderTasks:
                 result = await read_chunk(sql, chunk, plan, self._publications, expect, turn)
         except RelationChanged:
             self._tasks.give_back(chunk)
-            is_current = task.progress is chunk.progress and chunk.generation == chunk.progress.generation
-            self._plan_outdated(task, CHANGED, begins_again=is_current)
+            self._plan_outdated(task, CHANGED, begins_again=_is_current(task, chunk))
         except SnapshotTooOld:  # the table waits; meanwhile, other tables are read
             self._tasks.give_back(chunk)
         except ChunkTooLarge:
@@ -259,3 +258,8 @@ class ReaderTasks:
         elif begins_again:
             self._tasks.begin_again(task, reason)
             self._pending.wake.set()
+
+
+def _is_current(task: TableTask, chunk: Chunk) -> bool:
+    """Return whether the table has not begun again since the chunk was taken."""
+    return task.progress is chunk.progress and chunk.generation == chunk.progress.generation

@@ -35,7 +35,9 @@ class Resumption:
 
     def cancel_quarantined(self, unfinished: Sequence[TableState]) -> list[TableState]:
         """Cancel the snapshots of tables in quarantine, and return the states of the others."""
-        quarantined = [state for state in unfinished if state.relation_oid in self._tasks.quarantined]
+        quarantined = [
+            state for state in unfinished if state.relation_oid in self._tasks.quarantined and not state.is_not_found
+        ]
         for state in quarantined:
             self._tasks.cancel(self._tasks.restore(state, is_after_gap=self._is_after_gap).oid)
         if quarantined:

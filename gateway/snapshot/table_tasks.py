@@ -159,8 +159,11 @@ class TableTasks:
         self._by_oid[state.relation_oid] = TableTask(state, encoded=state, misses_keys=misses_keys)
 
     def wait(self, state: TableState, *, misses_keys: bool = True) -> None:
-        """Add a table whose waiting is stored, too."""
-        task = self._by_oid[state.relation_oid] = TableTask(state, misses_keys=misses_keys)
+        """Add a table whose waiting is stored, too. Keys that an earlier snapshot of it has stored
+        are void."""
+        oid = state.relation_oid
+        task = TableTask(state, void_segments=self._states.keys.get(oid, {}), misses_keys=misses_keys)
+        self._by_oid[oid] = task
         self._queued.append(task)
 
     def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
@@ -209,10 +212,9 @@ class TableTasks:
         self._unpublished.add(oid)
         table = name or (oid if task is None else task.full_name)
         log.info("table_left", table=table, reason="it is no longer published")
-        if task is not None:
-            task.cancelled()
+        void_segments = [] if task is None else task.cancelled()
         self._recorder.end(oid)
-        self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
+        self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE"), void_segments=void_segments))
 
     def published_again(self, oid: int) -> bool:
         """Report that a relation is published. Returns whether it was unpublished for a time."""

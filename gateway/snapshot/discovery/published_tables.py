@@ -19,6 +19,7 @@ from gateway.snapshot.sql import EXISTING
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_tasks import TableTasks
 
+_NOT_FOUND: Final = "it was not published for a time, or only just when the gateway ended"
 HORIZON_STEP: Final = 50_000_000
 """The stored horizon of an unchanged table is renewed after this many transactions."""
 
@@ -66,6 +67,8 @@ class Discovery:
         """Partitions that were gone at a check. Relation messages of them may arrive later."""
         self._unseen: set[int] = set()
         """Relations whose Relation message arrived before any check has seen them."""
+        self._excluded: set[int] = set()
+        """Published relations that source.excluded_tables leaves out, as of the last check."""
 
     async def check(self) -> None:
         """Check the publications and the catalog once.
@@ -82,8 +85,8 @@ class Discovery:
         for oid in [oid for oid in {*tasks.by_oid, *tasks.settled} if oid not in relations]:
             tasks.no_longer_published(oid)
         self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
-        excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
-        await self._forget_unpublished(unseen - relations.keys() - excluded)
+        self._excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
+        await self._forget_unpublished(unseen - relations.keys() - self._excluded)
         new = [each for oid, each in relations.items() if oid not in tasks.settled and oid not in tasks.by_oid]
         quarantined = [each for each in new if each.relation_oid in tasks.quarantined]
         if quarantined:
@@ -103,7 +106,7 @@ class Discovery:
             if reads_none:
                 tasks.never_read(state)
                 if was_unpublished:
-                    log_unsent(relation.namespace, relation.name, "it was not published for a time", reads=False)
+                    log_unsent(relation.namespace, relation.name, _NOT_FOUND, reads=False)
             elif was_unpublished:
                 tasks.wait(replace(state, purpose="REPLACE"))
             else:
@@ -185,10 +188,10 @@ class Discovery:
         """
         tasks = self._tasks
         content = tasks.contents.by_oid.get(oid)
-        if oid not in tasks.settled and oid not in tasks.by_oid and oid not in tasks.unpublished:
-            if oid not in self._unseen:
-                tasks.not_found_yet(oid)
+        known = oid in tasks.settled or oid in tasks.by_oid or oid in tasks.unpublished or oid in self._excluded
+        if not known and oid not in self._unseen:
             self._unseen.add(oid)
+            tasks.not_found_yet(oid)
         if content is None or oid not in tasks.settled or oid in tasks.quarantined:
             return
         if (content.schema, content.name) == (namespace, name):
