@@ -159,6 +159,8 @@ class KafkaTransactions:
             self._unflushed_bytes = 0
         self._delivery.offer()
         self._close_if_due()
+        # A server that is behind sends no keepalives, even if all that it sends is left out.
+        self._advance_if_idle(self._machine.resume_lsn)
         await self._delivery.room()
         while self._policy.waits_for_kafka(self._machine.pending_marker_count, kafka_is_free=self._delivery.is_free):
             await self._delivery.commit_done()
@@ -169,8 +171,11 @@ class KafkaTransactions:
         topic. A streamed transaction that is in progress does not prevent it: it is sent again from
         its beginning."""
         failpoint("keepalive_received")
+        # `resume_lsn`: of a transaction without events, which closes no Kafka transaction
+        self._advance_if_idle(max(end_lsn, self._machine.resume_lsn), reply_requested=reply_requested)
+
+    def _advance_if_idle(self, end_lsn: int, *, reply_requested: bool = False) -> None:
         machine = self._machine
-        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events: it closes no Kafka transaction
         passed_bytes = end_lsn - self._position.resume_lsn
         if passed_bytes > 0 and self.is_settled and not machine.in_stream:
             age_s = time.monotonic() - self._closed_at

@@ -38,7 +38,7 @@ from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from gateway.transactions.position import Position
-from gateway.transactions.transaction import MessageSelection, MessageTopic
+from gateway.transactions.transaction import ExcludedTable, MessageSelection, MessageTopic
 from schemas.lsn import Lsn
 from schemas.wire_format import frame
 from tests.pgoutput.writer import write
@@ -47,6 +47,7 @@ from tests.postgres.writer import xlog_data
 ROOT = Path(__file__).parents[2]
 _NOWHERE = Lsn(0)
 RELATION_OID = 4711
+EXCLUDED_OID = 17
 POLICY = CommitPolicy(memory_bytes=64 << 20)
 OPEN_BYTES = POLICY.flush_bytes
 MAX_RECORD_BYTES = OPEN_BYTES + (2 << 20)
@@ -182,6 +183,7 @@ class Place:
         )
         version = EventVersion("public.t", 8, cast(Any, Rows()), writer.sink("cdc.public.t", 1, "public.t"))
         machine.announce(RELATION_OID, None, version)
+        machine.announce(EXCLUDED_OID, None, ExcludedTable(EXCLUDED_OID, "s", "tool", "cdc.s.tool", is_marked=False))
         self.position = Position("1", 1, "d", "s", "cdc", ("p",), "v", "ACTIVE", 3, Lsn(100), Lsn(1))
         feedback = cast(Any, self.feedback)
         status = StreamStatus(self.board, feedback, machine, self.delivery, self.position)
@@ -221,6 +223,14 @@ class Place:
 def message(lsn: int, content: bytes, xid: int | None = None) -> bytes:
     """A logical message in its frame: outside transactions, or within the one that is streamed."""
     return xlog_data(lsn, write(Message(xid, xid is not None, Lsn(lsn), "p", content)), lsn)
+
+
+def excluded(lsn: int, end_lsn: int) -> bytes:
+    """A transaction of a table that gets no topic."""
+    insert = b"I" + struct.pack("!I", EXCLUDED_OID) + b"N" + struct.pack("!H", 0)
+    commit = Commit(0, Lsn(end_lsn - 1), Lsn(end_lsn), 0)
+    parts = (write(Begin(Lsn(end_lsn - 1), 0, 5)), insert, write(commit))
+    return b"".join(xlog_data(lsn, part, lsn) for part in parts)
 
 
 def row(lsn: int, content: bytes, xid: int | None = None) -> bytes:
@@ -292,6 +302,16 @@ async def test_what_a_check_has_found_is_durable_before_a_stop_without_any_recor
         await place.kafka.drain()
         assert states.taken == {b"table": b"left"}
         assert "walgate.snapshot" in place.producer.log and place.producer.log[-1] == "commit"
+
+
+async def test_the_slot_follows_a_server_that_is_behind_and_sends_only_what_is_left_out() -> None:
+    """Such a server sends no keepalives."""
+    place = Place()
+    async with place.running():
+        place.stream.put(excluded(200, 300))
+        place.stream.put(excluded(400, 400 + POLICY.idle_bytes))
+        await place.feedback.reach(400 + POLICY.idle_bytes)
+    assert place.feedback.acknowledged == [400 + POLICY.idle_bytes], "16 MB of WAL are one step"
 
 
 async def test_pieces_count_in_the_memory_of_a_kafka_transaction_that_waits() -> None:
