@@ -83,22 +83,23 @@ def matches_key(shape: TableSchema) -> Column:
     return same_key(shape, lambda name: f.col(f"s.k{places[name]}"))
 
 
-def surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -> DataFrame:
-    """Return the rows of the table whose keys had no change."""
-    rows = TABLE_FORMAT.rows(spark, location)
+def have_other_types(spark: SparkSession, seen: str, shape: TableSchema) -> bool:
+    """Return whether the stored keys, if any, have other types than this key."""
+    if not TABLE_FORMAT.exists(spark, seen):
+        return False
+    return TABLE_FORMAT.rows(spark, seen).schema.simpleString() != spark_schema(_schema(shape)).simpleString()
+
+
+def surplus(spark: SparkSession, rows: DataFrame, seen: str, shape: TableSchema) -> DataFrame:
+    """Return those of the rows whose keys had no change."""
     if not TABLE_FORMAT.exists(spark, seen):
         return rows
     keys = TABLE_FORMAT.rows(spark, seen)
     return rows.alias("t").join(keys.alias("s"), matches_key(shape), "left_anti")
 
 
-def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema | None) -> None:
-    """Delete the rows whose keys had no change: one commit, or none if there are no such
-    rows. All rows are deleted if no keys are stored, or if `shape` is None, since the table never
-    had a change."""
-    if shape is None or not TABLE_FORMAT.exists(spark, seen):
-        TABLE_FORMAT.delete(spark, location)
-        return
+def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSchema) -> None:
+    """Delete the rows whose keys had no change: one commit, or none if there are no such rows."""
     # A key that had several changes was noted several times, but a merge refuses two source rows
     # for one row of the target.
     TABLE_FORMAT.delete_unmatched(spark, location, TABLE_FORMAT.rows(spark, seen).distinct(), matches_key(shape))

@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.mirror import snapshot_keys, version_manifest
+from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.keyless_log import log_table_schema
+from spark_consumer.mirror.fold.start_fold import table_schema
 from spark_consumer.mirror.paths import seen_path, table_path
 from spark_consumer.mirror.slice_contents import BatchSlice, own_records
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import APPLICATION
 from spark_consumer.mirror.table_states import FILL, VERIFY, SnapshotWindow
-from spark_consumer.mirror.tables.table_schema import is_log
+from spark_consumer.mirror.tables.rewrite_columns import in_columns
+from spark_consumer.mirror.tables.table_schema import TableSchema, is_log
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.verify import comparison, verdicts
 from spark_consumer.reader.table_marks import SNAPSHOT_END
 from spark_consumer.tables import TableName
 
 
-def note_key_change(shapes: TableSchemas, batch_slice: BatchSlice, windows: dict[str, SnapshotWindow]) -> None:
-    """Note in each window whether the key of its table changes."""
+def note_key_change(
+    spark: SparkSession, path: str, shapes: TableSchemas, batch_slice: BatchSlice, windows: dict[str, SnapshotWindow]
+) -> None:
+    """Note in each window whether the key of its table changes, or gets another type."""
     for part in batch_slice.parts:
         name, shape = str(part.table), shapes.of(part.newest)
-        if name in windows:
-            windows[name] = windows[name].with_key(list(shape.key_numbers or shape.key))
+        if name not in windows:
+            continue
+        window = windows[name].with_key(_key_of(shape))
+        if shape.key and window.purpose != FILL and not window.has_two_keys:
+            keys = seen_path(path, part.table, window.begin_lsn)
+            window = replace(window, has_two_keys=snapshot_keys.have_other_types(spark, keys, shape))
+        windows[name] = window
+
+
+def _key_of(shape: TableSchema) -> list[Any]:
+    """Return what SnapshotWindow.key has of a key."""
+    return list(shape.key_numbers or shape.key)
 
 
 def store_seen_keys(
@@ -60,32 +78,58 @@ def compare(
     for part in () if verified is None else verified.content.parts:
         assert verified is not None
         own = own_records(verified.changes, verified.records, part.table)
-        location, shape = table_path(path, part.table), shapes.of(part.newest)
+        shape = shapes.of(part.newest)
+        rows = _rows_as_now(spark, path, shapes, batch_slice, part.table, part.schema_ids, shape, last)
         compare = comparison.row_differences if shape.key else comparison.log_differences
         found.append(
-            (str(part.table), compare(spark, location, own, shape, shapes.texts(part)), batch_slice.snapshot_id(part))
+            (str(part.table), compare(spark, rows, own, shape, shapes.texts(part)), batch_slice.snapshot_id(part))
         )
     for name, window in ended.items():
-        location, schema_id = table_path(path, TableName.parse(name)), _newest(batch_slice, name, last)
+        table, schema_id = TableName.parse(name), _newest(batch_slice, name, last)
         if window.purpose != VERIFY or window.has_two_keys:  # with two keys, surplus rows cannot be determined
             continue
-        if schema_id is None or not TABLE_FORMAT.exists(spark, location):
+        if schema_id is None:
             continue
         shape = shapes.of(schema_id)
-        if shape.key and set(shape.key) <= set(TABLE_FORMAT.rows(spark, location).columns):
-            keys = seen_path(path, TableName.parse(name), window.begin_lsn)
-            found.append(
-                (
-                    name,
-                    comparison.surplus_rows(snapshot_keys.surplus(spark, location, keys, shape), shape),
-                    window.snapshot_id,
-                )
-            )
+        rows = _rows_as_now(spark, path, shapes, batch_slice, table, [schema_id], shape, last)
+        if rows is None:
+            continue
+        if shape.key and window.key in (None, _key_of(shape)) and set(shape.key) <= set(rows.columns):
+            keys = seen_path(path, table, window.begin_lsn)
+            surplus = comparison.surplus_rows(snapshot_keys.surplus(spark, rows, keys, shape), shape)
+            found.append((name, surplus, window.snapshot_id))
         elif not shape.key and not batch_slice.row_count(name):
-            found.append(
-                (name, comparison.surplus_log_rows(spark, location, shape, window.begin_lsn), window.snapshot_id)
-            )
+            found.append((name, comparison.surplus_log_rows(rows, shape, window.begin_lsn), window.snapshot_id))
     return comparison.record(spark, path, found, batch_slice.content.commit_lsn) if found else 0
+
+
+def _rows_as_now(
+    spark: SparkSession,
+    path: str,
+    shapes: TableSchemas,
+    batch_slice: BatchSlice,
+    table: TableName,
+    schema_ids: Iterable[int],
+    shape: TableSchema,
+    last: version_manifest.RecordedVersion | None,
+) -> DataFrame | None:
+    """Return the rows of a table, or None if it does not exist. They have the columns and the key
+    of `shape`, the newest of `schema_ids`: the table gets these only with its next change."""
+    location = table_path(path, table)
+    if not TABLE_FORMAT.exists(spark, location):
+        return None
+    rows = TABLE_FORMAT.rows(spark, location)
+    written = {part.table: part.newest for part in batch_slice.content.parts}
+    before = written.get(table, None if last is None else last.schema_ids.get(str(table)))
+    try:
+        has = None if before is None else shapes.of(before)
+    except KeyError:  # merged by a release that did not store schemas
+        return rows
+    if has is None or has == shape:
+        return rows
+    rows = replica_identity.converted(rows, table, location, shape, batch_slice.content.commit_lsn)
+    wanted = table_schema(shape) if shape.key else log_table_schema(shape)
+    return in_columns(spark, rows, has, shape, wanted, map(shapes.of, schema_ids), casts=True)
 
 
 def end_replace(
@@ -96,26 +140,42 @@ def end_replace(
     name: str,
     window: SnapshotWindow,
     last: version_manifest.RecordedVersion | None,
+    check: Callable[[], None],
 ) -> str | None:
     """Delete the rows whose keys had no change during the snapshot: they are no longer in the
     source. These are all rows if the snapshot read none. Return a message for the report if it read
-    rows, but their keys are not known; then all rows stay."""
+    rows, but their keys are not known; then all rows stay.
+
+    `check` raises an error if another writer has taken over. It is called before each attempt: that
+    writer may have removed the keys and merged later rows.
+    """
     table = TableName.parse(name)
     location, keys = table_path(path, table), seen_path(path, table, window.begin_lsn)
+    check()
     if not TABLE_FORMAT.exists(spark, location):
         return None
     if is_log(TABLE_FORMAT.rows(spark, location).columns):
         if not batch_slice.row_count(name):
-            TABLE_FORMAT.despite_conflicts(partial(snapshot_keys.truncate_log, spark, location, window.begin_lsn))
+            _delete(check, partial(snapshot_keys.truncate_log, spark, location, window.begin_lsn))
         return None
     if window.has_two_keys:
         return _all_stay(name, "its key changed while its snapshot was read")
-    if batch_slice.row_count(name) and not TABLE_FORMAT.exists(spark, keys):
-        return _all_stay(name, f"{keys}, with the keys that its snapshot read, does not exist")
     schema_id = _newest(batch_slice, name, last)
-    shape = shapes.of(schema_id) if schema_id is not None else None
-    TABLE_FORMAT.despite_conflicts(partial(snapshot_keys.delete_surplus, spark, location, keys, shape))
+    if schema_id is not None and TABLE_FORMAT.exists(spark, keys):
+        _delete(check, partial(snapshot_keys.delete_surplus, spark, location, keys, shapes.of(schema_id)))
+        return None
+    if batch_slice.row_count(name):
+        return _all_stay(name, f"{keys}, with the keys that its snapshot read, does not exist")
+    _delete(check, partial(TABLE_FORMAT.delete, spark, location))
     return None
+
+
+def _delete(check: Callable[[], None], delete: Callable[[], None]) -> None:
+    def attempt() -> None:
+        check()
+        delete()
+
+    TABLE_FORMAT.despite_conflicts(attempt)
 
 
 def _all_stay(name: str, reason: str) -> str:

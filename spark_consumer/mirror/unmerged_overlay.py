@@ -10,7 +10,7 @@ by Spark's workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import StructType
 
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror import changes
@@ -49,11 +48,10 @@ from spark_consumer.mirror.slice_contents import (
     summarize,
     without_marks,
 )
-from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import StoredMark, TableStates, advance, first_unreadable, verified_chunks
-from spark_consumer.mirror.tables.columns import change_of_columns, missing_values, texts_of
-from spark_consumer.mirror.tables.rewrite_columns import kept_texts, rewritten, special_texts
+from spark_consumer.mirror.tables.columns import texts_of
+from spark_consumer.mirror.tables.rewrite_columns import in_columns
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import EXCLUDED
@@ -214,7 +212,7 @@ def _after_piece(
     if known.rows is not None and not (shape.key and part.last_truncate is not None):
         as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
         there = [shapes[number] for number in part.schema_ids]
-        base = _in_columns(spark, as_now, known.shape, shape, columns, there, casts=emptied is None)
+        base = in_columns(spark, as_now, known.shape, shape, columns, there, casts=emptied is None)
         if shape.key and known.key != shape.key:
             replica_identity.check_key(base, known.location, known.table, shape)
     if shape.key:
@@ -245,39 +243,3 @@ def _keyed(
         return merged_rows(base, arrow_merge_input(spark, few, unsent), shape, unsent)
     many, unsent, _ = spark_states(spark, base, own, part, shape, texts, persist=False)
     return rows(many, shape) if base is None else merged_rows(base, merge_input(many, shape, unsent), shape, unsent)
-
-
-def _in_columns(
-    spark: SparkSession,
-    rows: DataFrame,
-    before: TableSchema | None,
-    after: TableSchema,
-    wanted: StructType,
-    shapes: Iterable[TableSchema],
-    *,
-    casts: bool,
-) -> DataFrame:
-    """Return the rows in the columns that a merge would give them, by `rewrite_columns.rewritten`
-    or `TableFormat.align`."""
-    if before is not None and before.oid == after.oid:
-        change = change_of_columns(before, after, missing_values(shapes))
-        if not change.is_plain(before.columns):
-            return rewritten(spark, rows, change, before, after, wanted)
-    return _conform(rows, wanted, casts=casts)
-
-
-def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
-    """Return the rows with exactly these columns, as `TableFormat.align` does: a value of another
-    type is cast if `casts`, else null."""
-    there = {field.name: field.dataType for field in frame.schema}
-    wants = {field.name: field.dataType for field in wanted}
-    special = special_texts(there, wants)
-    columns = []
-    for field in wanted:
-        column = f.col(quoted(field.name)) if field.name in there else f.lit(None)
-        if field.name == special:
-            column = kept_texts(special, there.keys() & wants.keys())
-        same = there.get(field.name) == field.dataType
-        column = column if same or casts else f.lit(None)
-        columns.append((column if same else column.cast(field.dataType)).alias(field.name))
-    return frame.select(*columns)

@@ -35,6 +35,7 @@ from spark_consumer.mirror.table_states import StoredMark, TableStates, first_cu
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.mirror.version_manifest import RecordedVersion
+from spark_consumer.reader.table_marks import SNAPSHOT_END
 from spark_consumer.tables import TableName
 
 Merged = tuple[TableStates, RecordedVersion | None, str]
@@ -90,6 +91,8 @@ def _slice_or_cut(
         return None
     content, records = summary or (BatchContent(size.last_lsn, None, 0, 0, []), {})
     cut = _first_change_of_key(to_apply, records, content, shapes, merged)
+    if cut is None:
+        cut = _first_other_key(content, verified, marks, shapes, merged[1])
     if cut is not None:
         return cut
     times = [content.commit_time, *(mark.commit_time for mark in marks)]
@@ -130,3 +133,29 @@ def _first_change_of_key(
             raise table_selection.too_late_error(str(part.table), path, last.commit_lsn)
         cuts.append(replica_identity.change_of_key(part.table, first, key_of))
     return min((cut for cut in cuts if cut is not None), default=None)
+
+
+def _first_other_key(
+    content: BatchContent,
+    verified: Verified | None,
+    marks: list[StoredMark],
+    shapes: TableSchemas,
+    last: RecordedVersion | None,
+) -> int | None:
+    """Return the commit LSN of the first change of a table, after the end of a snapshot of it, with
+    another key, or key of another type, than the rows before it. The keys that the snapshot has
+    seen would not match it."""
+    ends = {mark.table: mark.commit_lsn for mark in marks if mark.kind == SNAPSHOT_END and mark.table is not None}
+    before = {} if last is None else dict(last.schema_ids)
+    before |= {} if verified is None else {str(part.table): part.newest for part in verified.content.parts}
+    cuts = []
+    for part in content.parts:
+        name = str(part.table)
+        if name in before and name in ends and part.first_lsn > ends[name]:
+            try:
+                old, new = shapes.of(before[name]), shapes.of(part.newest)
+            except KeyError:  # merged by a release that did not store schemas
+                continue
+            if (old.key_numbers, list(old.key_struct)) != (new.key_numbers, list(new.key_struct)):
+                cuts.append(part.first_lsn)
+    return min(cuts, default=None)

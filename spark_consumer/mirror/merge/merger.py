@@ -252,15 +252,14 @@ class Merger:
         states, ended = advance(self._states, batch_slice.marks, content.first_lsns(known))
         over = unfinished(self._states, batch_slice.marks)
         for snapshots in (states.windows, ended):
-            table_snapshots.note_key_change(self._shapes, batch_slice, snapshots)
+            table_snapshots.note_key_change(spark, self.path, self._shapes, batch_slice, snapshots)
         table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.windows, **ended})
         if content.parts:
             self._write_tables(spark, batch_slice.changes, batch_slice.records, content)
         differences = table_snapshots.compare(spark, self.path, self._shapes, batch_slice, ended, self.last)
-        if ended:  # before rows are deleted: a writer that has taken over may have removed the collected keys
-            writer_epoch.check(spark, self.path, self._epoch)
+        check = partial(writer_epoch.check, spark, self.path, self._epoch)
         kept = [
-            table_snapshots.end_replace(spark, self.path, self._shapes, batch_slice, name, window, self.last)
+            table_snapshots.end_replace(spark, self.path, self._shapes, batch_slice, name, window, self.last, check)
             for name, window in ended.items()
             if window.purpose == REPLACE
         ]

@@ -111,7 +111,8 @@ class TablePreparation:
             refit = self._rewrite(spark, part, own, location, applied, last)
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), rewrite=refit)
             if refit is None:
-                is_emptied = part.table in self._emptied
+                emptied = self._emptied.get(part.table)
+                is_emptied = emptied is not None and emptied[0] > applied  # else it has rows of the new relation
                 if not (shape.key and is_emptied):  # all existing rows are removed
                     TABLE_FORMAT.despite_conflicts(
                         partial(replica_identity.convert, spark, location, part.table, shape, applied)

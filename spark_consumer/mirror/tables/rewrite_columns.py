@@ -12,7 +12,7 @@ from pyspark.sql.types import DataType, MapType, StructType
 
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.tables.columns import FILL, ColumnChange, fill_value
+from spark_consumer.mirror.tables.columns import FILL, ColumnChange, change_of_columns, fill_value, missing_values
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema, is_log
 
 
@@ -99,3 +99,39 @@ def kept_texts(special: str, names: Iterable[str]) -> Column:
     """Return the special texts that belong to these columns, or null if there are none."""
     kept = f.map_filter(quoted(special), lambda name, _: name.isin(sorted(names)))
     return f.when(f.size(kept) > 0, kept)
+
+
+def in_columns(
+    spark: SparkSession,
+    rows: DataFrame,
+    before: TableSchema | None,
+    after: TableSchema,
+    wanted: StructType,
+    shapes: Iterable[TableSchema],
+    *,
+    casts: bool,
+) -> DataFrame:
+    """Return the rows in the columns that a merge would give them, by `rewrite_columns.rewritten`
+    or `TableFormat.align`."""
+    if before is not None and before.oid == after.oid:
+        change = change_of_columns(before, after, missing_values(shapes))
+        if not change.is_plain(before.columns):
+            return rewritten(spark, rows, change, before, after, wanted)
+    return _conform(rows, wanted, casts=casts)
+
+
+def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
+    """Return the rows with exactly these columns, as `TableFormat.align` does: a value of another
+    type is cast if `casts`, else null."""
+    there = {field.name: field.dataType for field in frame.schema}
+    wants = {field.name: field.dataType for field in wanted}
+    special = special_texts(there, wants)
+    columns = []
+    for field in wanted:
+        column = f.col(quoted(field.name)) if field.name in there else f.lit(None)
+        if field.name == special:
+            column = kept_texts(special, there.keys() & wants.keys())
+        same = there.get(field.name) == field.dataType
+        column = column if same or casts else f.lit(None)
+        columns.append((column if same else column.cast(field.dataType)).alias(field.name))
+    return frame.select(*columns)

@@ -47,10 +47,15 @@ _DIFFERENCES = pa.schema(
 
 
 def row_differences(
-    spark: SparkSession, location: str, records: pa.Table | DataFrame, shape: TableSchema, texts: Mapping[int, str]
+    spark: SparkSession,
+    rows: DataFrame | None,
+    records: pa.Table | DataFrame,
+    shape: TableSchema,
+    texts: Mapping[int, str],
 ) -> DataFrame:
-    """Return the differences between the READ records of one table and its rows: columns `kind`,
-    `key` (JSON text) and `columns`."""
+    """Return the differences between the READ records of one table and its rows in the mirror, with
+    the columns of `shape` (None: there are none): columns `kind`, `key` (JSON text) and
+    `columns`."""
     schema = spark_schema(shape.events)
     decode = partial(decode_events, shape=shape, schemas=texts)
     if isinstance(records, DataFrame):
@@ -60,7 +65,6 @@ def row_differences(
         batches = list(decode(iter(records.combine_chunks().to_batches())))
         events = to_frame(spark, pa.Table.from_batches(batches, shape.events), schema)
     source = events.select("key", "row", "special").alias("s")
-    rows = TABLE_FORMAT.rows(spark, location) if TABLE_FORMAT.exists(spark, location) else None
     if rows is None or not set(shape.key) <= set(rows.columns):
         return source.select(f.lit(MISSING).alias("kind"), _key_text(shape, _of_source), _no_names())
     target = rows.withColumn(_THERE, f.lit(True)).alias("t")
@@ -77,7 +81,7 @@ def row_differences(
 
 def log_differences(
     spark: SparkSession,
-    location: str,
+    rows: DataFrame | None,
     records: pa.Table | DataFrame,
     shape: TableSchema,
     texts: Mapping[int, str],
@@ -91,17 +95,16 @@ def log_differences(
     else:
         batches = list(decode_rows(iter(records.combine_chunks().to_batches()), shape, texts))
         read = to_frame(spark, pa.Table.from_batches(batches, log_schema(shape)), log_table_schema(shape))
-    rows = read.select(*map(quoted, names), f.lit(-1).alias(_HELD))
-    if TABLE_FORMAT.exists(spark, location):
-        rows = rows.unionByName(_added_up(TABLE_FORMAT.rows(spark, location), shape))
-    return _unmatched_rows(rows, shape)
+    both = read.select(*map(quoted, names), f.lit(-1).alias(_HELD))
+    if rows is not None:
+        both = both.unionByName(_added_up(rows, shape))
+    return _unmatched_rows(both, shape)
 
 
-def surplus_log_rows(spark: SparkSession, location: str, shape: TableSchema, begin_lsn: int) -> DataFrame:
+def surplus_log_rows(rows: DataFrame, shape: TableSchema, begin_lsn: int) -> DataFrame:
     """Return the surplus rows of a table without a key in which a snapshot that began at
     `begin_lsn` found no row: the rows from before that were not removed. The columns are those of
     `log_differences`."""
-    rows = TABLE_FORMAT.rows(spark, location)
     if is_log(rows.columns):
         is_later_row = (f.col("_commit_lsn") > begin_lsn) & ~f.col("_op").isin(*OUT)
         rows = rows.where(~is_later_row | (f.col("_op") == "TRUNCATE"))

@@ -1,0 +1,168 @@
+"""Snapshots of tables that were altered: the mirror gives a table its new columns, or its new key,
+with the table's next change only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from delta.exceptions import ConcurrentAppendException
+from pyspark.sql import SparkSession
+
+from schemas.relation import MissingValue, RelationDescription, TypeFacts
+from schemas.verdict import TableVerdict, decode_verdict, verdict_path
+from spark_consumer.jvm import remove_folder
+from spark_consumer.mirror import snapshot_keys, writer_epoch
+from spark_consumer.mirror.paths import table_path
+from spark_consumer.tables import TableName
+from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.mirror.test_snapshots import CALLS, Reader, in_one_transaction, visit
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+Columns = dict[str, tuple[TypeFacts, int]]
+FIRST: Columns = {"id": (INT4, 1), "code": (INT4, 2), "name": (TEXT, 3)}
+
+
+@pytest.fixture
+def reader(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> Reader:
+    return Reader(spark, feeder, tmp_path)
+
+
+def described(name: str, columns: Columns, *key: str, **missing: MissingValue) -> RelationDescription:
+    """`columns`: types and attnums; `missing`: values of the rows from before an ADD COLUMN."""
+    made = relation(name, {column: facts for column, (facts, _) in columns.items()}, key)
+    return replace(
+        made, columns=tuple(replace(c, attnum=columns[c.name][1], missing=missing.get(c.name)) for c in made.columns)
+    )
+
+
+def item(number: int, name: str = "n") -> Row:
+    return {"id": number, "code": 100 - number, "name": name}
+
+
+def filled(feeder: Feeder, name: str) -> Table:
+    table = feeder.table(described(name, FIRST, "id"))
+    in_one_transaction(feeder, *(lambda t, n=n: t.insert(table, item(n)) for n in range(5)))
+    return table
+
+
+def verified(feeder: Feeder, table: Table, rows: list[Row]) -> None:
+    feeder.bound("SNAPSHOT_BEGIN", table, "VERIFY")
+    feeder.chunk(table, rows, "VERIFY")
+    feeder.bound("SNAPSHOT_END", table, "VERIFY", rows=len(rows))
+
+
+def verdict_of(reader: Reader, table: Table) -> TableVerdict:
+    return decode_verdict(Path(verdict_path(str(reader.path), table.name)).read_bytes())
+
+
+def counts(verdict: TableVerdict) -> tuple[int, int, int]:
+    return verdict.changed, verdict.missing, verdict.surplus
+
+
+def test_a_table_that_was_altered_and_not_changed_since_is_equal(reader: Reader, feeder: Feeder) -> None:
+    """Each of them also has a row that the source does not have, which is found."""
+    default = MissingValue(b"\x02\x0a")  # 5, in a union with null
+    cases: dict[str, tuple[RelationDescription, Callable[[Row], Row]]] = {
+        "filled": (
+            described("filled", FIRST | {"n": (INT4, 4)}, "id", n=default),
+            lambda row: row | {"n": 5},
+        ),
+        "named": (
+            described("named", {"ident": (INT4, 1), "code": (INT4, 2), "label": (TEXT, 3)}, "ident"),
+            lambda row: {"ident": row["id"], "code": row["code"], "label": row["name"]},
+        ),
+        "keyed": (described("keyed", FIRST, "code"), lambda row: row),
+    }
+    tables = {name: filled(feeder, name) for name in cases}
+    calls = feeder.table(CALLS)
+    pages = [visit(page) for page in "abcd"]
+    in_one_transaction(feeder, *(lambda t, row=row: t.insert(calls, row) for row in pages))
+    in_one_transaction(feeder, lambda t: t.delete(calls, pages[0]))
+    reader.take()
+    for name, (altered, as_now) in cases.items():
+        table = feeder.alter(tables[name], altered)
+        verified(feeder, table, [as_now(item(n)) for n in range(4)])
+    calls = feeder.alter(calls, relation("calls", {"page": TEXT, "seconds": CALLS.columns[1].facts}, ("page",)))
+    verified(feeder, calls, pages[1:3])
+    reader.take()
+    for table in (*tables.values(), calls):
+        verdict = verdict_of(reader, table)
+        assert counts(verdict) == (0, 0, 1), (table.name, verdict)
+
+
+def test_a_key_that_changes_behind_the_end_of_a_snapshot_hides_no_surplus_row(reader: Reader, feeder: Feeder) -> None:
+    table = filled(feeder, "items")
+    reader.take()
+    feeder.bound("SNAPSHOT_BEGIN", table, "VERIFY")
+    feeder.chunk(table, [item(n) for n in range(4)], "VERIFY")
+    reader.take()
+    feeder.bound("SNAPSHOT_END", table, "VERIFY", rows=4)
+    table = feeder.alter(table, described("items", FIRST, "code"))
+    in_one_transaction(feeder, lambda t: t.insert(table, item(9)))
+    reader.take()
+    assert counts(verdict_of(reader, table)) == (0, 0, 1)
+
+
+@pytest.mark.parametrize("before_end", [True, False])
+def test_a_key_that_gets_another_type_within_a_snapshot_stops_no_merge(
+    reader: Reader, feeder: Feeder, before_end: bool
+) -> None:
+    table = filled(feeder, "items")
+    reader.take()
+    feeder.bound("SNAPSHOT_BEGIN", table, "REPLACE")
+    feeder.chunk(table, [item(n) for n in range(4)], "REPLACE")
+    reader.take()
+    if not before_end:
+        feeder.bound("SNAPSHOT_END", table, "REPLACE", rows=4)
+    table = feeder.alter(table, described("items", FIRST | {"id": (INT8, 1)}, "id"))
+    in_one_transaction(feeder, lambda t: t.insert(table, item(0) | {"id": 1 << 40}))
+    if before_end:
+        feeder.bound("SNAPSHOT_END", table, "REPLACE", rows=4)
+    reports = reader.take()
+    rows = {key[0] for key in reader.rows(table)}
+    assert rows == {0, 1, 2, 3, 1 << 40} | ({4} if before_end else set())
+    told = [
+        note
+        for report in reports
+        for note in report.notes
+        if "rows that are no longer in the source may remain" in note
+    ]
+    assert bool(told) == before_end
+
+
+def test_a_writer_that_was_followed_deletes_nothing_at_the_end_of_a_snapshot(
+    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its DELETE conflicts with the one who followed, who has removed the keys that were seen."""
+    table = filled(feeder, "items")
+    reader.take()
+    feeder.bound("SNAPSHOT_BEGIN", table, "REPLACE")
+    feeder.chunk(table, [item(n) for n in range(4)], "REPLACE")
+    feeder.bound("SNAPSHOT_END", table, "REPLACE", rows=4)
+    path, followed = str(reader.path), list[str]()
+    check, delete_surplus = writer_epoch.check, snapshot_keys.delete_surplus
+
+    def checked(*arguments: Any) -> None:
+        if followed:
+            raise writer_epoch.taken_over(path)
+        check(*arguments)
+
+    def conflicting(spark: SparkSession, location: str, seen: str, *rest: Any) -> None:
+        if not followed:
+            followed.append(seen)
+            remove_folder(spark, seen)
+            raise ConcurrentAppendException("another writer was there")
+        delete_surplus(spark, location, seen, *rest)
+
+    monkeypatch.setattr(writer_epoch, "check", checked)
+    monkeypatch.setattr(snapshot_keys, "delete_surplus", conflicting)
+    reader.take()
+    assert followed
+    monkeypatch.undo()
+    rows = reader.spark.read.format("delta").load(table_path(path, TableName.parse(table.name))).collect()
+    assert sorted(row["id"] for row in rows) == [0, 1, 2, 3, 4]
