@@ -89,9 +89,9 @@ class HandOver(Protocol):
         the state machine."""
         ...
 
-    def relation_received(self, relation: Relation, *, is_again: bool) -> None:
+    def relation_received(self, relation: Relation, *, is_again: bool, is_excluded: bool) -> None:
         """Report a Relation message: the first one of this relation in this session, or
-        (`is_again`) a later one."""
+        (`is_again`) a later one. `is_excluded`: source.excluded_tables leaves it out."""
         ...
 
     def partition_received(self, relation_oid: int, root: int) -> None:
@@ -238,10 +238,11 @@ class ReplicationLoop:
             name = f"{relation.namespace}.{relation.name}"
             machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
             return
-        if self._snapshot is not None:
-            self._snapshot.relation_received(relation, is_again=relation_oid in self._relation_names)
-        self._relation_names[relation_oid] = relation.namespace, relation.name
         excluded = await self._registrar.excluded_tables.find(relation)
+        if self._snapshot is not None:
+            is_again = relation_oid in self._relation_names
+            self._snapshot.relation_received(relation, is_again=is_again, is_excluded=excluded is not None)
+        self._relation_names[relation_oid] = relation.namespace, relation.name
         if excluded is not None:
             machine.announce(relation_oid, relation.xid, excluded)
             return

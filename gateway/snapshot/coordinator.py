@@ -198,11 +198,13 @@ class SnapshotCoordinator:
         for oid, (namespace, name) in choice.tables.items():
             self._tasks.queue(oid, namespace, name, command.purpose)
 
-    def relation_received(self, relation: Relation, *, is_again: bool) -> None:
+    def relation_received(self, relation: Relation, *, is_again: bool, is_excluded: bool) -> None:
         """Report that the stream has brought a Relation message. `is_again`: not the first of this
-        relation, so the relation or one of its publications may have been altered."""
+        relation, so the relation or one of its publications may have been altered. `is_excluded`:
+        source.excluded_tables leaves it out."""
         self._is_check_due |= is_again
-        self._discovery.relation_received(relation.relation_oid, relation.namespace, relation.name)
+        oid, namespace, name = relation.relation_oid, relation.namespace, relation.name
+        self._discovery.relation_received(oid, namespace, name, is_excluded=is_excluded)
 
     def partition_received(self, relation_oid: int, root: int) -> None:
         """Report that the stream has brought a Relation message of a partition whose rows come as

@@ -99,7 +99,8 @@ class SnapshotWindow:
     has.
 
     `key`: the table's key in the first rows that arrived (attnums, or names if those are not
-    known); `has_two_keys`: whether it changed since.
+    known); `has_two_keys`: whether it changed since; `schema_id`: of the newest rows that a VERIFY
+    has read, which are not written to the table.
     """
 
     snapshot_id: str
@@ -107,6 +108,7 @@ class SnapshotWindow:
     begin_lsn: int
     key: list[Any] | None = None
     has_two_keys: bool = False
+    schema_id: int | None = None
 
     def with_key(self, key: list[Any]) -> SnapshotWindow:
         """Return the window after rows with this key."""
@@ -204,6 +206,9 @@ class TableStates:
 
     def text(self) -> str:
         facts = asdict(self)
+        for window in facts["windows"].values():
+            if window["schema_id"] is None:  # earlier releases do not know it
+                del window["schema_id"]
         facts = {"open": facts.pop("windows"), **facts}  # `open`: the stored name
         return json.dumps({name: sorted(value) if isinstance(value, set) else value for name, value in facts.items()})
 

@@ -67,8 +67,6 @@ class Discovery:
         """Partitions that were gone at a check. Relation messages of them may arrive later."""
         self._unseen: set[int] = set()
         """Relations whose Relation message arrived before any check has seen them."""
-        self._excluded: set[int] = set()
-        """Published relations that source.excluded_tables leaves out, as of the last check."""
 
     async def check(self) -> None:
         """Check the publications and the catalog once.
@@ -85,8 +83,8 @@ class Discovery:
         for oid in [oid for oid in {*tasks.by_oid, *tasks.settled} if oid not in relations]:
             tasks.no_longer_published(oid)
         self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
-        self._excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
-        await self._forget_unpublished(unseen - relations.keys() - self._excluded)
+        excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
+        await self._forget_unpublished(unseen - relations.keys() - excluded)
         new = [each for oid, each in relations.items() if oid not in tasks.settled and oid not in tasks.by_oid]
         quarantined = [each for each in new if each.relation_oid in tasks.quarantined]
         if quarantined:
@@ -179,8 +177,9 @@ class Discovery:
         account = replace(before.account, moved=now.account.moved, named=now.account.named)
         return replace(before, schema=now.schema, name=now.name, account=account)
 
-    def relation_received(self, oid: int, namespace: str, name: str) -> None:
-        """Report that a Relation message with this name has arrived.
+    def relation_received(self, oid: int, namespace: str, name: str, *, is_excluded: bool) -> None:
+        """Report that a Relation message with this name has arrived. `is_excluded`: no rows of the
+        relation are written.
 
         If `contents` has another name, its changes go to another topic from here on, even if it
         is renamed back before the next check. If a schema is renamed and renamed back, only the
@@ -188,8 +187,8 @@ class Discovery:
         """
         tasks = self._tasks
         content = tasks.contents.by_oid.get(oid)
-        known = oid in tasks.settled or oid in tasks.by_oid or oid in tasks.unpublished or oid in self._excluded
-        if not known and oid not in self._unseen:
+        is_known = oid in tasks.settled or oid in tasks.by_oid or oid in tasks.unpublished or oid in self._unseen
+        if not is_known and not is_excluded:
             self._unseen.add(oid)
             tasks.not_found_yet(oid)
         if content is None or oid not in tasks.settled or oid in tasks.quarantined:

@@ -35,7 +35,7 @@ from spark_consumer.mirror.table_states import StoredMark, TableStates, first_cu
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.mirror.version_manifest import RecordedVersion
-from spark_consumer.reader.table_marks import SNAPSHOT_END
+from spark_consumer.reader.table_marks import SNAPSHOT_BEGIN, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
 Merged = tuple[TableStates, RecordedVersion | None, str]
@@ -142,20 +142,29 @@ def _first_other_key(
     shapes: TableSchemas,
     last: RecordedVersion | None,
 ) -> int | None:
-    """Return the commit LSN of the first change of a table, after the end of a snapshot of it, with
-    another key, or key of another type, than the rows before it. The keys that the snapshot has
-    seen would not match it."""
-    ends = {mark.table: mark.commit_lsn for mark in marks if mark.kind == SNAPSHOT_END and mark.table is not None}
+    """Return the commit LSN of the first cut between rows of a table with different keys, or keys
+    of different types, that `_first_change_of_key` does not see: between changes and a chunk that a
+    VERIFY has read, and behind the end of a snapshot, whose keys would not match those of later
+    changes."""
+    read = {} if verified is None else {str(part.table): part for part in verified.content.parts}
     before = {} if last is None else dict(last.schema_ids)
-    before |= {} if verified is None else {str(part.table): part.newest for part in verified.content.parts}
     cuts = []
     for part in content.parts:
         name = str(part.table)
-        if name in before and name in ends and part.first_lsn > ends[name]:
-            try:
-                old, new = shapes.of(before[name]), shapes.of(part.newest)
-            except KeyError:  # merged by a release that did not store schemas
-                continue
-            if (old.key_numbers, list(old.key_struct)) != (new.key_numbers, list(new.key_struct)):
-                cuts.append(part.first_lsn)
+        chunk, places = read.get(name), {mark.kind: mark.commit_lsn for mark in marks if mark.table == name}
+        if chunk is not None and _have_other_keys(shapes, part.newest, chunk.newest):
+            begin_lsn = places.get(SNAPSHOT_BEGIN, -1)
+            cuts.append(begin_lsn if part.first_lsn < begin_lsn else chunk.first_lsn)
+            continue
+        is_behind = part.first_lsn > places.get(SNAPSHOT_END, part.first_lsn)
+        if is_behind and name in before and _have_other_keys(shapes, before[name], part.newest):
+            cuts.append(part.first_lsn)
     return min(cuts, default=None)
+
+
+def _have_other_keys(shapes: TableSchemas, first: int, second: int) -> bool:
+    try:
+        one, other = shapes.of(first), shapes.of(second)
+    except KeyError:  # merged by a release that did not store schemas
+        return False
+    return (one.key_numbers, list(one.key_struct)) != (other.key_numbers, list(other.key_struct))
