@@ -111,8 +111,9 @@ def in_columns(
     *,
     casts: bool,
 ) -> DataFrame:
-    """Return the rows in the columns that a merge would give them, by `rewrite_columns.rewritten`
-    or `TableFormat.align`."""
+    """Return the rows in the columns that a merge would give them, by `rewritten` or
+    `TableFormat.align`. `before`: version of the relation whose columns they have, if known;
+    `shapes`: versions that may name the values of columns that were added with a default."""
     if before is not None and before.oid == after.oid:
         change = change_of_columns(before, after, missing_values(shapes))
         if not change.is_plain(before.columns):
