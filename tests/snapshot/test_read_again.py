@@ -72,12 +72,12 @@ async def test_a_table_that_is_renamed_while_it_is_read_is_begun_again(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     """Another table is still to be read then, so the snapshot would not end without it."""
-    slow: dict[str, object] = {"rows_per_s": 1000, "chunk_bytes": 8192, "readers": 1}
+    slow: dict[str, object] = {"rows_per_s": 300, "chunk_bytes": 8192, "readers": 1}
     settings = {f"snapshot__{name}": value for name, value in slow.items()}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         await scene.sql.execute(f"""
             CREATE TABLE public.before (id int PRIMARY KEY, v text);
-            INSERT INTO public.before SELECT i, repeat('v', 100) FROM generate_series(1, 3000) i;
+            INSERT INTO public.before SELECT i, repeat('v', 100) FROM generate_series(1, 2000) i;
             CREATE TABLE public.moved (LIKE public.before INCLUDING ALL); INSERT INTO public.moved TABLE public.before;
             CREATE SCHEMA other; CREATE PUBLICATION {PUBLICATION} FOR TABLE public.before, public.moved""")
         await scene.gateway.streaming()

@@ -340,15 +340,17 @@ async def test_a_picture_at_any_commit_is_the_source_s_own_history(
     assert {change["op"] for change in history} == {"INSERT", "UPDATE", "DELETE", "TRUNCATE"}, f"seed {SEED}"
     known = sorted({by_xid[change["xid"]] for change in history})
     assert changes.appended_lsn(spark, str(path)) >= known[-1]
-    chosen = random.Random(SEED).sample(known[1:-1], count - 2)
-    expected = states(history, by_xid, [*chosen, known[0], known[-1]])
-    assert all(any(state[table] for state in expected.values()) for table in COLUMNS), f"seed {SEED}"
     appends, merges = (
         [report.commit_lsn for report in reports if report.is_merge is is_merge] for is_merge in (False, True)
     )
     assert len(appends) > 6 and len(merges) > 1, f"seed {SEED}: {reports}"
-    within = [commit_lsn for commit_lsn in chosen if commit_lsn not in {*appends, *merges}]
-    assert len(within) > len(chosen) * 0.6 and max(merges) < max(within), f"seed {SEED}"
+    # Within batches: which commits end one depends on the load of the machine.
+    within = [commit_lsn for commit_lsn in known[1:-1] if commit_lsn not in {*appends, *merges}]
+    draw = random.Random(SEED)
+    chosen = [draw.choice([commit_lsn for commit_lsn in within if commit_lsn > max(merges)])]
+    chosen += draw.sample(within, count - 3)
+    expected = states(history, by_xid, [*chosen, known[0], known[-1]])
+    assert all(any(state[table] for state in expected.values()) for table in COLUMNS), f"seed {SEED}"
     await asyncio.to_thread(check, [known[0], *chosen[::2]])
     await asyncio.to_thread(merge_once, cloned(spark), str(path), lambda _: None)
     await asyncio.to_thread(check, [*chosen[1::2], known[-1]])
