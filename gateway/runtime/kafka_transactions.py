@@ -160,22 +160,23 @@ class KafkaTransactions:
         self._delivery.offer()
         self._close_if_due()
         # A server that is behind sends no keepalives, even if all that it sends is left out.
-        self._advance_if_idle(self._machine.resume_lsn)
+        self._advance_if_idle()
         await self._delivery.room()
         while self._policy.waits_for_kafka(self._machine.pending_marker_count, kafka_is_free=self._delivery.is_free):
             await self._delivery.commit_done()
 
     def keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
-        """Advance an idle position: if nothing is pending, the LSN that the server has read becomes
-        the position. It is made durable first, as the slot must never be ahead of the position
+        """Advance an idle position up to `end_lsn`, which the server has read."""
+        failpoint("keepalive_received")
+        self._advance_if_idle(end_lsn, reply_requested=reply_requested)
+
+    def _advance_if_idle(self, end_lsn: int = 0, *, reply_requested: bool = False) -> None:
+        """If nothing is pending, let the position become `end_lsn`, or the end of the last
+        transaction. It is made durable first, as the slot must never be ahead of the position
         topic. A streamed transaction that is in progress does not prevent it: it is sent again from
         its beginning."""
-        failpoint("keepalive_received")
-        # `resume_lsn`: of a transaction without events, which closes no Kafka transaction
-        self._advance_if_idle(max(end_lsn, self._machine.resume_lsn), reply_requested=reply_requested)
-
-    def _advance_if_idle(self, end_lsn: int, *, reply_requested: bool = False) -> None:
         machine = self._machine
+        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events: it closes no Kafka transaction
         passed_bytes = end_lsn - self._position.resume_lsn
         if passed_bytes > 0 and self.is_settled and not machine.in_stream:
             age_s = time.monotonic() - self._closed_at

@@ -73,10 +73,14 @@ class TableState:
     row_count: int = 0
     stale_count: int = 0
 
+    @classmethod
+    def not_found(cls, relation_oid: int) -> TableState:
+        """Return the state of a relation of which consumers may have rows, and which the last check
+        of the catalog has not found in the publications."""
+        return cls(relation_oid, "", "", "", purpose="REPLACE")
+
     @property
     def is_not_found(self) -> bool:
-        """Return whether consumers may have rows of the relation, but the last check of the catalog
-        has not found it in the publications."""
         return not self.schema
 
 

@@ -200,7 +200,7 @@ class TableTasks:
         once a check has; if the gateway ends before that, the relation may leave the publications
         and come back meanwhile."""
         if oid not in self._states.tables:
-            self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE")))
+            self._finished.append(TableTask(TableState.not_found(oid)))
 
     def no_longer_published(self, oid: int, name: str = "") -> None:
         """Forget a relation that is no longer published: its changes are not sent, so what is
@@ -214,7 +214,7 @@ class TableTasks:
         log.info("table_left", table=table, reason="it is no longer published")
         void_segments = [] if task is None else task.cancelled()
         self._recorder.end(oid)
-        self._finished.append(TableTask(TableState(oid, "", "", "", purpose="REPLACE"), void_segments=void_segments))
+        self._finished.append(TableTask(TableState.not_found(oid), void_segments=void_segments))
 
     def published_again(self, oid: int) -> bool:
         """Report that a relation is published. Returns whether it was unpublished for a time."""

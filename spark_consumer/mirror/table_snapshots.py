@@ -12,8 +12,6 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import snapshot_keys, version_manifest
 from spark_consumer.mirror.fold import replica_identity
-from spark_consumer.mirror.fold.keyless_log import log_table_schema
-from spark_consumer.mirror.fold.start_fold import table_schema
 from spark_consumer.mirror.paths import seen_path, table_path
 from spark_consumer.mirror.slice_contents import BatchSlice, own_records
 from spark_consumer.mirror.storage import TABLE_FORMAT
@@ -31,6 +29,8 @@ def note_key_change(
     spark: SparkSession, path: str, shapes: TableSchemas, batch_slice: BatchSlice, windows: dict[str, SnapshotWindow]
 ) -> None:
     """Note in each window whether the key of its table changes, or gets another type."""
+    verified = () if batch_slice.verified is None else batch_slice.verified.content.parts
+    read = {str(part.table): part.newest for part in verified}
     for part in batch_slice.parts:
         name, shape = str(part.table), shapes.of(part.newest)
         if name not in windows:
@@ -39,9 +39,7 @@ def note_key_change(
         if shape.key and window.purpose != FILL and not window.has_two_keys:
             keys = seen_path(path, part.table, window.begin_lsn)
             window = replace(window, has_two_keys=snapshot_keys.have_other_types(spark, keys, shape))
-        if batch_slice.verified is not None and part in batch_slice.verified.content.parts:
-            window = replace(window, schema_id=part.newest)
-        windows[name] = window
+        windows[name] = replace(window, schema_id=read.get(name, window.schema_id))
 
 
 def _key_of(shape: TableSchema) -> list[Any]:
@@ -77,25 +75,27 @@ def compare(
 ) -> int:
     """Write the differences that the slice shows, once, and return how many there are."""
     found = []
-    verified = batch_slice.verified
+    merged = {} if last is None else dict(last.schema_ids)
+    merged |= {str(part.table): part.newest for part in batch_slice.content.parts}
+    lsn, verified = batch_slice.content.commit_lsn, batch_slice.verified
     for part in () if verified is None else verified.content.parts:
         assert verified is not None
         own = own_records(verified.changes, verified.records, part.table)
-        shape = shapes.of(part.newest)
-        rows = _rows_as_now(spark, path, shapes, batch_slice, part.table, part.schema_ids, shape, last)
+        shape, before = shapes.of(part.newest), shapes.find(merged.get(str(part.table)))
+        rows = _rows_as_now(spark, path, part.table, before, shape, map(shapes.of, part.schema_ids), lsn)
         compare = comparison.row_differences if shape.key else comparison.log_differences
         found.append(
             (str(part.table), compare(spark, rows, own, shape, shapes.texts(part)), batch_slice.snapshot_id(part))
         )
     for name, window in ended.items():
         table = TableName.parse(name)
-        schema_id = window.schema_id or _newest(batch_slice, name, last)
+        schema_id = window.schema_id or merged.get(name)
         if window.purpose != VERIFY or window.has_two_keys:  # with two keys, surplus rows cannot be determined
             continue
         if schema_id is None:
             continue
         shape = shapes.of(schema_id)
-        rows = _rows_as_now(spark, path, shapes, batch_slice, table, [schema_id], shape, last)
+        rows = _rows_as_now(spark, path, table, shapes.find(merged.get(name)), shape, [shape], lsn)
         if rows is None:
             continue
         if shape.key and window.key in (None, _key_of(shape)) and set(shape.key) <= set(rows.columns):
@@ -104,39 +104,33 @@ def compare(
             found.append((name, surplus, window.snapshot_id))
         elif not shape.key and not batch_slice.row_count(name):
             found.append((name, comparison.surplus_log_rows(rows, shape, window.begin_lsn), window.snapshot_id))
-    return comparison.record(spark, path, found, batch_slice.content.commit_lsn) if found else 0
+    return comparison.record(spark, path, found, lsn) if found else 0
 
 
 def _rows_as_now(
     spark: SparkSession,
     path: str,
-    shapes: TableSchemas,
-    batch_slice: BatchSlice,
     table: TableName,
-    schema_ids: Iterable[int],
+    before: TableSchema | None,
     shape: TableSchema,
-    last: version_manifest.RecordedVersion | None,
+    shapes: Iterable[TableSchema],
+    commit_lsn: int,
 ) -> DataFrame | None:
-    """Return the rows of a table, or None if it does not exist. They have the columns and the key
-    of `shape`, the newest of `schema_ids`: the table gets these only with its next change."""
+    """Return the rows that a table has at `commit_lsn`, or None if it does not exist. They have the
+    columns and the key of `shape`, although the table gets these only with its next change.
+    `before`: version of the relation whose columns it has, if known; `shapes`: as for
+    `in_columns`."""
     location = table_path(path, table)
     if not TABLE_FORMAT.exists(spark, location):
         return None
     rows = TABLE_FORMAT.rows(spark, location)
-    written = {part.table: part.newest for part in batch_slice.content.parts}
-    before = written.get(table, None if last is None else last.schema_ids.get(str(table)))
-    try:
-        has = None if before is None else shapes.of(before)
-    except KeyError:  # merged by a release that did not store schemas
-        return rows
-    if has is None or has == shape:
+    if before is None or before == shape:
         return rows
     try:
-        rows = replica_identity.converted(rows, table, location, shape, batch_slice.content.commit_lsn)
+        rows = replica_identity.converted(rows, table, location, shape, commit_lsn)
     except MirrorError:  # the log does not add up to rows: the table's next change raises this error
         return rows
-    wanted = table_schema(shape) if shape.key else log_table_schema(shape)
-    return in_columns(spark, rows, has, shape, wanted, map(shapes.of, schema_ids), casts=True)
+    return in_columns(spark, rows, before, shape, replica_identity.columns_of(shape), shapes, casts=True)
 
 
 def end_replace(
@@ -158,7 +152,6 @@ def end_replace(
     """
     table = TableName.parse(name)
     location, keys = table_path(path, table), seen_path(path, table, window.begin_lsn)
-    check()
     if not TABLE_FORMAT.exists(spark, location):
         return None
     if is_log(TABLE_FORMAT.rows(spark, location).columns):

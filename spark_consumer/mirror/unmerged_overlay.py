@@ -22,7 +22,7 @@ from pyspark.sql import functions as f
 from spark_consumer.arrow import to_frame
 from spark_consumer.mirror import changes
 from spark_consumer.mirror.fold import replica_identity
-from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, small_log
+from spark_consumer.mirror.fold.keyless_log import large_log, small_log
 from spark_consumer.mirror.fold.merge_source import merge_input, merged_rows, rows
 from spark_consumer.mirror.fold.start_fold import (
     arrow_merge_input,
@@ -205,7 +205,7 @@ def _after_piece(
     emptied = None if begin is None else (begin[0], begin[1] - 1)
     if emptied is not None:
         part = replace(part, last_truncate=max(emptied, part.last_truncate or (-1, -1)))
-    columns = table_schema(shape) if shape.key else log_table_schema(shape)
+    columns = replica_identity.columns_of(shape)
     replica_identity.check_log_names(known.table, shape)
     replica_identity.check_names(known.table, columns.names)
     base = None

@@ -14,11 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
-from pyspark.sql.types import MapType
+from pyspark.sql.types import MapType, StructType
 
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.fold.fold_spark import position
+from spark_consumer.mirror.fold.keyless_log import log_table_schema
+from spark_consumer.mirror.fold.start_fold import table_schema
 from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLE_FORMAT
@@ -165,6 +167,11 @@ def change_of_key(
             hint="Continue without the table: restart the mirror with --exclude and the table's name.",
         )
     return min(others)
+
+
+def columns_of(shape: TableSchema) -> StructType:
+    """Return the columns of the table of a relation: of rows, or of a log if it has no key."""
+    return table_schema(shape) if shape.key else log_table_schema(shape)
 
 
 def convert(spark: SparkSession, location: str, table: TableName, shape: TableSchema, applied: int) -> None:

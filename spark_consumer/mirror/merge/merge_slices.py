@@ -147,24 +147,23 @@ def _first_other_key(
     VERIFY has read, and behind the end of a snapshot, whose keys would not match those of later
     changes."""
     read = {} if verified is None else {str(part.table): part for part in verified.content.parts}
-    before = {} if last is None else dict(last.schema_ids)
+    places = {(mark.table, mark.kind): mark.commit_lsn for mark in marks}
     cuts = []
     for part in content.parts:
         name = str(part.table)
-        chunk, places = read.get(name), {mark.kind: mark.commit_lsn for mark in marks if mark.table == name}
+        chunk = read.get(name)
         if chunk is not None and _have_other_keys(shapes, part.newest, chunk.newest):
-            begin_lsn = places.get(SNAPSHOT_BEGIN, -1)
+            begin_lsn = places.get((name, SNAPSHOT_BEGIN), -1)
             cuts.append(begin_lsn if part.first_lsn < begin_lsn else chunk.first_lsn)
             continue
-        is_behind = part.first_lsn > places.get(SNAPSHOT_END, part.first_lsn)
-        if is_behind and name in before and _have_other_keys(shapes, before[name], part.newest):
+        is_behind = part.first_lsn > places.get((name, SNAPSHOT_END), part.first_lsn)
+        if is_behind and last is not None and _have_other_keys(shapes, last.schema_ids.get(name), part.newest):
             cuts.append(part.first_lsn)
     return min(cuts, default=None)
 
 
-def _have_other_keys(shapes: TableSchemas, first: int, second: int) -> bool:
-    try:
-        one, other = shapes.of(first), shapes.of(second)
-    except KeyError:  # merged by a release that did not store schemas
+def _have_other_keys(shapes: TableSchemas, first: int | None, second: int | None) -> bool:
+    one, other = shapes.find(first), shapes.find(second)
+    if one is None or other is None:
         return False
     return (one.key_numbers, list(one.key_struct)) != (other.key_numbers, list(other.key_struct))

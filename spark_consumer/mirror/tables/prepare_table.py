@@ -13,8 +13,6 @@ from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import version_manifest
 from spark_consumer.mirror.fold import replica_identity
-from spark_consumer.mirror.fold.keyless_log import log_table_schema
-from spark_consumer.mirror.fold.start_fold import table_schema
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.storage import TABLE_FORMAT
@@ -87,7 +85,7 @@ class TablePreparation:
         shape = self.shapes.of(part.newest)
         texts = self.shapes.texts(part)
         location = table_path(self.path, part.table)
-        columns = table_schema(shape) if shape.key else log_table_schema(shape)
+        columns = replica_identity.columns_of(shape)
         replica_identity.check_log_names(part.table, shape)
         replica_identity.check_names(part.table, columns.names)
         if not TABLE_FORMAT.exists(spark, location):
@@ -111,8 +109,8 @@ class TablePreparation:
             refit = self._rewrite(spark, part, own, location, applied, last)
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), rewrite=refit)
             if refit is None:
-                emptied = self._emptied.get(part.table)
-                is_emptied = emptied is not None and emptied[0] > applied  # else it has rows of the new relation
+                # Otherwise it has rows of the new relation already.
+                is_emptied = work.emptied is not None and work.emptied[0] > applied
                 if not (shape.key and is_emptied):  # all existing rows are removed
                     TABLE_FORMAT.despite_conflicts(
                         partial(replica_identity.convert, spark, location, part.table, shape, applied)
@@ -157,19 +155,16 @@ class TablePreparation:
         default. Raise MirrorError if `strict` and the effect on existing rows is unknown."""
         shape = self.shapes.of(part.newest)
         schema_id = self._schema_id_before(part, own, applied, last)
-        if schema_id in (None, part.newest) or (part.last_truncate is not None and shape.key):
+        if schema_id == part.newest or (part.last_truncate is not None and shape.key):
             return None
-        try:
-            before = self.shapes.of(schema_id)
-        except KeyError:  # merged by a release that did not store schemas
-            return None
-        if before.oid != shape.oid:
+        before = self.shapes.find(schema_id)
+        if before is None or before.oid != shape.oid:
             return None
         change = change_of_columns(before, shape, missing_values(map(self.shapes.of, part.schema_ids)))
         self._note_doubts(part.table, before, shape, change)
         if change.is_plain(before.columns) or self._overwritten_by_operator(spark, part.table, location, applied, last):
             return None
-        wanted = table_schema(shape) if shape.key else log_table_schema(shape)
+        wanted = replica_identity.columns_of(shape)
         TABLE_FORMAT.allow_names(spark, location, wanted.names)
         return ColumnRewrite(before, change, wanted)
 

@@ -22,6 +22,11 @@ class TableSchemas:
             self._shapes[schema_id] = TableSchema.of(self.schemas[schema_id])
         return self._shapes[schema_id]
 
+    def find(self, schema_id: int | None) -> TableSchema | None:
+        """Return None if there is no schema, or a release that did not store schemas has merged
+        it."""
+        return None if schema_id is None or schema_id not in self.schemas else self.of(schema_id)
+
     def texts(self, part: TablePart) -> dict[int, str]:
         """Return the JSON text of the schemas of the part's records, adapted to the columns of the
         newest one."""

@@ -12,18 +12,19 @@ import pytest
 from delta.exceptions import ConcurrentAppendException
 from pyspark.sql import SparkSession
 
-from schemas.relation import MissingValue, RelationDescription, TypeFacts
+from schemas.relation import MissingValue, RelationDescription
 from schemas.verdict import TableVerdict, decode_verdict, verdict_path
 from spark_consumer.jvm import remove_folder
 from spark_consumer.mirror import snapshot_keys, writer_epoch
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.mirror.test_killed_merges import Numbered, numbered
 from tests.spark_consumer.mirror.test_snapshots import CALLS, Reader, in_one_transaction, visit
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-Columns = dict[str, tuple[TypeFacts, int]]
+Columns = dict[str, tuple[Numbered, int]]
 FIRST: Columns = {"id": (INT4, 1), "code": (INT4, 2), "name": (TEXT, 3)}
 
 
@@ -34,10 +35,8 @@ def reader(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> Reader:
 
 def described(name: str, columns: Columns, *key: str, **missing: MissingValue) -> RelationDescription:
     """`columns`: types and attnums; `missing`: values of the rows from before an ADD COLUMN."""
-    made = relation(name, {column: facts for column, (facts, _) in columns.items()}, key)
-    return replace(
-        made, columns=tuple(replace(c, attnum=columns[c.name][1], missing=missing.get(c.name)) for c in made.columns)
-    )
+    made = numbered(name, columns, key)
+    return replace(made, columns=tuple(replace(c, missing=missing.get(c.name)) for c in made.columns))
 
 
 def item(number: int, name: str = "n") -> Row:
@@ -50,9 +49,9 @@ def filled(feeder: Feeder, name: str) -> Table:
     return table
 
 
-def read(feeder: Feeder, table: Table, rows: list[Row]) -> None:
-    feeder.bound("SNAPSHOT_BEGIN", table, "VERIFY")
-    feeder.chunk(table, rows, "VERIFY")
+def read(feeder: Feeder, table: Table, rows: list[Row], purpose: str = "VERIFY") -> None:
+    feeder.bound("SNAPSHOT_BEGIN", table, purpose)
+    feeder.chunk(table, rows, purpose)
 
 
 def verdict_of(reader: Reader, table: Table) -> TableVerdict:
@@ -105,8 +104,7 @@ def test_a_table_that_was_altered_and_not_changed_since_is_equal(reader: Reader,
 def test_a_key_that_changes_behind_the_end_of_a_snapshot_hides_no_surplus_row(reader: Reader, feeder: Feeder) -> None:
     table = filled(feeder, "items")
     reader.take()
-    feeder.bound("SNAPSHOT_BEGIN", table, "VERIFY")
-    feeder.chunk(table, [item(n) for n in range(4)], "VERIFY")
+    read(feeder, table, [item(n) for n in range(4)])
     reader.take()
     feeder.bound("SNAPSHOT_END", table, "VERIFY", rows=4)
     table = feeder.alter(table, described("items", FIRST, "code"))
@@ -134,8 +132,7 @@ def test_a_key_that_gets_another_type_within_a_snapshot_stops_no_merge(
 ) -> None:
     table = filled(feeder, "items")
     reader.take()
-    feeder.bound("SNAPSHOT_BEGIN", table, "REPLACE")
-    feeder.chunk(table, [item(n) for n in range(4)], "REPLACE")
+    read(feeder, table, [item(n) for n in range(4)], "REPLACE")
     reader.take()
     if not before_end:
         feeder.bound("SNAPSHOT_END", table, "REPLACE", rows=4)
@@ -161,8 +158,7 @@ def test_a_writer_that_was_followed_deletes_nothing_at_the_end_of_a_snapshot(
     """Its DELETE conflicts with the one who followed, who has removed the keys that were seen."""
     table = filled(feeder, "items")
     reader.take()
-    feeder.bound("SNAPSHOT_BEGIN", table, "REPLACE")
-    feeder.chunk(table, [item(n) for n in range(4)], "REPLACE")
+    read(feeder, table, [item(n) for n in range(4)], "REPLACE")
     feeder.bound("SNAPSHOT_END", table, "REPLACE", rows=4)
     path, followed = str(reader.path), list[str]()
     check, delete_surplus = writer_epoch.check, snapshot_keys.delete_surplus
