@@ -12,6 +12,7 @@ import asyncio
 import logging
 import os
 import platform
+import signal
 import sys
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -243,6 +244,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> KindsIn
 
 
 def pytest_configure() -> None:
+    # A shell that runs the tests in the background ignores SIGINT, and every program that a test
+    # starts would inherit this.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     quick_java.use()
     logger = logging.getLogger("gateway.local")
     logger.setLevel(logging.INFO)

@@ -137,7 +137,6 @@ class Walk:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                preexec_fn=_heed_ctrl_c,
             )
 
         def said() -> str:
@@ -152,12 +151,6 @@ class Walk:
             if process.returncode is None:
                 process.kill()
                 await process.wait()
-
-
-def _heed_ctrl_c() -> None:
-    """Where the tests run in the background of a script, SIGINT is ignored, which a new process
-    inherits."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 async def until(holds: Callable[[], bool], what: str, output: Callable[[], str], timeout_s: float = TIMEOUT_S) -> None:
