@@ -23,7 +23,9 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
@@ -44,8 +46,8 @@ first only after the last."""
 
 class TransactionTimedOut(Retry):
     """A Kafka transaction failed after it had been written to for at least half of
-    kafka.transaction_timeout_s: it is too large for that time. One that was only interrupted has
-    been written to for a short time."""
+    kafka.transaction_timeout_s, or had waited that long for its rest: it is too large for that
+    time. One that was only interrupted has been written to for a short time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,8 @@ class Delivery:
         self._done = asyncio.Event()
         self._delivering = False
         self._committing = False
-        self._acked_at = self._writing_s = self._begun_at = 0.0
+        self._acked_at = self._counted_at = self._writing_s = self._begun_at = 0.0
+        self._longest_counted_s = producer.transaction_timeout_s / 10
         self._positions = (
             self._own if producer.is_transactional else BatchWriter(producer.create_batch, writer.max_record_bytes)
         )
@@ -271,13 +274,20 @@ class Delivery:
             self._begun_at = time.monotonic()
             await self._producer.begin(self._always)
         failpoint("transaction_begun")
-        self._acked_at, self._writing_s = time.monotonic(), 0.0
+        self._acked_at = self._counted_at = time.monotonic()
+        self._writing_s = 0.0
         try:
             position = await self._send_rows(transaction)
+            await self._finish(transaction, position)
         except Retry as error:
             if self._writing_s >= self._producer.transaction_timeout_s / 2:
                 raise TransactionTimedOut(error.message, hint=error.hint) from error
             raise
+        return position
+
+    async def _finish(self, transaction: KafkaTransaction, position: Position) -> None:
+        """Send markers and position, and commit. An expired Kafka transaction whose rows were
+        acknowledged in time fails here."""
         failpoint("all_acked")
         self._own.tick()
         append = self._markers.append
@@ -301,7 +311,6 @@ class Delivery:
             self._states_to_come |= transaction.states
             self._forgets = transaction.forgets
             self._position_wake.set()
-        return position
 
     async def _send_rows(self, transaction: KafkaTransaction) -> Position:
         """Send the batches as they come, until the Kafka transaction is closed and each batch is
@@ -330,16 +339,29 @@ class Delivery:
                 self._committing = True
                 return transaction.position
             else:
-                self._wake.clear()
+                await self._wait_for_rest()
+
+    async def _wait_for_rest(self) -> None:
+        """Wait for more batches or the end of the Kafka transaction, which may be far away: many
+        changes of a PostgreSQL transaction may be left out. Return after `_longest_counted_s` at
+        the latest, so that this time is counted."""
+        self._wake.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._longest_counted_s if isfinite(self._longest_counted_s) else None):
                 await self._wake.wait()
+        self._count()
+
+    def _count(self) -> None:
+        """Count the time since the last call as spent writing, but at most `_longest_counted_s`: a
+        long silence is an interruption of the broker or of this process."""
+        now = time.monotonic()
+        self._writing_s += min(now - self._counted_at, self._longest_counted_s)
+        self._counted_at = now
 
     def _note_answer(self, batch: Batch) -> None:
         """Note the time, and that the batch takes no memory any more."""
-        now = time.monotonic()
-        # A long silence is an interruption of the broker or of this process, not time spent
-        # writing.
-        self._writing_s += min(now - self._acked_at, self._producer.transaction_timeout_s / 10)
-        self._acked_at = now
+        self._count()
+        self._acked_at = self._counted_at
         self.in_flight_bytes -= batch.memory_bytes
         self._on_delivered(batch.topic, batch.builder.record_count(), batch.size)
         if self.policy.has_room(self.in_flight_bytes):

@@ -35,8 +35,9 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 from gateway.local import Registry
 from tests.conftest import Database
 from tests.exactly_once.memory import RESIDENT_LIMIT_BYTES, Memory
+from tests.exactly_once.shapes import Session
 from tests.exactly_once.workload import PUBLICATION
-from tests.support.proxy import ACCOUNT, ProxiedKafka
+from tests.support.proxy import ACCOUNT, FaultProxy, ProxiedKafka
 from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
@@ -299,7 +300,7 @@ async def test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_s
         await scene.ends("marker topic", "deleted")
 
 
-@pytest.mark.parametrize(
+WAYS_OUT = pytest.mark.parametrize(
     ("named", "way"),
     [
         ("source.large_transactions = stream", {"source__large_transactions": "stream"}),
@@ -307,6 +308,9 @@ async def test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_s
     ],
     ids=["streamed", "longer"],
 )
+
+
+@WAYS_OUT
 async def test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out(
     named: str, way: dict[str, Any], place: Place
 ) -> None:
@@ -329,6 +333,39 @@ async def test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_
         await scene.delivered(xid)
         place.broker.proxy.heal()
         await scene.finish()
+
+
+@WAYS_OUT
+async def test_a_transaction_that_goes_on_with_excluded_changes_stops_with_the_way_out(
+    named: str, way: dict[str, Any], place: Place
+) -> None:
+    """K4: its few rows are sent and acknowledged, then the Kafka transaction waits for its end
+    until it has expired."""
+    database = place.database
+    async with FaultProxy(database.server.port) as proxy:
+        settings: dict[str, Any] = {
+            "source__dsn": database.dsn.replace(f":{database.server.port}/", f":{proxy.port}/"),
+            "source__excluded_tables": "work.left_out",
+            "source__large_transactions": "whole",
+            "kafka__transaction_timeout_s": 1,
+        }
+        async with place.scene(**settings) as scene:
+            await scene.connection.execute("CREATE TABLE work.left_out (id serial PRIMARY KEY, payload text)")
+            await scene.connection.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE work.left_out")
+            await scene.streaming()
+            await scene.commits()
+            proxy.throttle(3_000_000, "to_client")
+            session = Session(scene.connection, scene.workload_random)
+            await session.begin("goes_on")
+            await session.insert("plain", 3)
+            fill = "INSERT INTO work.left_out (payload) SELECT repeat('x', 1000) FROM generate_series(1, 15000)"
+            await scene.connection.execute(fill)
+            await session.end()
+            await scene.ends("kafka.transaction_timeout_s = 1", named)
+            await scene.streaming(**way)
+            await scene.delivered(session.xid)
+            proxy.heal()
+            await scene.finish()
 
 
 async def test_more_partitions_move_keys_and_lose_nothing(place: Place) -> None:
