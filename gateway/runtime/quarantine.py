@@ -55,17 +55,20 @@ class QuarantinePolicy:
         self._topic_of = topic_of
         self._records_exclusions = records_exclusions
 
-    def of_change(self, error: StopForOperator, name: Name, commit_lsn: Lsn) -> None:
-        """Judge `error`, raised in the transaction that commits at `commit_lsn`. Raises
+    def of_change(self, error: StopForOperator, name: Name, commit_lsn: Lsn, resume_lsn: Lsn) -> None:
+        """Judge `error`, raised in the transaction that commits (or was prepared) at `commit_lsn`
+        and received after `resume_lsn`, up to which everything has been delivered. Raises
         QuarantineRelation, or adds the operator's choices to the hint of `error`."""
         if error.relation_oid is None or not isinstance(error, _OF_TABLE):
             return
+        self._quarantine(error, error.relation_oid, name, commit_lsn)
         skip = (
             "to continue without this transaction (its changes, including those of other tables, are then not written to Kafka), "
             f"run walgate skip --lsn {commit_lsn} (docs/quarantine.md)"
         )
-        self._quarantine(error, error.relation_oid, name, commit_lsn)
-        self._name_ways(error, name, skip)
+        # walgate skip refuses an LSN before the resume LSN. A transaction that was prepared before
+        # two_phase was enabled has one: it is sent at its COMMIT PREPARED, with its prepare LSN.
+        self._name_ways(error, name, *([skip] if commit_lsn >= resume_lsn else []))
 
     @contextmanager
     def of_snapshot(self) -> Iterator[None]:

@@ -166,7 +166,8 @@ class ReplicationLoop:
             return
         if machine.in_stream:
             raise ReadWhole(error) from error
-        self._table_errors.of_change(error, name, machine.current_commit_lsn or Lsn(machine.resume_lsn))
+        commit_lsn = machine.current_commit_lsn or Lsn(machine.resume_lsn)
+        self._table_errors.of_change(error, name, commit_lsn, self._kafka.closed_lsn)
 
     async def _take(self, data: bytes, frames: list[Frame]) -> int:
         """Process every frame of one read. Return the number of its bytes after the last message

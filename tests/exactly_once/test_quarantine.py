@@ -185,6 +185,40 @@ async def test_a_stop_names_the_transaction_and_skip_leaves_out_exactly_that_one
         await gateway.end()
 
 
+async def test_skip_is_not_advised_for_a_transaction_that_was_prepared_before_two_phase_was_enabled(
+    gateway: GatewayProcess, sql: asyncpg.Connection, written: Written, topic_prefix: str
+) -> None:
+    """It comes with the LSN of its PREPARE TRANSACTION, which the position has passed: walgate skip
+    would refuse it. The quarantine of the table works."""
+    gateway.settings["source__two_phase"] = False
+    await gateway.streaming()
+    try:
+        await sql.execute("BEGIN; INSERT INTO flows VALUES (2); INSERT INTO poison VALUES (1, 'too long')")
+        await sql.execute(f"PREPARE TRANSACTION '{topic_prefix}'")
+        await sql.execute("INSERT INTO flows VALUES (1)")
+        await written.has("flows", {1})
+        assert await gateway.stop() == 0
+        gateway.settings["source__two_phase"] = True
+        await gateway.streaming()
+        await sql.execute("INSERT INTO flows VALUES (3)")
+        await written.has("flows", {1, 3})
+        await sql.execute(f"COMMIT PREPARED '{topic_prefix}'")
+        await sql.execute("INSERT INTO flows VALUES (4)")
+        assert await gateway.wait() == 78
+        said = gateway.log().rpartition("walgate: ")[2]
+        if (named := re.search(r"walgate skip --lsn (\S+) ", said)) is not None:
+            await walgate(gateway, "skip", "--lsn", named[1])
+        assert "set a pattern that matches public.poison" in said
+
+        gateway.settings["errors__tables"] = '[{"pattern": "public.poison", "on_error": "quarantine"}]'
+        await gateway.streaming()
+        await written.has("flows", {1, 2, 3, 4})
+        assert (await written.ids("poison"), await written.excluded("poison")) == (set(), 1)
+        assert await gateway.stop() == 0
+    finally:
+        await gateway.end()
+
+
 REJECTED = "ALTER TABLE typed ALTER c TYPE text USING c::text"
 LARGE_ROW = f"INSERT INTO large VALUES (9, repeat('x', {2 * MAX_RECORD_BYTES}))"
 
