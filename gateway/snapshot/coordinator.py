@@ -106,7 +106,7 @@ class SnapshotCoordinator:
         self._reselecting = Reselection(settings.snapshot, machine, self._tasks, self._pending.wake, is_on=reselects)
         self._discovery = Discovery(
             settings.snapshot, sql, settings.source.publications, publications, self._tasks,
-            is_first=is_first, has_streamed_before=states.stream is None and not is_first,
+            is_first=is_first, has_streamed_before=states.stream is None and not is_first, is_after_gap=is_after_gap,
         )  # fmt: skip
         self._readers = ReaderTasks(settings, self._tasks, self._plans, self._pending)
         self._publisher = ChunkPublisher(

@@ -19,6 +19,7 @@ from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.discovery.stored_contents import StoredContents
 from gateway.snapshot.read_plan import ReadPlan
 from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.published_content import unsent
 from gateway.snapshot.rules.table_progress import Chunk, Status
 from gateway.snapshot.stored_state import (
     NOT_TO_BE_READ,
@@ -92,6 +93,15 @@ class TableTasks:
         """Relations of which consumers may have rows, and which the last check has not found in the
         publications. If a check finds them, they are read with the purpose REPLACE."""
         return self._unpublished
+
+    @property
+    def waiting_without_content(self) -> list[int]:
+        """Return the relations that wait for their first read and of which no content is stored."""
+        return [
+            oid
+            for oid, task in self._by_oid.items()
+            if task.state.purpose == "FILL" and task.status is Status.WAITING and oid not in self.contents.by_oid
+        ]
 
     @property
     def whole_tables(self) -> list[TableTask]:
@@ -231,6 +241,11 @@ class TableTasks:
         assert judge is not None
         self.snapshot.begin(1)
         task.join_snapshot(self.snapshot.id)
+        if task.state.purpose != "VERIFY":
+            before, now = self.contents.by_oid.get(task.oid), plan.surveyed.content
+            if before is not None and unsent(before, now):
+                task.purpose_is_replace()
+            self.contents.is_now(task.oid, now)
         task.set_up(plan, judge, self._chunk_bytes, reselects=self._reselects)
         self._active[task.oid] = task
 
@@ -279,7 +294,7 @@ class TableTasks:
         task.progress.end()
         self._recorder.end(task.oid)
         self._settled.add(task.oid)
-        if task.state.purpose != "VERIFY":
+        if task.oid not in self.contents.by_oid:  # a release that did not store it has begun the table
             self.contents.is_now(task.oid, task.plan.surveyed.content)
         self._finished.append(self._by_oid.pop(task.oid))
         del self._active[task.oid]

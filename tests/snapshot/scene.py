@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncpg
 
 from gateway.local import Kafka, Registry
+from gateway.snapshot.coordinator import MOST_AT_ONCE
 from tests.conftest import Database
 from tests.snapshot.load import PUBLICATION, QUERIES
 from tests.snapshot.target import Target, differences
@@ -88,6 +89,22 @@ class Scene:
                 wrong.append(f"{topic} has no SNAPSHOT_END")
         assert not wrong, "\n".join(wrong) + "\n" + self.gateway.log_tail(60)
         return target
+
+
+@asynccontextmanager
+async def tables_ahead(scene: Scene) -> AsyncIterator[None]:
+    """Until the block ends, all places are taken by tables of the schema `ahead`, which wait for an
+    open transaction. Tables that are published together with the schema, and are sorted after it by
+    publication and name, wait to be begun."""
+    session = await asyncpg.connect(scene.database.dsn)
+    try:
+        await session.execute("CREATE SCHEMA ahead")
+        for number in range(MOST_AT_ONCE):
+            await session.execute(f"CREATE TABLE ahead.t{number} (id int PRIMARY KEY)")
+        await session.execute("BEGIN; LOCK TABLE ahead.t0")
+        yield
+    finally:
+        await session.close()
 
 
 @asynccontextmanager

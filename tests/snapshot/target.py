@@ -32,11 +32,12 @@ MISSING = Missing()
 @dataclass(slots=True)
 class Target:
     """`tables`: topic -> key -> row; of a topic without keys: topic -> rows. `complete`: topics
-    with a SNAPSHOT_END."""
+    with a SNAPSHOT_END; `purposes`: those of the last one."""
 
     tables: dict[str, dict[bytes, dict[str, Any]]] = field(default_factory=lambda: defaultdict(dict))
     keyless: dict[str, Counter[Row]] = field(default_factory=lambda: defaultdict(Counter))
     complete: set[str] = field(default_factory=set)
+    purposes: dict[str, str] = field(default_factory=dict)
     read_count: Counter[str] = field(default_factory=Counter)
     chunk_count: Counter[str] = field(default_factory=Counter)
     stale_count: Counter[str] = field(default_factory=Counter)
@@ -67,6 +68,7 @@ class Target:
             self._met[topic] = set()
         else:
             self.complete.add(topic)
+            self.purposes[topic] = chunk["purpose"]
             met = self._met.pop(topic)
             if chunk["purpose"] == "REPLACE":
                 self.tables[topic] = {key: row for key, row in self.tables[topic].items() if key in met}

@@ -10,7 +10,7 @@ import pytest
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.snapshot.load import PUBLICATION
-from tests.snapshot.scene import open_scene
+from tests.snapshot.scene import open_scene, tables_ahead
 from tests.support.delivered import read_delivered
 from tests.support.slots import until_free
 from tests.support.written import walgate
@@ -44,6 +44,31 @@ async def test_what_was_read_before_a_gap_is_read_again(
         await sql.execute("SELECT pg_drop_replication_slot($1)", slot)
         await walgate(gateway, "accept-gap")
         await gateway.streaming(snapshot__rows_per_s=100_000)
+        await scene.snapshot_done()
+        await scene.judge({"public.t": "SELECT * FROM public.t"}, keyless=())
+        assert await gateway.stop() == 0
+
+
+async def test_rows_of_a_table_that_waits_are_not_kept_when_they_go_within_a_gap(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, source__check_interval_s=1) as scene:
+        sql, gateway = scene.sql, scene.gateway
+        await sql.execute(f"CREATE TABLE public.t (id int PRIMARY KEY, v text); CREATE PUBLICATION {PUBLICATION}")
+        await gateway.streaming()
+        async with tables_ahead(scene):
+            await sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE public.t, TABLES IN SCHEMA ahead")
+            await gateway.logged('"tables_added"')
+            await sql.execute("INSERT INTO public.t VALUES (1, 'gone'), (2, 'stays')")
+            await scene.delivered()
+            assert f"{topic_prefix}.public.t" not in (await scene.target()).begin_count
+            await gateway.kill()
+        await sql.execute("DELETE FROM public.t WHERE id = 1")
+        slot = str(gateway.settings["source__slot"])
+        await until_free(sql, slot)
+        await sql.execute("SELECT pg_drop_replication_slot($1)", slot)
+        await walgate(gateway, "accept-gap")
+        await gateway.streaming()
         await scene.snapshot_done()
         await scene.judge({"public.t": "SELECT * FROM public.t"}, keyless=())
         assert await gateway.stop() == 0

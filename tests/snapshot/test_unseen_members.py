@@ -13,7 +13,7 @@ from confluent_kafka.admin import AdminClient
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
-from tests.snapshot.scene import Scene, open_scene
+from tests.snapshot.scene import Scene, open_scene, tables_ahead
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -219,6 +219,86 @@ async def test_a_killed_gateway_remembers_a_table_that_no_look_has_found(
         await scene.gateway.streaming()
         await scene.snapshot_done()
         await scene.judge(queries(["guest"]), keyless=())
+
+
+WAITING = """
+CREATE TABLE public.cut (id int PRIMARY KEY, v text); INSERT INTO public.cut SELECT g, 'old' FROM generate_series(1, 50) g;
+CREATE TABLE public.away (LIKE public.cut INCLUDING ALL); INSERT INTO public.away TABLE public.cut;
+CREATE TABLE public.same (LIKE public.cut INCLUDING ALL); INSERT INTO public.same TABLE public.cut;
+CREATE PUBLICATION roots WITH (publish_via_partition_root = true);
+CREATE PUBLICATION wide; CREATE PUBLICATION ahead;
+CREATE PUBLICATION uncut WITH (publish = 'insert, update, delete');
+"""
+PUBLISHED = """
+ALTER PUBLICATION roots ADD TABLE public.filled, public.passed; ALTER PUBLICATION uncut ADD TABLE public.cut;
+ALTER PUBLICATION wide ADD TABLE public.away, public.same; ALTER PUBLICATION ahead ADD TABLES IN SCHEMA ahead;
+"""
+GONE_UNSEEN = """
+DROP TABLE public.filled_2; TRUNCATE public.cut; ALTER PUBLICATION wide DROP TABLE public.away;
+DELETE FROM public.away WHERE id > 40; ALTER PUBLICATION wide ADD TABLE public.away
+"""
+
+
+async def test_rows_that_were_sent_before_their_table_was_read_are_not_kept_when_they_go_without_an_event(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """They change while the gateway runs, and while it is down."""
+    settings = {"source__publications": "roots,wide,uncut,ahead", "source__check_interval_s": 1}
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
+        await scene.sql.execute("".join(ROOT.format(t=table) for table in ROOTS[:2]) + WAITING)
+        every = ["filled", "passed", "cut", "away", "same"]
+        await scene.gateway.streaming()
+        async with tables_ahead(scene):
+            await scene.sql.execute(PUBLISHED)
+            await while_they_wait(scene, every)
+        await scene.snapshot_done()
+        target = await scene.judge(queries(every), keyless=())
+        assert target.purposes[f"{topic_prefix}.public.same"] == "FILL"
+        assert await scene.gateway.stop() == 0
+
+
+async def while_they_wait(scene: Scene, tables: Sequence[str]) -> None:
+    await scene.gateway.logged('"tables_added"')
+    await scene.sql.execute("CREATE TABLE public.filled_2 PARTITION OF public.filled FOR VALUES FROM (200) TO (299)")
+    await scene.sql.execute("INSERT INTO public.filled VALUES (201, 'sent'), (202, 'sent')")
+    for table in tables:
+        await scene.sql.execute(f"INSERT INTO public.{table} VALUES (60, 'sent')")
+    await scene.sql.execute(PASSED.format(n=1))
+    await scene.delivered()
+    await scene.gateway.kill()
+    await scene.sql.execute(GONE_UNSEEN)
+    await scene.gateway.streaming()
+    await touch(scene, tables, "second")
+    await scene.delivered()
+    assert not (await scene.target()).begin_count.keys() & {f"{scene.prefix}.public.{table}" for table in tables}
+
+
+async def test_a_partition_that_passes_while_its_root_is_read_is_remembered_by_the_next_session(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    settings = {"source__publications": "roots", "source__check_interval_s": 1, "snapshot__rows_per_s": 100}
+    async with open_scene(
+        database, kafka, registry, topic_prefix, tmp_path, **settings, snapshot__chunk_bytes=10_000
+    ) as scene:
+        await scene.sql.execute(ROOT.format(t="passed"))
+        await scene.sql.execute(
+            "CREATE TABLE public.passed_7 PARTITION OF public.passed FOR VALUES FROM (1000) TO (9999);"
+            "INSERT INTO public.passed SELECT g, repeat('o', 100) FROM generate_series(1000, 2999) g;"
+            "CREATE PUBLICATION roots FOR TABLE public.passed WITH (publish_via_partition_root = true)"
+        )
+        await scene.gateway.streaming()
+        await scene.in_the_middle(200)
+        await scene.sql.execute(PASSED.format(n=1))
+        await scene.delivered()
+        assert not scene.gateway.events("snapshot_done")
+        await scene.gateway.kill()
+        await scene.gateway.streaming(snapshot__rows_per_s=100_000)
+        await scene.snapshot_done()
+        await touch(scene, ["passed"], "last")
+        await are_read_again(scene, ["passed"], 0)
+        await settled(scene)
+        await scene.judge(queries(["passed"]), keyless=())
+        assert await scene.gateway.stop() == 0
 
 
 def topics_of_partitions(kafka: Kafka, prefix: str) -> set[str]:

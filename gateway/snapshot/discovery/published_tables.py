@@ -29,6 +29,7 @@ class Discovery:
 
     `is_first`: nothing was delivered before this session, so all tables are new.
     `has_streamed_before`: changes were delivered before, but no snapshot was taken.
+    `is_after_gap`: changes were lost since the last transaction of the session before.
 
     `names` are the publications. `published` is (schema, name) -> oid as of the last check.
     """
@@ -43,6 +44,7 @@ class Discovery:
         *,
         is_first: bool,
         has_streamed_before: bool,
+        is_after_gap: bool,
     ) -> None:
         self._settings = settings
         self._sql = sql
@@ -50,6 +52,7 @@ class Discovery:
         self._tasks = tasks
         self._is_first = is_first
         self._has_streamed_before = has_streamed_before
+        self._is_after_gap = is_after_gap
         self.published: dict[tuple[str, str], int] = {}
         self._comparison = Comparison(sql, names)
         self._logged_names: dict[int, set[tuple[str, str]]] = {}
@@ -105,11 +108,11 @@ class Discovery:
                 tasks.never_read(state)
                 if was_unpublished:
                     log_unsent(relation.namespace, relation.name, _NOT_FOUND, reads=False)
-            elif was_unpublished:
+            elif was_unpublished or self._is_after_gap:
                 tasks.wait(replace(state, purpose="REPLACE"))
             else:
                 tasks.add(state, misses_keys=not self._is_first)
-        self._has_streamed_before = self._is_first = False
+        self._has_streamed_before = self._is_first = self._is_after_gap = False
         await self._compare()
 
     async def _forget_unpublished(self, oids: set[int]) -> None:
@@ -127,12 +130,12 @@ class Discovery:
     async def _compare(self) -> None:
         """Read settled tables again whose rows have come, gone or changed without an event."""
         tasks = self._tasks
-        for oid in self._leaves_in_stream.keys() & tasks.contents.by_oid.keys() & tasks.settled:
+        for oid in self._leaves_in_stream.keys() & tasks.contents.by_oid.keys():
             self._add_leaves(oid, self._leaves_in_stream.pop(oid))
         returned, self._returned = self._returned, set()
         renamed = set(self._renames_in_stream)
         contents = dict(tasks.contents.by_oid)  # what arrives during the check is compared by the next one
-        check = await self._comparison.check(tasks.settled)
+        check = await self._comparison.check([*tasks.settled, *tasks.waiting_without_content])
         changed = []
         for oid, now in list(check.contents.items()):
             before = contents.get(oid)
@@ -211,7 +214,7 @@ class Discovery:
             return False
         if root not in self._tasks.settled and root not in self._tasks.by_oid:
             return False
-        if content is None or root not in self._tasks.settled:
+        if content is None:
             self._leaves_in_stream.setdefault(root, set()).add(oid)
             return False
         return self._add_leaves(root, {oid})
