@@ -60,6 +60,7 @@ from gateway.startup.start import (
     Steps,
     TimelineHistory,
     Warn,
+    WithdrawIntent,
     WriteIntent,
     start,
 )
@@ -225,6 +226,8 @@ class Bootstrap:
                 failpoint("before_slot_intent")
                 await self._delivery.deliver_now([], position)
                 failpoint("after_slot_intent")
+            case WithdrawIntent(position):
+                await self._delivery.deliver_now([], position, forgets=position.key)
             case CreateSlot():
                 # The topics come first: creating ten thousand takes minutes, and a slot retains WAL
                 # from its creation.

@@ -111,6 +111,11 @@ def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str
     other = (
         "check source.dsn and source.slot: one of them may be wrong. If both are as intended, set another kafka.prefix"
     )
+    if position.state == "INTENT":
+        return (
+            f"{other}. If both gateways were started for the first time at the same moment, start the one that is meant to have "
+            "this prefix again"
+        )
     if position.system_identifier == fresh.system_identifier or adoption_obstacle(position, fresh, facts):
         return other
     command = f"walgate adopt --from-system {position.system_identifier}"

@@ -2,7 +2,7 @@
 each step and sends the answer.
 
     look -> prepare Kafka -> look -> fence -> look -> read positions -> look, judge
-         -> first start: write the intent, create the slot
+         -> first start: write the intent, look at the positions again, create the slot
             later starts, with the same prefix and slot: nothing
          -> replication connection: the same server? -> new epoch
 
@@ -12,6 +12,11 @@ end of the WAL after it. Each write that follows fails if another gateway has ta
 The intent (state INTENT, epoch 0) is durable before the slot is created. So a slot that is found
 together with an intent was created by this gateway, and a crash between any two steps repairs
 itself.
+
+Gateways of two slots do not fence each other. If they start for the first time with one prefix,
+both may find it unused. So each looks again after its own intent: the one whose intent comes later
+sees the other's, and stops. If each sees the other's, both stop. A refused intent is withdrawn,
+unless a slot was created for it, so that it does not keep the other gateway from the prefix.
 """
 
 from __future__ import annotations
@@ -68,8 +73,8 @@ class ReadPositions:
 
 @dataclass(frozen=True, slots=True)
 class LookAtPositions:
-    """Read the positions as ReadPositions does, but before the fence, so that they may change at
-    any time -> Stored. A step of position changes only."""
+    """Read the positions as ReadPositions does, but without schemas -> Stored. The positions of
+    gateways that this one has not fenced may change at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,13 @@ class ProveFence:
 @dataclass(frozen=True, slots=True)
 class WriteIntent:
     """Make a position of state INTENT durable -> None."""
+
+    position: Position
+
+
+@dataclass(frozen=True, slots=True)
+class WithdrawIntent:
+    """Delete a position of state INTENT -> None."""
 
     position: Position
 
@@ -157,6 +169,7 @@ Step = (
     | LookAtPositions
     | ProveFence
     | WriteIntent
+    | WithdrawIntent
     | CreateSlot
     | Identify
     | TimelineHistory
@@ -203,7 +216,8 @@ def start(
         stored = after_rename(stored, former, fresh)
         yield Warn((_renamed(former, fresh),))
     known = stored.positions.get(fresh.key)
-    yield from _judge_behind_fence(check_prefix(stored.positions, fresh, after))
+    is_interrupted = known is not None and (known.state, known.prefix) == ("INTENT", fresh.prefix)
+    yield from _judge_prefix(stored, fresh, after, withdraws=is_interrupted and after.slot is None)
     if known is not None and known.state == "ACTIVE":
         position = replace(known, publications=fresh.publications, version=fresh.version)
         of_server = _reported(after, position, expected, reported, adopt_slot=adopt_slot)
@@ -263,6 +277,16 @@ def _judge_behind_fence(findings: Iterable[Finding]) -> Judging:
     yield from _judge((*report.warnings, *report.errors))
 
 
+def _judge_prefix(stored: Stored, fresh: Position, facts: Facts, *, withdraws: bool) -> Judging:
+    """Check the prefix; `withdraws`: if it is refused, withdraw the intent."""
+    try:
+        yield from _judge_behind_fence(check_prefix(stored.positions, fresh, facts))
+    except StopForOperator:
+        if withdraws:
+            yield WithdrawIntent(fresh)
+        raise
+
+
 def _judge_known(
     before: Facts,
     stored: Stored,
@@ -310,6 +334,8 @@ def _first_start(
     if known is None:
         yield from _judge_behind_fence(check_first_start(stored, fresh, facts, adopt_slot=adopt_slot))
         yield WriteIntent(fresh)
+        stored = yield LookAtPositions()
+        yield from _judge_prefix(stored, fresh, facts, withdraws=True)
     if facts.slot is None:
         yield from _judge(check_slot_capacity(facts))
         return replace(fresh, resume_lsn=(yield CreateSlot()))

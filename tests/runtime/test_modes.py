@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -172,6 +173,46 @@ async def test_a_prefix_of_another_slot_is_refused(
     assert await other.wait() == EXIT_CONFIGURATION
     assert "belongs to slot" in other.log()
     await sql.close()
+
+
+@pytest.mark.parametrize("both_see_the_other", [False, True])
+async def test_of_two_first_starts_with_one_prefix_at_most_one_goes_on(
+    both_see_the_other: bool, database: Database, new_gateway: NewGateway, topic_prefix: str
+) -> None:
+    """Both have found the prefix unused. A gateway that has to stop leaves nothing behind that
+    would stop the other one."""
+    sql = await database.connect()
+    await sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
+    first, late = new_gateway(), new_gateway(source__slot=f"{topic_prefix}_other")
+    if both_see_the_other:
+        for gateway in (first, late):
+            gateway.start("after_slot_intent:stop, after_position_read:stop:2")
+        for _ in range(2):
+            await _stopped(first, late)
+            first.signal(signal.SIGCONT)
+            late.signal(signal.SIGCONT)
+        assert await first.wait() == EXIT_CONFIGURATION
+        assert f"belongs to slot {topic_prefix}_other of" in first.last_words()
+        assert "start the one that is meant to have this prefix again" in first.last_words()
+    else:
+        late.start("before_slot_intent:stop")
+        await _stopped(late)
+        await first.streaming()
+        late.signal(signal.SIGCONT)
+    assert await late.wait() == EXIT_CONFIGURATION
+    assert f"belongs to slot {topic_prefix} of" in late.last_words()
+    assert await first.stop() in (0, EXIT_CONFIGURATION)
+    await first.streaming()
+    late.start()
+    assert await late.wait() == EXIT_CONFIGURATION
+    assert await sql.fetchval("SELECT array_agg(slot_name::text) FROM pg_replication_slots") == [topic_prefix]
+    await sql.close()
+
+
+async def _stopped(*gateways: GatewayProcess) -> None:
+    async with asyncio.timeout(30):
+        while not all(gateway.is_stopped for gateway in gateways):
+            await asyncio.sleep(0.02)
 
 
 PUBLICATION = "CREATE PUBLICATION walgate FOR ALL TABLES"

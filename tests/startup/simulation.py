@@ -36,6 +36,7 @@ from gateway.startup.start import (
     Fence,
     Identify,
     LoadFacts,
+    LookAtPositions,
     PrepareKafka,
     ProveFence,
     ReadPositions,
@@ -358,7 +359,7 @@ class Gateway:
                     raise Retry("not there")
             case Fence():
                 self.producer = world.fence()
-            case ReadPositions():
+            case ReadPositions() | LookAtPositions():
                 return world.stored()
             case ProveFence():
                 world.commit(self.producer, None)

@@ -14,11 +14,13 @@ from gateway.startup.start import (
     Fence,
     Identify,
     LoadFacts,
+    LookAtPositions,
     PrepareKafka,
     ProveFence,
     ReadPositions,
     Step,
     TimelineHistory,
+    WithdrawIntent,
     WriteIntent,
     start,
 )
@@ -71,7 +73,7 @@ def test_a_known_slot_goes_on_from_its_position_in_a_new_epoch() -> None:
 
 def test_a_first_start_writes_its_intent_and_creates_the_slot() -> None:
     position, steps = started(without_slot(), NOTHING_STORED, answers=SLOT_CREATED)
-    assert kinds(steps)[-4:] == [WriteIntent, CreateSlot, Identify, BeginEpoch]
+    assert kinds(steps)[-5:] == [WriteIntent, LookAtPositions, CreateSlot, Identify, BeginEpoch]
     assert (position.resume_lsn, position.epoch, position.state) == (1900, 1, "ACTIVE")
 
 
@@ -102,6 +104,30 @@ def test_a_slot_without_a_position_is_adopted_only_on_demand() -> None:
 def test_a_prefix_of_another_slot_is_refused(other: Position) -> None:
     with pytest.raises(StopForOperator, match="belongs to slot"):
         started(without_slot(), Stored({other.key: other}, marker_topic_used=True))
+
+
+OTHER_INTENT = replace(FRESH, slot="other")
+
+
+def test_a_prefix_that_another_slot_took_at_the_same_moment_is_refused_and_the_intent_withdrawn() -> None:
+    done: list[Step] = []
+    both = Stored({each.key: each for each in (FRESH, OTHER_INTENT)}, marker_topic_used=False)
+    with pytest.raises(StopForOperator, match="belongs to slot other") as caught:
+        started(without_slot(), NOTHING_STORED, answers={LookAtPositions: lambda _: both}, done=done)
+    assert "first time at the same moment" in caught.value.hint
+    assert kinds(done)[-4:] == [WriteIntent, LookAtPositions, ProveFence, WithdrawIntent]
+
+
+@pytest.mark.parametrize(
+    ("facts", "prefix", "last"),
+    [(without_slot(), "cdc", WithdrawIntent), (FACTS, "cdc", ProveFence), (without_slot(), "former", ProveFence)],
+)
+def test_an_earlier_intent_is_withdrawn_unless_a_slot_was_created_for_it(facts: Facts, prefix: str, last: type) -> None:
+    done: list[Step] = []
+    own = replace(FRESH, prefix=prefix)
+    with pytest.raises(StopForOperator, match="belongs to slot other"):
+        started(facts, Stored({own.key: own, ACTIVE.key + b"other": replace(ACTIVE, slot="other")}, False), done=done)
+    assert kinds(done)[-1] is last
 
 
 def test_an_upgraded_server_is_told_how_to_take_over() -> None:
