@@ -85,7 +85,7 @@ class KafkaTransactions:
         self._policy = delivery.policy
         self._close_bytes = delivery.policy.close_bytes
         self._feedback = feedback
-        self._position = position
+        self._position = self._durable = position
         self._status = status
         self._states = states
         self._unclosed_bytes = 0
@@ -101,6 +101,11 @@ class KafkaTransactions:
         """Resume LSN of the last closed Kafka transaction: later changes are not part of a closed
         one yet."""
         return self._position.resume_lsn
+
+    @property
+    def durable_lsn(self) -> Lsn:
+        """Resume LSN of the last durable Kafka transaction."""
+        return self._durable.resume_lsn
 
     @property
     def received_until(self) -> Lsn:
@@ -287,6 +292,7 @@ class KafkaTransactions:
 
     def _acknowledge(self, position: Position) -> None:
         """Let PostgreSQL forget what precedes `position`, which is durable."""
+        self._durable = position
         if position is self._idle_position:
             failpoint("after_idle_advance")
         self._feedback.acknowledge(position.resume_lsn)

@@ -203,7 +203,7 @@ class Session:
             with table_errors.of_snapshot():
                 await run_together(*tasks, until=self._drain(stop, kafka))
         except TransactionTimedOut as error:
-            self._stop_if_again(kafka.closed_lsn, error)
+            self._stop_if_again(kafka.durable_lsn, error)
             raise
 
     def _log_quarantined(self, position: Position) -> None:

@@ -63,12 +63,12 @@ class Resumption:
             log.info("snapshot_resumed", tables=len(tasks.by_oid), snapshot_id=tasks.snapshot.id)
 
     def _can_go_on(self, task: TableTask, surveyed: Surveyed) -> bool:
-        """Return whether the table can go on where it was. After a gap, only a reselection can: it
-        reads rows as they are now."""
+        """Return whether the table can go on where it was. After a gap, only a reselection has been
+        begun: it reads rows as they are now."""
         was_begun = task.state.status in (Status.READING.value, Status.ENDING.value)
         if task.is_reselect:
             return was_begun
-        return was_begun and not self._is_after_gap and task.state.fingerprint == surveyed.fingerprint
+        return was_begun and task.state.fingerprint == surveyed.fingerprint
 
     def _go_on(self, task: TableTask, plan: ReadPlan) -> None:
         if has_its_keys(task, plan) if task.is_reselect else not plan.is_read_at_once:

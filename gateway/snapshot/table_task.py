@@ -31,6 +31,7 @@ log = structlog.get_logger()
 
 CHANGED: Final = "its columns, files or publication have changed"
 """Why a table begins again whose read plan no longer fits."""
+RENAMED: Final = "it was renamed, for a time or for good"
 
 HOPELESS_ATTEMPTS: Final = 3
 """After this many failed attempts, the snapshot of the other tables may end without the table."""

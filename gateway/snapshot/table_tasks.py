@@ -28,7 +28,7 @@ from gateway.snapshot.stored_state import (
     TableState,
 )
 from gateway.snapshot.table_errors import Obstacle
-from gateway.snapshot.table_task import TableTask, reselection
+from gateway.snapshot.table_task import RENAMED, TableTask, reselection
 from gateway.snapshot.whole_snapshot import WholeSnapshot
 from schemas.relation import RelationDescription
 
@@ -145,14 +145,16 @@ class TableTasks:
 
     def restore(self, state: TableState, *, is_after_gap: bool) -> TableTask:
         """Add a table that an earlier session has not finished. `is_after_gap`: changes were lost
-        since, so rows that were read may be gone."""
-        segments = self._states.keys.get(state.relation_oid, {})
-        task = self._by_oid[state.relation_oid] = TableTask(
-            state, encoded=state, void_segments=segments, misses_keys=True
-        )
-        if is_after_gap:
-            task.purpose_is_replace()
-        return task
+        since, so rows that were read may be gone. The table begins again, which is stored before
+        anything behind the gap is."""
+        oid = state.relation_oid
+        if is_after_gap and state.purpose != RESELECT:
+            purpose = "REPLACE" if state.purpose == "FILL" else state.purpose
+            self.wait(TableState(oid, state.schema, state.name, state.snapshot_id, purpose))
+        else:
+            segments = self._states.keys.get(oid, {})
+            self._by_oid[oid] = TableTask(state, encoded=state, void_segments=segments, misses_keys=True)
+        return self._by_oid[oid]
 
     def resume(self, task: TableTask, plan: ReadPlan) -> None:
         """Go on with a restored table where the earlier session was."""
@@ -248,6 +250,14 @@ class TableTasks:
             self.contents.is_now(task.oid, now)
         task.set_up(plan, judge, self._chunk_bytes, reselects=self._reselects)
         self._active[task.oid] = task
+
+    def was_renamed(self, oid: int) -> None:
+        """Report that the stream has another name for a table that waits, or is read: changes may
+        have gone to another topic."""
+        task = self._by_oid[oid]
+        task.purpose_is_replace()
+        if task.status is not Status.WAITING and not task.is_reselect:
+            task.begin_again(RENAMED)
 
     def plan_found(self, task: TableTask, plan: ReadPlan) -> None:
         task.plan_found(plan)

@@ -33,6 +33,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 )
 
 from gateway.local import Registry
+from schemas.lsn import Lsn
 from tests.conftest import Database
 from tests.exactly_once.memory import RESIDENT_LIMIT_BYTES, Memory
 from tests.exactly_once.shapes import Session
@@ -358,10 +359,13 @@ async def test_a_transaction_that_goes_on_with_excluded_changes_stops_with_the_w
             session = Session(scene.connection, scene.workload_random)
             await session.begin("goes_on")
             await session.insert("plain", 3)
+            begun_lsn = await scene.sql("SELECT pg_current_wal_lsn()")
             fill = "INSERT INTO work.left_out (payload) SELECT repeat('x', 1000) FROM generate_series(1, 15000)"
             await scene.connection.execute(fill)
             await session.end()
             await scene.ends("kafka.transaction_timeout_s = 1", named)
+            named_lsn = re.search("transaction that follows LSN ([0-9A-F/]+)", scene.gateway.last_words())
+            assert named_lsn and Lsn.parse(named_lsn[1]) <= begun_lsn
             await scene.streaming(**way)
             await scene.delivered(session.xid)
             proxy.heal()

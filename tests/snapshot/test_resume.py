@@ -19,12 +19,14 @@ from gateway.snapshot.read_plan import Surveyed, survey
 from gateway.snapshot.rules.published_content import PublishedContent
 from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.rules.table_progress import Status
-from gateway.snapshot.stored_state import TableState
+from gateway.snapshot.stored_state import TableState, decode_states
 from gateway.snapshot.table_task import TableTask
 from gateway.startup.facts import PublishedColumn, PublishedRelation
 from gateway.transactions.native_record_writer import EventVersion
 from gateway.transactions.record_writer import RelationVersion
+from schemas.records import SNAPSHOT_STATE
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.wire_format import frame
 from tests.conftest import Database
 from tests.snapshot.conftest import NOT_ASKED, Transactions
 
@@ -127,6 +129,16 @@ async def test_a_table_that_was_changed_under_the_lock_is_restarted(
 async def test_only_what_no_publication_holds_is_left(snapshot: SnapshotCoordinator, locked: Survey) -> None:
     await resume(snapshot, HALF_READ, replace(HALF_READ, relation_oid=2))
     assert snapshot._tasks.unpublished == {2} and [*snapshot._tasks.by_oid] == [1]
+
+
+async def test_that_a_table_begins_again_after_a_gap_is_durable(snapshot: SnapshotCoordinator, locked: Survey) -> None:
+    """Another session that comes before the table can be read does not know of the gap."""
+    snapshot._resumption._is_after_gap = True
+    await resume(snapshot, HALF_READ)
+    snapshot._tasks._frame = frame(1)
+    records = snapshot._tasks.take_states(set(), with_stream=False)
+    (stored,) = decode_states(records, {1: SNAPSHOT_STATE}).tables.values()
+    assert (stored.status, stored.purpose, stored.row_count) == ("WAITING", "REPLACE", 0)
 
 
 @pytest.mark.integration

@@ -225,13 +225,14 @@ WAITING = """
 CREATE TABLE public.cut (id int PRIMARY KEY, v text); INSERT INTO public.cut SELECT g, 'old' FROM generate_series(1, 50) g;
 CREATE TABLE public.away (LIKE public.cut INCLUDING ALL); INSERT INTO public.away TABLE public.cut;
 CREATE TABLE public.same (LIKE public.cut INCLUDING ALL); INSERT INTO public.same TABLE public.cut;
+CREATE TABLE public.hidden (LIKE public.cut INCLUDING ALL); INSERT INTO public.hidden TABLE public.cut;
 CREATE PUBLICATION roots WITH (publish_via_partition_root = true);
 CREATE PUBLICATION wide; CREATE PUBLICATION ahead;
 CREATE PUBLICATION uncut WITH (publish = 'insert, update, delete');
 """
 PUBLISHED = """
 ALTER PUBLICATION roots ADD TABLE public.filled, public.passed; ALTER PUBLICATION uncut ADD TABLE public.cut;
-ALTER PUBLICATION wide ADD TABLE public.away, public.same; ALTER PUBLICATION ahead ADD TABLES IN SCHEMA ahead;
+ALTER PUBLICATION wide ADD TABLE public.away, public.same, public.hidden; ALTER PUBLICATION ahead ADD TABLES IN SCHEMA ahead;
 """
 GONE_UNSEEN = """
 DROP TABLE public.filled_2; TRUNCATE public.cut; ALTER PUBLICATION wide DROP TABLE public.away;
@@ -242,11 +243,11 @@ DELETE FROM public.away WHERE id > 40; ALTER PUBLICATION wide ADD TABLE public.a
 async def test_rows_that_were_sent_before_their_table_was_read_are_not_kept_when_they_go_without_an_event(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """They change while the gateway runs, and while it is down."""
+    """They change while the gateway runs, while it is down, and while its settings exclude one."""
     settings = {"source__publications": "roots,wide,uncut,ahead", "source__check_interval_s": 1}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         await scene.sql.execute("".join(ROOT.format(t=table) for table in ROOTS[:2]) + WAITING)
-        every = ["filled", "passed", "cut", "away", "same"]
+        every = ["filled", "passed", "cut", "away", "same", "hidden"]
         await scene.gateway.streaming()
         async with tables_ahead(scene):
             await scene.sql.execute(PUBLISHED)
@@ -267,6 +268,10 @@ async def while_they_wait(scene: Scene, tables: Sequence[str]) -> None:
     await scene.delivered()
     await scene.gateway.kill()
     await scene.sql.execute(GONE_UNSEEN)
+    await scene.gateway.streaming(source__excluded_tables="public.hidden")
+    await scene.sql.execute("DELETE FROM public.hidden WHERE id = 60")
+    await scene.delivered()
+    assert await scene.gateway.stop() == 0
     await scene.gateway.streaming()
     await touch(scene, tables, "second")
     await scene.delivered()

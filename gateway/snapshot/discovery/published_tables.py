@@ -83,7 +83,8 @@ class Discovery:
         unseen, self._unseen = self._unseen, set()
         publications = await self._publications.facts(self._sql)
         relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
-        for oid in [oid for oid in {*tasks.by_oid, *tasks.settled} if oid not in relations]:
+        found_before = {*tasks.by_oid, *tasks.settled, *(tasks.contents.by_oid.keys() - tasks.unpublished)}
+        for oid in found_before - relations.keys():
             tasks.no_longer_published(oid)
         self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
         excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
@@ -194,6 +195,8 @@ class Discovery:
         if not is_known and not is_excluded:
             self._unseen.add(oid)
             tasks.not_found_yet(oid)
+        if content is not None and oid in tasks.by_oid and (content.schema, content.name) != (namespace, name):
+            tasks.was_renamed(oid)
         if content is None or oid not in tasks.settled or oid in tasks.quarantined:
             return
         if (content.schema, content.name) == (namespace, name):
