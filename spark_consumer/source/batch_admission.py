@@ -1,8 +1,8 @@
 """Decide how far a micro-batch goes: whole transactions, up to a limit of rows that the query gets.
 
 A new offset makes Spark run a batch. After transactions that the query wants the offset advances at
-once. Over a stretch without any it advances only after a while, so that a restart does not begin
-far back, where retention may have removed the markers.
+once. Over a stretch without any it advances only after a while: it must advance, so that a restart
+does not begin far back, where retention may have removed the markers.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from spark_consumer.reader.markers import CommittedTransaction, check_order
 _TRANSACTIONS_PER_TRIGGER = 200_000
 # The most markers read for one answer to Spark where the query wants none of them: 20 seconds.
 _MARKERS_PER_ANSWER = 20 * STEP
+# Seconds for which an offset is held before markers of which none is a transaction.
+_HOLD_WITHOUT_TRANSACTIONS_S = 60.0
 
 Weight: TypeAlias = Callable[[CommittedTransaction], int]
 """Returns the number of rows that a query gets of a transaction or notice; 0 if it wants none."""
@@ -26,7 +28,8 @@ Weight: TypeAlias = Callable[[CommittedTransaction], int]
 class Admission:
     """Decides how far a batch goes.
 
-    `hold_s`: seconds for which an offset is held before transactions that the query does not want.
+    `hold_s`: seconds for which an offset is held before transactions that the query does not want;
+    0 for a query that ends when it has read what there is.
     """
 
     def __init__(self, weight: Weight, hold_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,9 +40,9 @@ class Admission:
 
     def admitted(
         self, log: MarkerLog, position: int, after_commit_lsn: int, end: int, limit: int | None
-    ) -> list[CommittedTransaction]:
-        """Return the transactions of [position, end) that a batch takes; none if no batch is to
-        run.
+    ) -> tuple[list[CommittedTransaction], int]:
+        """Return the transactions of [position, end) that a batch takes, and the position after
+        them; `position` itself if no batch is to run.
 
         Reads no more of the backlog than that takes, and keeps in memory only what the query wants.
         Raises MarkerError.
@@ -51,20 +54,21 @@ class Admission:
             check_order(transactions, after_commit_lsn)
             admitted = admit(transactions, limit, self._weight)
             if len(admitted) < len(transactions):
-                return admitted
+                return admitted, admitted[-1].marker_offset + 1
             log.forget(lambda transaction: not self._weight(transaction), before=reached)
             if reached == end or reached - position >= _MARKERS_PER_ANSWER:
                 break
         if any(map(self._weight, admitted)):
             self._held = None
-            return admitted
+            return admitted, reached
+        hold_s = self._hold_s if admitted or not self._hold_s else _HOLD_WITHOUT_TRANSACTIONS_S
         is_long = reached - position >= _MARKERS_PER_ANSWER
-        return admitted if admitted and (is_long or self._is_held_long(position)) else []
+        return (admitted, reached) if is_long or self._is_held_for(hold_s, position) else ([], position)
 
-    def _is_held_long(self, position: int) -> bool:
+    def _is_held_for(self, hold_s: float, position: int) -> bool:
         if self._held is None or self._held[0] != position:
             self._held = position, self._clock()
-        return self._clock() >= self._held[1] + self._hold_s
+        return self._clock() >= self._held[1] + hold_s
 
 
 def admit(transactions: list[CommittedTransaction], limit: int | None, weight: Weight) -> list[CommittedTransaction]:

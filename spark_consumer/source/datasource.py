@@ -34,7 +34,14 @@ from spark_consumer.source.batch_admission import Admission
 from spark_consumer.source.earlier_spark import EarlierStreamReader
 from spark_consumer.source.filters import FilterPushdown, Wanted
 from spark_consumer.source.frames import TableFrame
-from spark_consumer.source.offsets import StreamOffset, check_last, offset_after, other_topic
+from spark_consumer.source.offsets import (
+    StreamOffset,
+    check_last,
+    last_commit_lsn,
+    last_marker,
+    offset_after,
+    other_topic,
+)
 from spark_consumer.source.options import Options, parse_options
 from spark_consumer.source.shapes import ChangeShape, Shape, TransactionShape
 from spark_consumer.source.table_options import noted_options, options_of_table, with_options
@@ -140,6 +147,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._stop_position = self._planner.log.bounds()[1]
+        self._admission = Admission(self._planner.shape.weight, 0.0)
 
     def reportLatestOffset(self) -> StreamOffset | None:
         """Spark's `latestOffset`: the end of the transaction topic. Minus the end offset of a batch
@@ -166,12 +174,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = self._stop_position
         self._check_topic(start, low, end)
         position, commit_lsn = start["position"], start["commit_lsn"]
-        admitted = (
-            self._admission.admitted(self._planner.log, position, commit_lsn, end, limit) if position < end else []
-        )
-        if not admitted:
+        if position == end:
             return start
-        offset = offset_after(admitted, commit_lsn)
+        admitted, reached = self._admission.admitted(self._planner.log, position, commit_lsn, end, limit)
+        if reached == position:
+            return start
+        offset = offset_after(admitted, start, reached)
         return offset if commit_lsn else {**offset, "began": position}
 
     def _check_topic(self, start: StreamOffset, low: int, end: int) -> None:
@@ -180,8 +188,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position, commit_lsn = start["position"], start["commit_lsn"]
         if end < position:
             raise other_topic(f"the marker topic ends at {end}", start)
-        if not self._is_checked and commit_lsn and low < position:
-            check_last(self._planner.log.between(position - 1, position), start, commit_lsn)
+        last = last_marker(start)
+        if not self._is_checked and commit_lsn and low <= last:
+            check_last(self._planner.log.between(last, last + 1), start, {"position": last, "commit_lsn": commit_lsn})
         self._is_checked = True
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
@@ -193,7 +202,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if end["position"] <= position:
             raise other_topic(f"this batch begins at offset {position}", end)
         transactions = self._planner.log.between(position, end["position"])
-        check_last(transactions, end, start["commit_lsn"])  # a restarted query begins with the batch it had planned
+        check_last(transactions, end, {**start, "position": position})  # a restarted query repeats the planned batch
         if not start["commit_lsn"]:
             self._planner.check_kept(transactions, self._planner.first_kept())
         return self._planner.tasks(transactions)
@@ -238,7 +247,7 @@ class BatchReader(DataSourceReader):
             check_order(transactions, commit_lsn)
             planner.check_kept(transactions, first_kept)
             tasks += planner.tasks(transactions)
-            commit_lsn = offset_after(transactions, commit_lsn)["commit_lsn"] if transactions else commit_lsn
+            commit_lsn = last_commit_lsn(transactions, commit_lsn)
             planner.log.forget_before(reached)
             position = reached
         return tasks

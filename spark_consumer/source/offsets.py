@@ -14,26 +14,36 @@ from spark_consumer.reader.markers import CommittedTransaction
 StreamOffset: TypeAlias = dict[str, int]
 """{"position": next marker offset, "commit_lsn": of the last transaction before it}.
 
-The end offset of a query's first batch also has `began`, the position at which that batch begins.
+It also has `last`, the marker offset of the last transaction or notice, unless that is directly
+before the position: other markers, and what Kafka itself writes after a transaction, may follow. The
+end offset of a query's first batch also has `began`, the position at which that batch begins.
 """
 
 
-def offset_after(transactions: list[CommittedTransaction], commit_lsn: int) -> StreamOffset:
-    """Return the offset after these transactions. `commit_lsn`: of the last transaction before
-    them, which applies if there are only notices."""
-    for transaction in transactions:
-        commit_lsn = commit_lsn if transaction.is_notice else transaction.commit_lsn
-    return {"position": transactions[-1].marker_offset + 1, "commit_lsn": commit_lsn}
+def last_commit_lsn(transactions: list[CommittedTransaction], commit_lsn: int) -> int:
+    """Return the commit LSN of the last of these transactions; `commit_lsn` if there are only
+    notices."""
+    return next((each.commit_lsn for each in reversed(transactions) if not each.is_notice), commit_lsn)
 
 
-def check_last(transactions: list[CommittedTransaction], offset: StreamOffset, commit_lsn: int) -> None:
-    """Raise MarkerError unless `offset` is the one after the last of these transactions.
+def last_marker(offset: StreamOffset) -> int:
+    return offset.get("last", offset["position"] - 1)
 
-    `commit_lsn`: of the last transaction before them.
-    """
-    if not transactions or not offset_after(transactions, commit_lsn).items() <= offset.items():
+
+def offset_after(transactions: list[CommittedTransaction], before: StreamOffset, position: int) -> StreamOffset:
+    """Return the offset with this position, after these transactions, which follow `before`."""
+    last = transactions[-1].marker_offset if transactions else last_marker(before)
+    offset = {"position": position, "commit_lsn": last_commit_lsn(transactions, before["commit_lsn"])}
+    return offset if last == position - 1 else {**offset, "last": last}
+
+
+def check_last(transactions: list[CommittedTransaction], offset: StreamOffset, before: StreamOffset) -> None:
+    """Raise MarkerError unless `offset` is one after the last of these transactions, which follow
+    `before`."""
+    expected = offset_after(transactions, before, offset["position"])
+    if (last_marker(expected), expected["commit_lsn"]) != (last_marker(offset), offset["commit_lsn"]):
         found = transactions[-1] if transactions else "no commit"
-        raise other_topic(f"marker {offset['position'] - 1} of the marker topic is {found}", offset)
+        raise other_topic(f"marker {last_marker(offset)} of the marker topic is {found}", offset)
 
 
 def other_topic(what: str, offset: StreamOffset) -> MarkerError:

@@ -80,13 +80,15 @@ async def test_a_table_that_is_renamed_while_it_is_read_is_begun_again(
             CREATE TABLE public.before (id int PRIMARY KEY, v text);
             INSERT INTO public.before SELECT i, repeat('v', 100) FROM generate_series(1, 1200) i;
             CREATE TABLE public.moved (LIKE public.before INCLUDING ALL); INSERT INTO public.moved TABLE public.before;
-            CREATE SCHEMA away; CREATE TABLE away.back (LIKE public.before INCLUDING ALL); INSERT INTO away.back TABLE public.before;
+            CREATE SCHEMA away; CREATE TABLE away.back (LIKE public.before INCLUDING ALL);
+            INSERT INTO away.back TABLE public.before;
             CREATE SCHEMA other; CREATE PUBLICATION {PUBLICATION} FOR TABLE away.back, public.before, public.moved""")
         await scene.gateway.streaming()
         await scene.in_the_middle(200)
         await scene.sql.execute("ALTER TABLE public.before RENAME TO behind; ALTER TABLE public.moved SET SCHEMA other")
         await scene.sql.execute(
-            "BEGIN; ALTER SCHEMA away RENAME TO gone; DELETE FROM gone.back WHERE id = 1; ALTER SCHEMA gone RENAME TO away; COMMIT"
+            "BEGIN; ALTER SCHEMA away RENAME TO gone; DELETE FROM gone.back WHERE id = 1;"
+            "ALTER SCHEMA gone RENAME TO away; COMMIT"
         )
         await scene.snapshot_done()
         names = "away.back", "public.behind", "other.moved"

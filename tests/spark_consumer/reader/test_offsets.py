@@ -43,6 +43,8 @@ class Topic(Broker):
         self, topic: str, partition: int, first_offset: int, last_offset: int, *, skip_tombstones: bool = False
     ) -> Iterator[tuple[list[int], list[bytes]]]:
         self.reads.append((first_offset, last_offset))
+        if first_offset < self.low[0]:
+            raise RangeExpired(f"offset {first_offset} is gone")
         offsets = list(range(first_offset, last_offset + 1))
         yield offsets, [self.lsns[offset].to_bytes(8, "big") for offset in offsets]
 
@@ -117,6 +119,55 @@ def test_a_marker_that_retention_took_is_not_asked_for() -> None:
     topic.low[0] = 2
     found = reader(topic).latestOffset({"position": 2, "commit_lsn": 20}, ReadAllAvailable())
     assert found == {"position": 3, "commit_lsn": 30}
+
+
+def test_a_query_goes_on_after_retention_has_removed_everything() -> None:
+    """The topic ends with what Kafka writes after a transaction, and with markers of other
+    kinds."""
+    topic = topic_of(10, 20, 0)
+    stands = reader(topic).latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
+    assert stands == {"position": 3, "commit_lsn": 20, "last": 1, "began": 0}
+    assert len(reader(topic).partitions({"position": 0, "commit_lsn": 0}, stands)) == 1
+    topic.low[0] = 3
+    again = reader(topic)
+    assert again.latestOffset(stands, ReadAllAvailable()) == stands
+    topic.lsns.extend([0, 0, 30, 0])
+    assert again.latestOffset(stands, ReadAllAvailable()) == {"position": 7, "commit_lsn": 30, "last": 5}
+
+
+def test_an_offset_passes_markers_of_which_none_is_a_transaction_when_they_have_been_there_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    topic, start = topic_of(10, 0, 0), {"position": 1, "commit_lsn": 10}
+    running = reader(topic)
+    assert running.latestOffset(start, ReadAllAvailable()) == start
+    monkeypatch.setattr(batch_admission, "_HOLD_WITHOUT_TRANSACTIONS_S", 0.0)
+    passed = running.latestOffset(start, ReadAllAvailable())
+    assert passed == {"position": 3, "commit_lsn": 10, "last": 0}
+    assert not running.partitions(start, passed)
+    topic.lsns.append(20)
+    assert reader(topic).latestOffset(passed, ReadAllAvailable()) == {"position": 4, "commit_lsn": 20}
+    topic.lsns[0] = 11
+    with pytest.raises(MarkerError, match="recreated"):
+        reader(topic).latestOffset(passed, ReadAllAvailable())
+
+
+def test_a_query_that_reads_what_there_is_passes_what_it_does_not_want() -> None:
+    """It may run once a day, and retention takes the markers meanwhile."""
+    topic, start = topic_of(10, 11, 12), {"position": 1, "commit_lsn": 10}
+    once = reader(topic, tables="public.a")
+    once.prepareForTriggerAvailableNow()
+    assert once.latestOffset(start, ReadAllAvailable()) == {"position": 3, "commit_lsn": 12}
+    assert reader(topic, tables="public.a").latestOffset(start, ReadAllAvailable()) == start
+
+
+def test_a_query_does_not_stop_before_many_markers_without_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_admission, "STEP", 2)
+    monkeypatch.setattr(batch_admission, "_MARKERS_PER_ANSWER", 4)
+    topic = topic_of(10, 0, 0, 0, 0, 0, 20)
+    stands = reader(topic).latestOffset({"position": 1, "commit_lsn": 10}, ReadAllAvailable())
+    assert stands == {"position": 5, "commit_lsn": 10, "last": 0}
+    assert reader(topic).latestOffset(stands, ReadAllAvailable()) == {"position": 7, "commit_lsn": 20}
 
 
 def test_a_backlog_is_not_loaded_beyond_the_limit() -> None:
