@@ -76,7 +76,7 @@ class RangeCounter:
 def fold(heads: Heads, matched: Matched, read: Read) -> Matched:
     """Keep one record for each event. A TRUNCATE is a record in every partition of its topic, of
     which that of one partition is kept. A change of key is an UPDATE under the new key and a DELETE
-    under the old one, of which the UPDATE is kept (it has old_key)."""
+    under the old one, of which the UPDATE is kept (it has the old key in old_key or before)."""
     operation = heads.operation[matched.rows]
     drop = operation == TRUNCATE
     if drop.any():

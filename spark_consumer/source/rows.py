@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import and_
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
@@ -55,8 +57,9 @@ def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
 
 def flat(changes: DataFrame) -> DataFrame:
     """Return _op, _commit_lsn, _commit_time, _ordinal, _unchanged, then the columns of the new row;
-    for a DELETE, those of the old row, as far as its replica identity sent them. Columns that were
-    not sent are null; `_unchanged` names them."""
+    for a DELETE, those of the old row, as far as its replica identity sent them. A column that was
+    not sent with the new row has the value of the old row. If that was not sent either, the column
+    is null, and `_unchanged` names it."""
     after = changes.schema["after"].dataType
     columns = [_value(changes, name).alias(name) for name in after.fieldNames()]  # type: ignore[attr-defined]
     return changes.select(
@@ -64,33 +67,52 @@ def flat(changes: DataFrame) -> DataFrame:
         f.col("commit_lsn").alias("_commit_lsn"),
         f.col("commit_time").alias("_commit_time"),
         f.col("ordinal").alias("_ordinal"),
-        f.when(f.col("before").isNull(), f.col("unchanged"))
-        .otherwise(f.array().cast("array<string>"))
-        .alias("_unchanged"),
+        _unsent(changes).alias("_unchanged"),
         *columns,
     )
 
 
+def _unsent(changes: DataFrame) -> Column:
+    """Return the names of the columns of which neither the new row nor the old one was sent."""
+    key = changes.schema["old_key"].dataType.fieldNames()  # type: ignore[attr-defined]
+    in_key = f.array(*(f.when(f.col("old_key")[name].isNotNull(), f.lit(name)) for name in key))
+    unsent = f.array_except("unchanged", in_key.cast("array<string>"))
+    is_whole = (f.col("op") == "DELETE") | f.col("before").isNotNull()
+    return f.when(is_whole, f.array().cast("array<string>")).otherwise(unsent)
+
+
 def _value(changes: DataFrame, name: str) -> Column:
-    after, before = f.col("after")[name], f.col("before")[name]
-    key = changes.schema["old_key"].dataType
-    gone = before
-    if name in key.fieldNames():  # type: ignore[attr-defined]
-        kind = changes.schema["after"].dataType[name].dataType  # type: ignore[index]
-        gone = f.coalesce(before, f.col("old_key")[name].cast(kind))
-    new = f.when(f.array_contains("unchanged", name) & f.col("before").isNotNull(), before).otherwise(after)
-    return f.when(f.col("op") == "DELETE", gone).otherwise(new)
+    return f.when(f.col("op") == "DELETE", _old_value(changes, name)).otherwise(_new_value(changes, name))
+
+
+def _old_value(changes: DataFrame, name: str) -> Column:
+    """Return the column's value in the old row: from `before`, which REPLICA IDENTITY FULL sends,
+    or from `old_key`."""
+    before = f.col("before")[name]
+    if name not in changes.schema["old_key"].dataType.fieldNames():  # type: ignore[attr-defined]
+        return before
+    kind = changes.schema["after"].dataType[name].dataType  # type: ignore[index]
+    return f.coalesce(before, f.col("old_key")[name].cast(kind))
+
+
+def _new_value(changes: DataFrame, name: str) -> Column:
+    """Return the column's value in the new row; for a TOASTed value that was not sent, that of the
+    old row."""
+    return f.when(f.array_contains("unchanged", name), _old_value(changes, name)).otherwise(f.col("after")[name])
 
 
 def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return rows as `flat` does, with a change of key as two rows: `_op` DELETE under the old key,
     UPDATE under the new one. Without TRUNCATE."""
     rows = changes.where(f.col("op") != "TRUNCATE")
-    kinds = changes.schema["after"].dataType
-    old = [f.col("old_key")[name].cast(kinds[name].dataType) for name in key]  # type: ignore[index]
-    moved = f.col("old_key").isNotNull() & (f.col("op") == "UPDATE")
-    differs = ~f.struct(*old).eqNullSafe(f.struct(*(f.col("after")[name] for name in key)))
-    words = f.when(moved & differs, f.array(f.lit("DELETE"), f.col("op"))).otherwise(f.array("op"))
+    # PostgreSQL also sends the old key if it has not changed: under REPLICA IDENTITY FULL, and if a
+    # part of it is TOASTed.
+    old = f.struct(*(_old_value(changes, name).alias(name) for name in key))
+    new = f.struct(*(_new_value(changes, name).alias(name) for name in key))
+    has_key = reduce(and_, (f.col("old_key")[name].isNotNull() for name in key))
+    has_old = f.col("before").isNotNull() | has_key
+    moved = (f.col("op") == "UPDATE") & has_old & ~old.eqNullSafe(new)
+    words = f.when(moved, f.array(f.lit("DELETE"), f.col("op"))).otherwise(f.array("op"))
     return flat(rows.withColumn("op", f.explode(words)))
 
 
@@ -106,7 +128,9 @@ def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return the rows that result from applying the changes to an empty table: key columns, then
     the others. Deleted keys are left out.
 
-    A TRUNCATE ends all rows before it. A column that no change in range has sent is null.
+    A TRUNCATE ends all rows before it. A column that no change in range has sent is null. So is a
+    TOASTed column that a change of key did not send, until a later change sends it: its value was
+    sent under the old key.
     """
     cut = changes.where(f.col("op") == "TRUNCATE").agg(f.max(f.struct(*POSITION)).alias("cut"))
     rows = keyed(changes, key).crossJoin(f.broadcast(cut))
@@ -126,7 +150,11 @@ def _sent(name: str) -> Column:
 
 def versions(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return a slowly changing dimension, type 2: every version of every row, with `valid_from` and
-    `valid_to` (null: the current version)."""
+    `valid_to` (null: the current version).
+
+    A change of key ends the last version under the old key, and begins the first one under the new
+    key. A TOASTed column that it did not send is null there, until a later change sends it.
+    """
     moment = f.struct("commit_lsn", "ordinal", "commit_time")
     cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("_cuts"))
     rows = keyed(changes, key).crossJoin(f.broadcast(cuts))

@@ -103,7 +103,8 @@ class Table:
 
 @dataclass
 class Change:
-    """One event of the truth. `row` is the whole row behind it, `after` what is sent."""
+    """One event of the truth. `row` is the whole row behind it, `after` what is sent. `left` is the
+    key that an UPDATE has changed, also where `old_key` is not sent."""
 
     table: Table | None
     op: str
@@ -114,6 +115,7 @@ class Change:
     after: Row | None = None
     before: Row | None = None
     old_key: Row | None = None
+    left: Row | None = None
     unchanged: tuple[str, ...] = ()
     special: dict[str, str] = field(default_factory=dict)
     commit_lsn: int = 0
@@ -157,11 +159,13 @@ class Transaction:
     ) -> Change:
         full = table.description.replica_identity is ReplicaIdentity.FULL
         moved = bool(table.key_columns) and table.key(old) != table.key(new)
+        left = {name: old[name] for name in table.key_columns} if moved else None
         return self.change(
             table, "UPDATE", subxid, row=new, unchanged=unchanged,
             after={name: None if name in unchanged else value for name, value in new.items()},
             before=old if full else None,
-            old_key={name: old[name] for name in table.key_columns} if moved else None,
+            old_key=None if full else left,
+            left=left,
         )  # fmt: skip
 
     def delete(self, table: Table, old: Row, subxid: int | None = None) -> Change:
@@ -378,10 +382,10 @@ class Feeder:
         self._produce(
             table.topic, self._partition(table, key), encode(table.schema_id, table.parsed, record), transaction
         )
-        if change.op == "UPDATE" and change.old_key is not None:
+        if change.left is not None:
             removal = {**record, "op": "DELETE", "key_change": True, "after": None, "unchanged": [], "special": {}}
             value = encode(table.schema_id, table.parsed, removal)
-            self._produce(table.topic, self._partition(table, change.old_key), value, transaction)
+            self._produce(table.topic, self._partition(table, change.left), value, transaction)
 
     def _partition(self, table: Table, key: Row) -> int:
         if table.key_parsed is None:
@@ -491,8 +495,8 @@ def apply(change: Change) -> None:
     if change.op == "DELETE":
         del table.rows[table.key(change.row)]
         return
-    if change.old_key is not None:
-        table.rows.pop(tuple(change.old_key[name] for name in table.key_columns))
+    if change.left is not None:
+        table.rows.pop(table.key(change.left))
     table.rows[table.key(change.row)] = change.row
 
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
 
 from schemas.relation import ReplicaIdentity
 from tests.spark_consumer.feeder import (
@@ -217,11 +216,11 @@ class Work:
                 for place in [place for place in self._own if place[0] == change.table.name]:
                     self._own[place] = None
             elif change.table is not None and change.row is not None:
-                self._see(change.table, change.op, change.row, change.old_key)
+                self._see(change.table, change.op, change.row, change.left)
 
-    def _see(self, table: Table, op: str, row: Row, old_key: dict[str, Any] | None) -> None:
-        if op == "UPDATE" and old_key is not None:
-            self._own[table.name, tuple(old_key[name] for name in table.key_columns)] = None
+    def _see(self, table: Table, op: str, row: Row, left: Row | None) -> None:
+        if left is not None:
+            self._own[table.name, table.key(left)] = None
         self._own[table.name, table.key(row)] = None if op == "DELETE" else row
 
     def _rows(self, table: Table) -> list[Row]:
@@ -254,12 +253,12 @@ class Work:
             toasted = TOASTED[table.description.name]
             new, unsent = {**new, toasted: old[toasted]}, (toasted,)
         change = self.transaction.update(table, old, new, self.subxid, unsent)
-        self._took(table, "UPDATE", new, change.old_key)
+        self._took(table, "UPDATE", new, change.left)
 
-    def _took(self, table: Table, op: str, row: Row, old_key: dict[str, Any] | None) -> None:
+    def _took(self, table: Table, op: str, row: Row, left: Row | None) -> None:
         if table.key_columns:
             self._lock(table, table.key(row))
-            self._see(table, op, row, old_key)
+            self._see(table, op, row, left)
 
     def _lock(self, table: Table, key: Key) -> None:
         self.workload.lock(table, key)

@@ -55,8 +55,11 @@ def test_transfers_add_up_to_zero_in_every_batch(spark: SparkSession, feeder: Fe
     assert len(seen) > 3 and set(seen) == {Decimal(0)}
 
 
-def test_versions_and_last_states_tell_the_history_of_rows(spark: SparkSession, feeder: Feeder) -> None:
-    people = feeder.table(relation("people", {"id": INT8, "name": TEXT, "note": TEXT}, ("id",)))
+@pytest.mark.parametrize("identity", [ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL])
+def test_versions_and_last_states_tell_the_history_of_rows(
+    spark: SparkSession, feeder: Feeder, identity: ReplicaIdentity
+) -> None:
+    people = feeder.table(relation("people", {"id": INT8, "name": TEXT, "note": TEXT}, ("id",), identity))
     first: dict[str, Any] = {"id": 1, "name": "a", "note": "long"}
     steps: list[Any] = [
         lambda t: t.insert(people, first),

@@ -1,0 +1,189 @@
+"""Changes as rows of a key: which changes move a row to another key, and which values a row has
+then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_consumer.source.rows import feed, flat, keyed, last_states, versions
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+Tuple = tuple[Any, ...]
+Change = tuple[str, Tuple | None, Tuple | None, Tuple | None, list[str]]
+"""op, old_key, before, after, unchanged."""
+MakeFrame = Callable[..., DataFrame]
+
+
+@pytest.fixture
+def changes(spark: SparkSession) -> MakeFrame:
+    """Make the typed frame of a table from its changes, each in a transaction of its own."""
+
+    def make(row: str, old_key: str, *steps: Change) -> DataFrame:
+        kinds = (
+            "op string, commit_lsn long, commit_time timestamp, ordinal long, "
+            f"old_key struct<{old_key}>, before struct<{row}>, after struct<{row}>, unchanged array<string>"
+        )
+        rows = [
+            (op, day, datetime(2026, 1, day, tzinfo=UTC), 0, *tuples, unchanged)
+            for day, (op, *tuples, unchanged) in enumerate(steps, 1)
+        ]
+        return spark.createDataFrame(rows, kinds)
+
+    return make
+
+
+def rows_of(frame: DataFrame, *names: str) -> list[Tuple]:
+    return [tuple(row[name] for name in names) for row in frame.toArrow().to_pylist()]
+
+
+def days_of(changes: DataFrame, key: list[str], *names: str) -> list[Tuple]:
+    """The versions, with the days on which they begin and end."""
+    found = versions(changes, key).orderBy("valid_from").toArrow().to_pylist()
+    return [
+        (*(row[name] for name in names), row["valid_from"].day, row["valid_to"] and row["valid_to"].day)
+        for row in found
+    ]
+
+
+ITEM, ITEM_KEY = "id long, big string", "id long"
+
+
+def insert(*row: Any) -> Change:
+    return "INSERT", None, None, row, []
+
+
+def test_the_old_key_of_a_row_with_replica_identity_full_is_in_before(changes: MakeFrame) -> None:
+    history = changes(
+        ITEM,
+        ITEM_KEY,
+        insert(1, "a"),
+        ("UPDATE", None, (1, "a"), (1, "b"), []),
+        ("UPDATE", None, (1, "b"), (10, None), ["big"]),
+        ("UPDATE", None, (10, "b"), (10, "c"), []),
+        ("DELETE", None, (10, "c"), None, []),
+        insert(2, "d"),
+        ("UPDATE", None, (2, "d"), (20, "e"), []),
+    )
+    moved = rows_of(keyed(history, ["id"]).orderBy("_commit_lsn", "_op"), "_op", "id", "big", "_unchanged")
+    assert moved == [
+        ("INSERT", 1, "a", []),
+        ("UPDATE", 1, "b", []),
+        ("DELETE", 1, "b", []),
+        ("UPDATE", 10, "b", []),
+        ("UPDATE", 10, "c", []),
+        ("DELETE", 10, "c", []),
+        ("INSERT", 2, "d", []),
+        ("DELETE", 2, "d", []),
+        ("UPDATE", 20, "e", []),
+    ]
+    newest = {row.id: row._op for row in feed(history, ["id"]).orderBy("_sequence").collect()}
+    assert newest == {1: "DELETE", 10: "DELETE", 2: "DELETE", 20: "UPDATE"}
+    assert rows_of(last_states(history, ["id"]), "id", "big") == [(20, "e")]
+    assert days_of(history, ["id"], "id", "big") == [
+        (1, "a", 1, 2), (1, "b", 2, 3), (10, "b", 3, 4), (10, "c", 4, 5), (2, "d", 6, 7), (20, "e", 7, None),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "moves"),
+    [(float("nan"), float("nan"), False), (0.0, -0.0, False), (float("nan"), 1.0, True), (1.0, 2.0, True)],
+)
+def test_a_float_key_moves_only_to_what_is_not_equal_in_postgresql(
+    changes: MakeFrame, old: float, new: float, moves: bool
+) -> None:
+    history = changes("x double", "x double", ("UPDATE", None, (old,), (new,), []))
+    assert sorted(row._op for row in keyed(history, ["x"]).collect()) == (["DELETE"] if moves else []) + ["UPDATE"]
+
+
+CODED, CODED_KEY = "code string, n long, note string", "code string, n long"
+LONG = "a long code"
+
+
+def test_a_toasted_key_that_was_not_sent_has_not_changed(changes: MakeFrame) -> None:
+    """PostgreSQL sends the key tuple of every UPDATE of such a row."""
+    history = changes(
+        CODED,
+        CODED_KEY,
+        insert(LONG, 1, "a"),
+        ("UPDATE", (LONG, 1), None, (None, 1, "b"), ["code"]),
+    )
+    key = ["code", "n"]
+    expected: list[Tuple] = [("INSERT", LONG, 1, "a", []), ("UPDATE", LONG, 1, "b", [])]
+    for function in (flat, lambda frame: keyed(frame, key)):
+        found = function(history).orderBy("_commit_lsn")
+        assert rows_of(found, "_op", "code", "n", "note", "_unchanged") == expected
+    assert rows_of(last_states(history, key), "code", "n", "note") == [(LONG, 1, "b")]
+    assert days_of(history, key, "code", "n", "note") == [(LONG, 1, "a", 1, 2), (LONG, 1, "b", 2, None)]
+
+
+def test_a_key_changes_beside_its_toasted_column(changes: MakeFrame) -> None:
+    history = changes(
+        CODED,
+        CODED_KEY,
+        insert(LONG, 1, "a"),
+        ("UPDATE", (LONG, 1), None, (None, 2, "b"), ["code"]),
+        ("UPDATE", None, None, (LONG, 2, "c"), []),
+        insert("short", 5, "d"),
+        ("UPDATE", None, ("short", 5, "d"), (None, 6, "d"), ["code"]),  # since then, REPLICA IDENTITY FULL
+    )
+    key = ["code", "n"]
+    moved = rows_of(keyed(history, key).orderBy("_commit_lsn", "_op"), "_op", "code", "n", "_unchanged")
+    assert moved == [
+        ("INSERT", LONG, 1, []),
+        ("DELETE", LONG, 1, []),
+        ("UPDATE", LONG, 2, []),
+        ("UPDATE", LONG, 2, []),
+        ("INSERT", "short", 5, []),
+        ("DELETE", "short", 5, []),
+        ("UPDATE", "short", 6, []),
+    ]
+    found = rows_of(last_states(history, key).orderBy("n"), "code", "n", "note")
+    assert found == [(LONG, 2, "c"), ("short", 6, "d")]
+
+
+def test_a_key_tuple_from_before_the_key_was_altered_tells_nothing_of_the_new_key(changes: MakeFrame) -> None:
+    """In the frame, `old_key` has the columns of the newest key, null where a record has others."""
+    history = changes(ITEM, ITEM_KEY, insert(1, "a"), ("UPDATE", (None,), None, (1, "b"), []))
+    assert rows_of(keyed(history, ["id"]).orderBy("_commit_lsn"), "_op", "id") == [("INSERT", 1), ("UPDATE", 1)]
+
+
+def test_a_key_never_has_the_value_of_a_row_that_has_left_it(changes: MakeFrame) -> None:
+    """A value that was not sent with a change of key is null from then on: it is under the old
+    key."""
+    history = changes(
+        ITEM,
+        ITEM_KEY,
+        insert(1, "X"),
+        ("UPDATE", (1,), None, (10, None), ["big"]),
+        insert(5, "Y"),
+        ("UPDATE", (5,), None, (1, None), ["big"]),
+        ("UPDATE", None, None, (1, None), ["big"]),
+        ("UPDATE", None, None, (10, "Z"), []),
+        ("UPDATE", None, None, (10, None), ["big"]),
+    )
+    moved = rows_of(keyed(history, ["id"]).orderBy("_commit_lsn", "_op"), "_op", "id", "_unchanged")
+    assert moved[1:3] == [("DELETE", 1, []), ("UPDATE", 10, ["big"])]
+    assert rows_of(last_states(history, ["id"]).orderBy("id"), "id", "big") == [(1, None), (10, "Z")]
+    assert days_of(history, ["id"], "id", "big") == [
+        (1, "X", 1, 2), (10, None, 2, 6), (5, "Y", 3, 4), (1, None, 4, 5), (1, None, 5, None),
+        (10, "Z", 6, 7), (10, "Z", 7, None),
+    ]  # fmt: skip
+
+
+def test_a_key_never_has_the_value_of_a_deleted_row(changes: MakeFrame) -> None:
+    history = changes(
+        ITEM,
+        ITEM_KEY,
+        insert(1, "X"),
+        ("DELETE", (1,), None, None, []),
+        insert(5, "Y"),
+        ("UPDATE", (5,), None, (1, None), ["big"]),
+    )
+    assert rows_of(last_states(history, ["id"]), "id", "big") == [(1, None)]
+    assert days_of(history, ["id"], "id", "big") == [(1, "X", 1, 2), (5, "Y", 3, 4), (1, None, 4, None)]
