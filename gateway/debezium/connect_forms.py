@@ -27,10 +27,15 @@ from schemas.varint import encode_long, encode_some_long
 _SOME: Final = b"\2"
 _NOT_FINITE: Final = {b"NaN": b"NAN", b"Infinity": b"POSITIVE_INFINITY", b"-Infinity": b"NEGATIVE_INFINITY"}
 """Values of numeric that are not finite, and Debezium's names for them."""
+_MOST_INT_DIGITS: Final = 4300
 _HSTORE_STRING: Final = rb'"((?:[^"\\]|\\.)*)"'
 _HSTORE_PAIR: Final = re.compile(_HSTORE_STRING + rb"=>(?:" + _HSTORE_STRING + rb"|NULL)(?:, )?", re.DOTALL)
 _ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
 _POINT: Final = re.compile(rb"\(([^,]+),([^)]+)\)")
+_MONEY: Final = re.compile(rb"(\D*)(\d(?:.*\d)?)(\D*)", re.DOTALL)
+_MINUS: Final = re.compile(rb"[-(]|\xe2\x88\x92")
+"""What makes money negative, before or after the digits. The last one is U+2212 in UTF-8."""
+_FRACTION_MARKS: Final = (b".", b",", b"'")
 _BOUNDS: Final = re.compile(rb"^\[-?\d+:-?\d+\]=")
 _ONE: Final = b"\0\0\0\1"
 _WKB_POINT: Final = b"\1\1\0\0\0"
@@ -50,7 +55,13 @@ def _variable_decimal(value: bytes) -> bytes:
         raise UnrepresentableValue
     whole, _, fraction = value.partition(b".")
     fraction = fraction.rstrip(b"0")
-    return _SOME + encode_long(len(fraction)) + _unscaled(int(whole + fraction))
+    return _SOME + encode_long(len(fraction)) + _unscaled(_integer(whole + fraction))
+
+
+def _integer(digits: bytes) -> int:
+    """Parse a number of any length: numeric has up to 147,455 digits, and `int` refuses more than
+    4,300."""
+    return int(digits) if len(digits) <= _MOST_INT_DIGITS else int(Decimal(digits.decode("ascii")))
 
 
 def _decimal_text(value: bytes) -> bytes:
@@ -65,17 +76,50 @@ def _double(value: bytes) -> bytes:
     return _SOME + struct.pack("<d", float(value))
 
 
-def _money_digits(value: bytes) -> Decimal:
-    """Parse money, such as `$1,234.56` or `-$0.50`. In any locale, a mark before the last two
-    digits begins the fraction."""
-    digits = re.sub(rb"[^0-9]", b"", value)
-    has_fraction = re.search(rb"[.,']\d\d\D*\Z", value) is not None
-    number = int(digits) if has_fraction else int(digits) * 100
-    return Decimal(-number if value[:1] in b"-(" or value[-1:] == b"-" else number).scaleb(-2)
+def _money_parser(type_: ConnectType) -> Callable[[bytes], Decimal]:
+    """Return the parser of money, such as `$1,234.56` or `€ -0,50`. Its fraction has as many
+    digits as the server writes for zero; if that is not known, two digits after a mark are it. The
+    number has at least two decimals."""
+    outputs = type_.facts.outputs
+    zero_digits = sum(character.isdigit() for character in outputs[2]) if len(outputs) == 3 else 0
+
+    def parse(value: bytes) -> Decimal:
+        match = _MONEY.fullmatch(value)
+        if match is None:
+            raise ValueError("not money")
+        head, amount, tail = match.groups()
+        has_cents = amount[-3:-2] in _FRACTION_MARKS
+        decimals = zero_digits - 1 if zero_digits else 2 if has_cents else 0
+        number = int(re.sub(rb"\D", b"", amount))
+        is_negative = _MINUS.search(head) or _MINUS.search(tail)
+        padded = max(2 - decimals, 0)
+        return Decimal((-number if is_negative else number) * 10**padded).scaleb(-decimals - padded)
+
+    return parse
 
 
-def _money(value: bytes) -> bytes:
-    return _SOME + _unscaled(int(_money_digits(value).scaleb(2)))
+def _money(type_: ConnectType) -> Encode:
+    """Return the encoder of a decimal with the type's scale, which raises UnrepresentableValue if
+    digits would be lost."""
+    parse = _money_parser(type_)
+
+    def encode(value: bytes) -> bytes:
+        unscaled = parse(value).scaleb(type_.scale)
+        if unscaled != int(unscaled):
+            raise UnrepresentableValue
+        return _SOME + _unscaled(int(unscaled))
+
+    return encode
+
+
+def _money_text(type_: ConnectType) -> Encode:
+    parse = _money_parser(type_)
+    return lambda value: some_bytes(str(parse(value)).encode())
+
+
+def _money_double(type_: ConnectType) -> Encode:
+    parse = _money_parser(type_)
+    return lambda value: _SOME + struct.pack("<d", float(parse(value)))
 
 
 def _bits(value: bytes) -> bytes:
@@ -159,9 +203,9 @@ FROM_TEXT: Final[dict[Form, Callable[[ConnectType], Encode]]] = {
     Form.VARIABLE_DECIMAL: lambda _: _variable_decimal,
     Form.DECIMAL_TEXT: lambda _: _decimal_text,
     Form.DECIMAL_DOUBLE: lambda _: _double,
-    Form.MONEY: lambda _: _money,
-    Form.MONEY_TEXT: lambda _: lambda value: some_bytes(str(_money_digits(value)).encode()),
-    Form.MONEY_DOUBLE: lambda _: lambda value: _double(str(_money_digits(value)).encode()),
+    Form.MONEY: _money,
+    Form.MONEY_TEXT: _money_text,
+    Form.MONEY_DOUBLE: _money_double,
     Form.BIT: lambda _: lambda value: bool_from_text(b"t" if value == b"1" else b"f"),
     Form.BITS: lambda _: _bits,
     Form.POINT: lambda _: _point,

@@ -83,7 +83,8 @@ class ConnectType:
 
 
 def connect_type(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType | None:
-    """Return the Connect type; None for a type that Debezium leaves out."""
+    """Return the Connect type; None for a type that Debezium leaves out. A type that was dropped
+    since the change, usually an enum that text has replaced, becomes a string."""
     while facts.kind is Kind.DOMAIN and facts.base is not None:
         facts, typmod = facts.base, facts.base_typmod
     if facts.kind is Kind.ARRAY and facts.element is not None:
@@ -92,8 +93,10 @@ def connect_type(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> Con
         found = ConnectType(Form.TEXT, _enum(facts.labels), facts, typmod)
     elif facts.kind is Kind.BASE:
         found = _base(facts, typmod, options)
+    elif facts.kind is Kind.UNKNOWN or facts.oid in _TEXT:
+        found = ConnectType(Form.TEXT, "string", facts, typmod)
     else:
-        found = ConnectType(Form.TEXT, "string", facts, typmod) if facts.oid in _TEXT else None
+        found = None
     if found is None and options.include_unknown_datatypes:
         mode = options.binary_handling_mode
         return ConnectType(Form.UNKNOWN, binary_avro(mode), facts, typmod, binary_mode=mode)

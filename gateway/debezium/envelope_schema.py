@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_type import ConnectType, Form, binary_avro, connect_type
-from schemas.relation import ColumnDescription, Kind, Protect, Protection, RelationDescription
+from schemas.relation import ColumnDescription, Kind, Protect, Protection, RelationDescription, ReplicaIdentity
 from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD
 
 Schema = dict[str, Any]
@@ -63,6 +63,10 @@ class NameCollision(ValueError):
     """Two columns have the same field name."""
 
 
+class UnsupportedKey(ValueError):
+    """A column of the replica identity has no Connect type: without it, rows would share a key."""
+
+
 def connect_relation(
     description: RelationDescription,
     catalog: Sequence[CatalogColumn],
@@ -71,7 +75,7 @@ def connect_relation(
 ) -> ConnectRelation:
     """Describe the relation without column defaults, which need an encoder
     (gateway/debezium/column_defaults.py). A column that is no longer in the catalog may be null.
-    Raises NameCollision."""
+    Raises NameCollision and UnsupportedKey."""
     known = {column.name: column for column in catalog}
     columns: list[ConnectColumn | None] = []
     fields: dict[str, str] = {}
@@ -113,12 +117,22 @@ def _key_places(
     columns: Sequence[ConnectColumn | None],
 ) -> tuple[int, ...]:
     """Return the indexes of `key` if the stream sends those columns with every old tuple; else of
-    the columns that it sends."""
+    the columns that it sends.
+
+    Under DEFAULT, the stream marks the primary key of the time of the change. If the catalog's is
+    another one by now, rows of that time may share its values. Raises UnsupportedKey.
+    """
     identity = {column.name for column in description.identity_columns}
-    usable = bool(key) and all(name in places and columns[places[name]] is not None for name in key)
-    if usable and (not identity or identity.issuperset(key)):
+    if not identity or description.replica_identity is not ReplicaIdentity.DEFAULT:
+        is_sent = not identity or identity.issuperset(key)
+    else:
+        is_sent = identity == set(key)
+    if key and is_sent and all(name in places and columns[places[name]] is not None for name in key):
         return tuple(places[name] for name in key)
-    return tuple(places[column.name] for column in description.identity_columns if columns[places[column.name]])
+    for column in description.identity_columns:
+        if columns[places[column.name]] is None:
+            raise UnsupportedKey(f"column {column.name} is part of the key, and Debezium does not support its type")
+    return tuple(places[column.name] for column in description.identity_columns)
 
 
 def with_default(column: ConnectColumn, default: Any, encoded: bytes) -> ConnectColumn:

@@ -183,6 +183,14 @@ class DebeziumWriter(RecordWriter):
         order = counts.collections[collection] = counts.collections.get(collection, 0) + 1
         return transaction_block(self._block_head, counts.total, order)
 
+    def _next_block(self, collection: str) -> bytes:
+        """Return what `block` would, without counting an event: a message may be too large."""
+        if not self.writes_blocks:
+            return _NO_BLOCK
+        counts = self._counts
+        head = some_bytes(self.source.transaction_id.encode())
+        return transaction_block(head, counts.total + 1, counts.collections.get(collection, 0) + 1)
+
     def _begin_transaction(self, transaction: Transaction) -> None:
         topics, source = self._topics, self.source
         assert topics.transactions is not None
@@ -240,7 +248,8 @@ class DebeziumWriter(RecordWriter):
             block = _NO_BLOCK
         else:
             source = self.source
-            block = self.block(transaction, message.prefix)
+            self.refresh(source)  # for the rows that follow: a message takes the place of a first row
+            block = self._next_block(message.prefix)
         topics = self._topics
         value = message_value(
             topics.message_value_frame,
@@ -252,7 +261,11 @@ class DebeziumWriter(RecordWriter):
             self._as_binary(message.content),
         )
         key = topics.message_key_frame + some_bytes(message.prefix.encode())
-        return 0 if topics.messages.offer_hashed(key, value) else len(value)
+        if not topics.messages.offer_hashed(key, value):
+            return len(value)
+        if transaction is not None:
+            self.block(transaction, message.prefix)
+        return 0
 
     def exclude_message(self, transaction: Transaction, prefix: str) -> None:
         """Do nothing: there are no manifests. The message is logged."""

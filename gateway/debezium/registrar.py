@@ -14,6 +14,7 @@ from gateway.debezium.envelope_schema import (
     CatalogColumn,
     ConnectRelation,
     NameCollision,
+    UnsupportedKey,
     connect_relation,
     envelope_schema,
     key_schema,
@@ -116,6 +117,12 @@ class DebeziumRelations:
                 hint="in Debezium's record format, an underscore replaces each character that Avro does not allow, so two "
                 "columns can get the same name. Use kafka.dialect = walgate with another slot and topic prefix. Renaming a "
                 "column is not enough: changes already committed are sent with the old names",
+            ) from None
+        except UnsupportedKey as error:
+            raise UnwritableRelation(
+                f"{description.qualified_name}: {error}, so different rows would have the same key",
+                hint="set debezium.include_unknown_datatypes = true, which sends the text of such columns as bytes. If records "
+                "of the table were written without the column in their key, also set schemas.on_incompatible = register",
             ) from None
         for described, column in zip(description.columns, relation.columns, strict=True):
             is_dropped = described.protection is not None and described.protection.action is Protect.DROP

@@ -4,6 +4,8 @@ of logical decoding messages."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import structlog
 
@@ -45,12 +47,18 @@ def message_sink(prefix: str, topics: Topics, writer: BatchWriter) -> TopicSink:
     return writer.sink(topic, topics.partition_count(topic), "logical messages")
 
 
-def message_selection(source: SourceSettings) -> MessageSelection:
-    """Return which logical decoding messages are published, and log each one that is too large."""
-    return MessageSelection(_log_left_out, frozenset(source.message_prefixes), heartbeats_only=not source.messages)
+def message_selection(source: SourceSettings, *, records_exclusions: bool) -> MessageSelection:
+    """Return which logical decoding messages are published, and log each one that is too large.
+    `records_exclusions` is the dialect's: whether the transaction's marker names it."""
+    left_out = partial(_log_left_out, _IN_MARKER if records_exclusions else _IN_LOG)
+    return MessageSelection(left_out, frozenset(source.message_prefixes), heartbeats_only=not source.messages)
 
 
-def _log_left_out(message: ExcludedMessage) -> None:
+_IN_MARKER: Final = "this is recorded in the field `excluded` of the transaction's marker"
+_IN_LOG: Final = "in this kafka.dialect, only the log records this"
+
+
+def _log_left_out(recorded: str, message: ExcludedMessage) -> None:
     metrics.MESSAGES_EXCLUDED.inc()
     log.warning(
         "message_excluded",
@@ -59,6 +67,5 @@ def _log_left_out(message: ExcludedMessage) -> None:
         message_bytes=message.message_bytes,
         message_lsn=str(Lsn(message.message_lsn)),
         xid=message.xid,
-        hint="this is recorded in the field `excluded` of the transaction's marker; source.message_prefixes limits which "
-        "logical decoding messages are written to Kafka",
+        hint=f"{recorded}; source.message_prefixes limits which logical decoding messages are written to Kafka",
     )

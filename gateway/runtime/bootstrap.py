@@ -109,7 +109,7 @@ class StartResult:
             last_commit_lsn=position.last_commit_lsn,
             prepared=position.prepared,
             writer=writer,
-            messages=message_selection(self._settings.source),
+            messages=message_selection(self._settings.source, records_exclusions=self._dialect.records_exclusions),
             quarantined=position.quarantined,
             skip_lsn=position.skip_lsn,
         )

@@ -39,13 +39,18 @@ _PACK_THREE_BYTES: Final = struct.Struct("!BI").pack
 
 def decimal_from_text(precision: int, scale: int) -> Encode:
     """Return the encoder for the text of numeric(precision, scale), which always has exactly
-    `scale` digits after the point. Raises UnrepresentableValue for NaN and infinity."""
+    `scale` digits after the point, or `-scale` zeros at its end. Raises UnrepresentableValue for
+    NaN and infinity."""
     limit = 10**precision
     point = -scale - 1
 
     def encode(value: bytes) -> bytes:
         try:
-            if scale:
+            if scale < 0:
+                unscaled, lost = divmod(int(value), 10**-scale)
+                if lost:
+                    raise UnrepresentableValue
+            elif scale:
                 if value[point] != 46:  # '.'
                     raise UnrepresentableValue
                 unscaled = int(value[:point] + value[-scale:])

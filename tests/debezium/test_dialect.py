@@ -20,6 +20,7 @@ from gateway.debezium.envelope_schema import (
     TRANSACTION_VALUE,
     CatalogColumn,
     NameCollision,
+    UnsupportedKey,
     connect_relation,
     envelope_schema,
     key_schema,
@@ -91,6 +92,7 @@ class Dialect:
         self.schemas, self.records = Schemas(), list[tuple[str, bytes | None, bytes | None]]()
         self.reasons: list[tuple[str, str, str]] = []
         self.left_out: list[ExcludedMessage] = []
+        self.now_ns = 5
         catalog = [CatalogColumn(c.name, at in required) for at, c in enumerate(description.columns)]
         key = [column.name for column in description.identity_columns]
         connect = connect_relation(description, catalog, key, options)
@@ -109,7 +111,7 @@ class Dialect:
             names=SourceNames("0", "d", "db"),
             topics=topics,
             options=options,
-            clock_ns=lambda: 5,
+            clock_ns=lambda: self.now_ns,
             written=written,
         )
         self.machine = TransactionMachine(
@@ -524,6 +526,36 @@ def test_messages_are_written_with_their_transaction_or_without() -> None:
     assert dialect.machine.heartbeat_time == TIME
 
 
+def test_rows_after_a_message_have_the_time_at_which_they_were_written() -> None:
+    dialect = Dialect()
+    for number, now_ns in enumerate((5_000_000, 3_600_005_000_000), 1):
+        dialect.now_ns = now_ns
+        dialect.begin(number * 1000)
+        dialect.receive(Message(None, True, Lsn(60), "within", b"\2"))
+        dialect.row(b"I", new(*row_of(number)))
+        dialect.commit(number * 1000)
+        message, row = (one.value for one in dialect.read())
+        assert message is not None and row is not None
+        assert message["ts_ms"] == row["ts_ms"] == now_ns // 1_000_000
+        assert (row["ts_us"], row["ts_ns"]) == (now_ns // 1000, now_ns)
+
+
+def test_a_message_that_is_too_large_has_no_place_in_its_transaction() -> None:
+    dialect = Dialect(DebeziumOptions(provide_transaction_metadata=True), sink=SmallSink)
+    dialect.begin()
+    dialect.receive(Message(None, True, Lsn(60), "within", b"\2"))
+    dialect.commit()
+    assert dialect.read() == []
+    dialect.begin(2000)
+    dialect.receive(Message(None, True, Lsn(60), "within", b"\2"))
+    dialect.row(b"I", new(*row_of(1)))
+    dialect.commit(2000)
+    begun, row, end = (one.value for one in dialect.read())
+    assert begun is not None and row is not None and end is not None
+    assert row["transaction"]["total_order"] == end["event_count"] == 1
+    assert end["data_collections"] == [{"data_collection": "public.shop orders", "event_count": 1}]
+
+
 def test_a_message_that_is_too_large_is_told_and_left_out() -> None:
     dialect = Dialect(sink=SmallSink)
     dialect.receive(Message(None, False, Lsn(50), "alone", b"\1"))
@@ -551,6 +583,51 @@ def test_a_key_that_old_tuples_do_not_have_is_what_they_have() -> None:
     for key, meant in ((["c1"], (1,)), (["c0"], (1,)), (["gone"], (1,)), ([], (1,))):
         assert connect_relation(description, [], key, DebeziumOptions()).key == meant
     assert connect_relation(relation(EVERYDAY, ()), [], ["c0"], DebeziumOptions()).key == (0,)
+
+
+def test_a_key_of_old_rows_is_not_a_part_of_it_that_is_the_primary_key_now() -> None:
+    """Rows (1, 1) and (1, 2) of the time when (c0, c1) was the primary key are different rows."""
+    description = relation(EVERYDAY, (0, 1))
+    for key, meant in ((["c0"], (0, 1)), (["c1", "c0"], (1, 0)), (["c0", "c1", "c2"], (0, 1))):
+        assert connect_relation(description, [], key, DebeziumOptions()).key == meant
+    by_index = replace(description, replica_identity=ReplicaIdentity.INDEX)
+    assert connect_relation(by_index, [], ["c0"], DebeziumOptions()).key == (0,)
+
+
+def _of_an_unsupported_type(at: int) -> RelationDescription:
+    pg_lsn = TypeFacts(3220, "pg_catalog", "pg_lsn", Kind.BASE)
+    columns = list(relation(EVERYDAY, (0, at)).columns)
+    columns[at] = replace(columns[at], facts=pg_lsn)
+    return replace(relation(), columns=tuple(columns))
+
+
+@pytest.mark.parametrize("key", [["c0", "c6"], ["c6", "c0"], ["c0"], []])
+def test_a_key_column_of_an_unsupported_type_is_not_left_out_of_the_key(key: list[str]) -> None:
+    with pytest.raises(UnsupportedKey, match="column c6 is part of the key"):
+        connect_relation(_of_an_unsupported_type(6), [], key, DebeziumOptions())
+
+
+def test_a_key_column_of_an_unsupported_type_is_sent_with_unknown_types() -> None:
+    options = DebeziumOptions(include_unknown_datatypes=True)
+    dialect = Dialect(options, _of_an_unsupported_type(6), required=(0, 6))
+    dialect.begin()
+    dialect.row(b"I", new(*row_of(1)[:6], Text(b"0/1")))
+    dialect.row(b"D", old(Text(b"1"), *[None] * 5, Text(b"0/2"), letter=b"K"))
+    assert [one.key for one in dialect.read()] == [{"c0": 1, "c6": lsn} for lsn in (b"0/1", b"0/2", b"0/2")]
+    dialect.row(b"I", new(Binary(bytes(7) + b"\1"), *row_of(1)[1:6], Binary(bytes(7) + b"\3")))
+    assert [one.key for one in dialect.read()] == [{"c0": 1, "c6": b"0/3"}]
+
+
+def test_values_of_a_type_that_was_dropped_are_text() -> None:
+    dropped = TypeFacts(20001, "public", "mood", Kind.UNKNOWN)
+    columns = (relation().columns[0], ColumnDescription("mood", dropped, -1, False))
+    dialect = Dialect(description=replace(relation(), columns=columns), required=(0, 1))
+    dialect.begin()
+    with pytest.raises(UnknownBinary, match="column mood"):
+        dialect.row(b"I", new(Binary(bytes(7) + b"\1"), Binary(b"ok")))
+    dialect.row(b"I", new(Text(b"1"), Text(b"ok")))
+    (record,) = dialect.read()
+    assert record.value is not None and record.value["after"] == {"c0": 1, "mood": "ok"}
 
 
 def test_schemas_are_ones_that_fastavro_reads() -> None:

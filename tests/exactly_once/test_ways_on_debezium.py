@@ -122,6 +122,12 @@ async def _skipped_as_told(place: Place, said: str) -> None:
     await _skip(place, said)
 
 
+async def _key_of_an_unsupported_type(place: Place) -> None:
+    await place.sql.execute(
+        "CREATE TABLE places (id int, at pg_lsn, PRIMARY KEY (id, at)); INSERT INTO places VALUES (1, '0/1'), (1, '0/2')"
+    )
+
+
 async def _skip(place: Place, said: str) -> None:
     found = re.search(r"walgate (skip) (--lsn) (\S+)", said)
     assert found, said
@@ -175,6 +181,7 @@ WALKS: Mapping[str, Walk] = {
     "prepared": Walk("prepared transactions are sent before they commit", _prepared, _two_phase_taken_away, first=True),
     "dialect": Walk("were written with kafka.dialect = debezium", _with(kafka__dialect="walgate"), _set_as_told),
     "unreadable": Walk("column b: the value at byte", _unreadable, _left_out_and_reported),
+    "an unsupported type in a key": Walk("column at is part of the key", _key_of_an_unsupported_type, _set_as_told),
     "columns of one name": Walk("cols: ", _columns_of_one_name, _skipped_as_told),
     "columns of one name, in our dialect": Walk("cols: ", _columns_of_one_name, _in_our_dialect),
     "dialect, and a new prefix": Walk(

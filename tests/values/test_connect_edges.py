@@ -11,6 +11,7 @@ import io
 import json
 import math
 import struct
+from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
@@ -36,6 +37,7 @@ from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, conne
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT
 from gateway.values.column_readers import SlowPathNeeded
 from gateway.values.integers import read_required_int4, read_required_int8
+from gateway.values.numeric import decimal_from_binary, decimal_from_text
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.debezium.encoded import without_times
@@ -238,6 +240,28 @@ def test_numbers_that_are_none_have_debeziums_names_or_no_value() -> None:
     assert (found["scale"], int.from_bytes(found["value"], "big", signed=True)) == (1, -125)
 
 
+@pytest.mark.parametrize("sign", [b"", b"-"])
+def test_a_decimal_may_have_all_digits_that_postgresql_has(sign: bytes) -> None:
+    found = text_read(type_of(built_in("numeric")), sign + b"7" * 131072 + b"." + b"1" * 16383)
+    number = int.from_bytes(found["value"], "big", signed=True)
+    ninths = 7 * (10**131072 // 9) * 10**16383 + 10**16383 // 9
+    assert (found["scale"], number) == (16383, -ninths if sign else ninths)
+
+
+@pytest.mark.parametrize("number", ["0", "100", "-100", "12300", "-12300", "99900", "9999900", "-9999900"])
+def test_a_decimal_of_a_negative_scale_is_the_same_from_text_and_binary(number: str) -> None:
+    value = Decimal(number)
+    encoded = decimal_from_text(5, -2)(number.encode())
+    assert encoded == decimal_from_binary(5, -2)(numeric_binary(value))
+    assert int.from_bytes(encoded[2:], "big", signed=True) == value / 100
+
+
+@pytest.mark.parametrize("text", [b"150", b"-150", b"10000000", b"NaN", b"1.00"])
+def test_text_that_a_negative_scale_does_not_have_is_refused(text: bytes) -> None:
+    with pytest.raises(UnrepresentableValue):
+        decimal_from_text(5, -2)(text)
+
+
 @pytest.mark.parametrize(
     ("text", "cents"),
     [(b"$1,234.56", 123456), (b"-$0.50", -50), (b"($3.00)", -300), (b"1.234,56 \xe2\x82\xac", 123456), (b"7", 700),
@@ -248,6 +272,45 @@ def test_money_is_read_whatever_the_locale(text: bytes, cents: int) -> None:
     assert text_read(type_of(MONEY, decimal_handling_mode="double"), text) == float(amount)
     assert text_read(type_of(MONEY, decimal_handling_mode="string"), text) == str(amount)
     assert text_read(type_of(MONEY), text) == amount
+
+
+GERMAN, JAPANESE, KUWAITI, SWISS = ("0,00 €", "￥0", "KD 0.000", "CHF 0.00")
+
+
+@pytest.mark.parametrize(
+    ("zero", "text", "amount"),
+    [
+        (GERMAN, "1.234,56 €", "1234.56"),
+        (GERMAN, "-1,00 €", "-1.00"),
+        (GERMAN, "\u2212 1,00 €", "-1.00"),
+        ("€ 0,00", "€ -1,00", "-1.00"),
+        (SWISS, "CHF- 5'000.00", "-5000.00"),
+        (SWISS, "CHF 5'000.00", "5000.00"),
+        ("kr0,00", "kr-1,00", "-1.00"),
+        ("0$00", "1.234$50", "1234.50"),
+        (JAPANESE, "￥-1,234", "-1234.00"),
+        (JAPANESE, "￥1,234", "1234.00"),
+        (JAPANESE, "￥12", "12.00"),
+        (KUWAITI, "KD -9.000", "-9.000"),
+        (KUWAITI, "KD 1,000.000", "1000.000"),
+        ("$0.00", "($1.00)", "-1.00"),
+        ("$0.00", "$0.00", "0.00"),
+    ],
+)
+def test_money_has_the_sign_and_the_decimals_of_the_servers_locale(zero: str, text: str, amount: str) -> None:
+    facts, sent = replace(MONEY, outputs=("", "", zero)), text.encode()
+    assert text_read(type_of(facts, decimal_handling_mode="double"), sent) == float(amount)
+    assert text_read(type_of(facts, decimal_handling_mode="string"), sent) == amount
+    assert text_read(type_of(facts), sent) == Decimal(amount)
+
+
+def test_money_with_more_than_two_decimals_is_not_rounded() -> None:
+    facts = replace(MONEY, outputs=("", "", KUWAITI))
+    assert text_read(type_of(facts, decimal_handling_mode="string"), b"KD 0.125") == "0.125"
+    with pytest.raises(UnrepresentableValue):
+        encode_text(type_of(facts))(b"KD 0.125")
+    with pytest.raises(ValueError, match="not money"):
+        encode_text(type_of(facts))(b"KD")
 
 
 def test_bits_points_and_pairs() -> None:
