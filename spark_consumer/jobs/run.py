@@ -280,9 +280,17 @@ class Run:
         else:
             self.status.is_behind = is_behind
         if end["commit_lsn"] > self._commit_lsn:
-            self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
+            self._move_on(progress.batchId, end["commit_lsn"])
         self._measure(end["position"])
         return int(end["position"])
+
+    def _move_on(self, batch: int, commit_lsn: int) -> None:
+        """Report that transactions without changes to write were passed, which affects no table."""
+        self._commit_lsn = commit_lsn
+        self.status.set("commit_lsn", commit_lsn)
+        stale, filling = (int(self.status.values[f"walgate_job_{name}_tables"]) for name in ("stale", "filling"))
+        report = BatchReport(batch, commit_lsn, 0, 0, {}, 0.0, stale=stale, filling=filling)
+        self.say(facts_of(report), line_of(report))
 
     def _measure(self, position: int | None) -> None:
         """Update the metrics of the job's lag."""

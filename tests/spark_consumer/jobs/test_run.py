@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -163,6 +166,18 @@ def test_tables_are_merged_up_to_where_a_merge_has_come() -> None:
     assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1)) == 0
     assert merged_lsn(BatchReport(0, 20, 0, 0, {}, 0.0)) == 0  # transactions without changes
     assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1, is_merge=True)) == 16
+
+
+def test_transactions_without_changes_move_only_the_commit_lsn(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Run(parse_options(NEEDED, streaming=True), None, "json")
+    made.report(BatchReport(1, 40, 1, 1, {"public.t": 1}, 0.1, stale=2, filling=1))
+    before = {**made.status.values}
+    told = '{"position":5,"commit_lsn":50}'
+    made._measured = math.inf  # there is no Kafka to be asked
+    made._catch_up(SimpleNamespace(batchId=1, sources=[SimpleNamespace(endOffset=told, latestOffset=told)]))
+    assert made.status.values == {**before, "walgate_job_commit_lsn": 50}
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (line["commit_lsn"], line["changes"], line["stale"], line["filling"]) == ("0/32", 0, 2, 1)
 
 
 def test_a_query_that_failed_is_not_ready_again_until_a_batch_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
