@@ -138,6 +138,7 @@ def mirror(
             run.retrying,
             run.handed_over,
             run.working,
+            run.merged,
         )
         appending.append(made)
         run.check = made.check

@@ -128,7 +128,7 @@ class Run:
         status.add("differences_total", report.differences)
         if report.is_merge:
             status.set("merged_lsn", report.commit_lsn)
-            status.waits_for = ""
+            status.merge_waits_for = ""
             return
         status.set("commit_lsn", report.commit_lsn)
         status.set("written_time_seconds", time.time())
@@ -153,7 +153,7 @@ class Run:
                     topic = self.options.marker_topic
                     self.say({"waiting": topic}, f"waiting for {topic}: {problem}")
                 told = True
-                self.status.waits_for = f"{self.options.marker_topic}: {problem}"
+                self.status.query_waits_for = f"{self.options.marker_topic}: {problem}"
                 self.stopping.wait(0.5)
 
     def run_query(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
@@ -180,7 +180,7 @@ class Run:
             pause_s = 1.0 if self._commit_lsn > reached else min(2 * pause_s, _LONGEST_PAUSE_S)
             reached = self._commit_lsn
             self._has_failed = True
-            self.status.failed(told)
+            self.status.query_failed(told)
             self.status.add("restarts_total", 1)
             self._measure(self._position)
             self.say({"waiting_s": pause_s, "problem": told}, f"trying again in {pause_s:g} s: {told}")
@@ -199,7 +199,7 @@ class Run:
         Raises the query's own error."""
         self.say({"ready": True}, "reading")
         if not self._has_failed:
-            self.status.waits_for = ""
+            self.status.query_waits_for = ""
         while not query.awaitTermination(_LOOK_EVERY_S):
             self._check_beside(query)
             if self.stopping.is_set() or self._is_done(query.lastProgress):
@@ -210,7 +210,7 @@ class Run:
     def _goes_on(self) -> None:
         """Clear the error of an earlier query: a batch has ended, or there was nothing to do."""
         if self._has_failed:
-            self._has_failed, self.status.waits_for = False, ""
+            self._has_failed, self.status.query_waits_for = False, ""
 
     def _check_beside(self, query: Any) -> None:
         try:
@@ -223,8 +223,12 @@ class Run:
     def retrying(self, problem: Exception, pause_s: float) -> None:
         """Report that a merge failed and will be repeated."""
         told = told_by(str(problem)) or str(problem).strip().partition("\n")[0]
-        self.status.failed(told)
+        self.status.merge_failed(told)
         self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
+
+    def merged(self) -> None:
+        """Clear the error of an earlier merge: one has succeeded, perhaps with nothing to merge."""
+        self.status.merge_waits_for = ""
 
     def working(self, progress: Progress) -> None:
         """Report the progress of a long batch or merge. The number of a batch's changes is known
@@ -280,9 +284,17 @@ class Run:
         else:
             self.status.is_behind = is_behind
         if end["commit_lsn"] > self._commit_lsn:
-            self.report(BatchReport(progress.batchId, end["commit_lsn"], 0, 0, {}, 0.0))
+            self._move_on(progress.batchId, end["commit_lsn"])
         self._measure(end["position"])
         return int(end["position"])
+
+    def _move_on(self, batch: int, commit_lsn: int) -> None:
+        """Report that transactions without changes to write were passed, which affects no table."""
+        self._commit_lsn = commit_lsn
+        self.status.set("commit_lsn", commit_lsn)
+        stale, filling = (int(self.status.values[f"walgate_job_{name}_tables"]) for name in ("stale", "filling"))
+        report = BatchReport(batch, commit_lsn, 0, 0, {}, 0.0, stale=stale, filling=filling)
+        self.say(facts_of(report), line_of(report))
 
     def _measure(self, position: int | None) -> None:
         """Update the metrics of the job's lag."""

@@ -1,7 +1,7 @@
 """`--http HOST:PORT`: the state of a job, for monitoring.
 
     /livez     200 while the process answers
-    /readyz    200 while its query runs, else 503 with what it waits for
+    /readyz    200 while its query runs and its merges succeed, else 503 with what it waits for
     /metrics   Prometheus
     /status    the same as JSON, with the last error: for the gateway (http.mirrors)
 
@@ -68,14 +68,15 @@ METRICS = {
 class Status:
     """The state of a job; written by its thread, read by the server's.
 
-    `waits_for`: "" while its query runs. `last_error`: the error that ended a query which was
-    started again, and its Unix time. `is_behind`: transactions wait in Kafka. `oldest_waiting`:
-    commit time of the first of them (Unix); 0: not known. `is_measured`: whether `is_behind` is
-    known.
+    `query_waits_for`: "" while its query runs. `merge_waits_for`: the error of a merge that will be
+    retried, or "". `last_error`: the error that ended a query which was started again, or a merge,
+    and its Unix time. `is_behind`: transactions wait in Kafka. `oldest_waiting`: commit time of the
+    first of them (Unix); 0: not known. `is_measured`: whether `is_behind` is known.
     """
 
     prefix: str = ""
-    waits_for: str = "its first query"
+    query_waits_for: str = "its first query"
+    merge_waits_for: str = ""
     is_behind: bool = False
     oldest_waiting: float = 0.0
     is_measured: bool = False
@@ -89,18 +90,26 @@ class Status:
         assert f"walgate_job_{name}" in METRICS, name
         self.values[f"walgate_job_{name}"] = value
 
-    def failed(self, message: str) -> None:
-        self.waits_for = message
+    @property
+    def waits_for(self) -> str:
+        return self.query_waits_for or self.merge_waits_for
+
+    def query_failed(self, message: str) -> None:
+        self.query_waits_for = message
+        self.last_error = message, time.time()
+
+    def merge_failed(self, message: str) -> None:
+        self.merge_waits_for = message
         self.last_error = message, time.time()
 
     def as_json(self) -> str:
         """Return the state as JSON. LSNs are integers, 0 if there is none or it is not known; times
         are Unix seconds. `lag_seconds` is null if it is not known."""
-        values = dict(self.values)
+        values, waits_for = dict(self.values), self.waits_for
         facts = {
             "prefix": self.prefix,
-            "state": "waiting" if self.waits_for else "running",
-            "waits_for": self.waits_for,
+            "state": "waiting" if waits_for else "running",
+            "waits_for": waits_for,
             "commit_time": values["walgate_job_commit_time_seconds"] or None,
             "written_time": values["walgate_job_written_time_seconds"] or None,
             "lag_seconds": self._lag_s(time.time()) if self.is_measured else None,
@@ -142,7 +151,8 @@ class Status:
             case "/livez":
                 return 200, "alive\n"
             case "/readyz":
-                return (503, f"waiting for {self.waits_for}\n") if self.waits_for else (200, self._running())
+                waits_for = self.waits_for
+                return (503, f"waiting for {waits_for}\n") if waits_for else (200, self._running())
             case "/metrics":
                 return 200, self.text()
             case "/status":

@@ -31,7 +31,7 @@ class Mirror:
         self.url = f"http://127.0.0.1:{self.server.server_port}"
 
     def wrote(self, commit_lsn: int, moment: float) -> None:
-        self.said.waits_for = ""
+        self.said.query_waits_for = ""
         self.said.set("commit_lsn", commit_lsn)
         self.said.set("commit_time_seconds", moment)
 
@@ -68,8 +68,8 @@ async def test_what_a_mirror_says_is_shown_until_its_end_and_after(mirror: Mirro
     assert (found.up, found.state, found.waits_for, found.lag_seconds) == (True, "waiting", "its first query", None)
 
     mirror.wrote(0x10, 990.0)
-    mirror.said.failed("Kafka did not give the offsets")
-    mirror.said.waits_for = ""
+    mirror.said.query_failed("Kafka did not give the offsets")
+    mirror.said.query_waits_for = ""
     delivered(board, 0x10, 990.0)
     await ask_mirror(mirror.url, board)
     (found,) = board.snapshot().mirrors

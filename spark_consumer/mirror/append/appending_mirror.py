@@ -61,6 +61,7 @@ class AppendingMirror:
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # before a merge is retried
     handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
     working: ProgressListener = ignore_progress  # called during a long batch or merge
+    merged: Callable[[], None] = lambda: None  # called after each background merge, also one without rows
     _merges: BackgroundMerges = field(init=False)
     _known: set[str] = field(default_factory=set, init=False)  # names of the tables in the mirror
     _appended: int = field(default=-1, init=False)
@@ -68,7 +69,9 @@ class AppendingMirror:
     _is_unsure: bool = field(default=False, init=False)  # whether the last batch failed, and may have been appended
 
     def __post_init__(self) -> None:
-        self._merges = BackgroundMerges(self._new_merger, self.merge_every_s, self.retrying, self.handed_over)
+        self._merges = BackgroundMerges(
+            self._new_merger, self.merge_every_s, self.retrying, self.handed_over, self.merged
+        )
 
     def _new_merger(self, schemas: dict[int, Schema]) -> Merger:
         return Merger(

@@ -5,8 +5,8 @@ key is deleted, and the new one is put, with the old key as `origin`, since colu
 did not send are found there.
 
 Columns that were not sent (UNCHANGED: a TOASTed value that the update did not change) are taken
-from `before` if it has them (REPLICA IDENTITY FULL); the others are null in `row` and named in
-`unchanged`.
+from `before` if it has them (REPLICA IDENTITY FULL), and columns of the key from `old_key`; the
+others are null in `row` and named in `unchanged`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spark_consumer.columnar.arrays import booleans, numbers
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.fold.key_text import parse_keys
 from spark_consumer.mirror.tables.columns import decode_records
-from spark_consumer.mirror.tables.table_schema import TableSchema
+from spark_consumer.mirror.tables.table_schema import TableSchema, special_key
 from spark_consumer.source.frames import STRINGS, TEXTS
 
 Mask = npt.NDArray[np.bool_]
@@ -52,9 +52,10 @@ def keyed_events(raw: pa.RecordBatch, decoded: list[pa.Array], shape: TableSchem
     row, unchanged, special = fill_from_before(before, after, unchanged, special)
     new_key = _row_key(row, special, shape, "")
     had_key = _old_keys(old_key, before, special, shape)
-    if len(unchanged.values):
-        new_key = _choose(_unchanged_key(unchanged, shape) & _mask(old_key.is_valid()), had_key, new_key)
-    has_old = _mask(pc.or_(old_key.is_valid(), before.is_valid()))
+    has_key_tuple = _mask(old_key.is_valid())
+    if len(unchanged.values) and has_key_tuple.any():
+        new_key, row, unchanged = _fill_from_key_tuple(new_key, row, unchanged, had_key, has_key_tuple, shape)
+    has_old = has_key_tuple | _mask(before.is_valid())
     moved = np.flatnonzero(~deleted & has_old & _differ(had_key, new_key, shape))
     key = _choose(deleted, had_key, new_key)
     _refuse_nulls(key, raw, shape)
@@ -155,13 +156,37 @@ def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: Tab
     return _choose(has_key, _struct(shape.key_struct, values + texts), from_before)
 
 
-def _unchanged_key(unchanged: pa.Array, shape: TableSchema) -> Mask:
-    """Return a mask of the rows with a TOASTed key column that was not sent; the key tuple has its
-    value."""
-    mask = np.zeros(len(unchanged), bool)
+def _fill_from_key_tuple(
+    new_key: pa.Array, row: pa.Array, unchanged: pa.Array, had_key: pa.Array, has_key_tuple: Mask, shape: TableSchema
+) -> tuple[pa.Array, pa.Array, pa.Array]:
+    """Return new_key, row and unchanged after filling in every key column that was not sent but is
+    in the key tuple: PostgreSQL sends the key tuple whenever such a column is stored out of line,
+    and any other column of the key may have changed.
+
+    A special value is filled in only in the key. In the row, the column remains unsent.
+    """
+    keys = {field.name: _child(new_key, field.name) for field in shape.key_struct}
+    columns = {field.name: _child(row, field.name) for field in row.type}
     for name in shape.key:
-        mask |= _names(unchanged, name)
-    return mask
+        unsent = _names(unchanged, name) & has_key_tuple
+        if not unsent.any():
+            continue
+        for part in (name, special_key(name)) if name in shape.uncertain_key else (name,):
+            keys[part] = _choose(unsent, _child(had_key, part), keys[part])
+        known = unsent & _mask(keys[name].is_valid())
+        columns[name] = _choose(known, keys[name], columns[name])
+        unchanged = _without(unchanged, name, known)
+    filled = pa.StructArray.from_arrays(list(columns.values()), fields=list(row.type), mask=pc.is_null(row))
+    return _struct(shape.key_struct, list(keys.values())), filled, unchanged
+
+
+def _without(unchanged: pa.Array, name: str, rows: Mask) -> pa.Array:
+    """Return `unchanged` without `name` in these rows."""
+    flat, places = pc.list_flatten(unchanged), pc.list_parent_indices(unchanged).to_numpy()
+    stays = ~(_mask(pc.equal(flat, name)) & rows[places])
+    ends = np.cumsum(np.bincount(places[stays], minlength=len(unchanged)))
+    offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+    return pa.ListArray.from_arrays(offsets, flat.filter(booleans(stays)), type=unchanged.type)
 
 
 def _names(unchanged: pa.Array, name: str) -> Mask:

@@ -26,12 +26,13 @@ _LOOK_AGAIN_S = 1.0  # least time between checks whether `walgate merge` has end
 @dataclass
 class BackgroundMerges:
     """The merges of a mirror, made in a thread. `new_merger`: returns a Merger with these value
-    schemas; `every_s`, `retrying`, `handed_over`: as for AppendingMirror."""
+    schemas; `every_s`, `retrying`, `handed_over`, `merged`: as for AppendingMirror."""
 
     new_merger: Callable[[dict[int, Schema]], Merger]
     every_s: float | None
     retrying: Callable[[Exception, float], None]
     handed_over: Callable[[], None]
+    merged: Callable[[], None]
     merger: Merger = field(init=False)
     thread: MergeThread = field(init=False)
     session: SparkSession | None = field(default=None, init=False)
@@ -45,7 +46,7 @@ class BackgroundMerges:
 
     def __post_init__(self) -> None:
         self.merger = self.new_merger({})
-        self.thread = MergeThread(self._merge_in_background, self.every_s, self.retrying)
+        self.thread = MergeThread(self._merge_in_background, self.every_s, self.retrying, self.merged)
 
     @property
     def merges_here(self) -> bool:

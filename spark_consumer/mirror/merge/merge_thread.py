@@ -22,7 +22,7 @@ class MergeThread:
     """Thread that runs `merge`. `every_s`: least number of seconds from the start of one merge to
     that of the next; None: MERGE_EVERY_S, or up to MERGE_AT_LEAST_EVERY_S if merges would take more
     than MERGES_SHARE of the time. `retrying`: called with the error of a merge that will be
-    retried, and the seconds until then.
+    retried, and the seconds until then. `merged`: called after each merge that succeeded.
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on
@@ -38,8 +38,9 @@ class MergeThread:
         merge: Callable[[], None],
         every_s: float | None,
         retrying: Callable[[Exception, float], None] = lambda *_: None,
+        merged: Callable[[], None] = lambda: None,
     ) -> None:
-        self._merge, self._retrying = merge, retrying
+        self._merge, self._retrying, self._merged = merge, retrying, merged
         self._every_s = MERGE_EVERY_S if every_s is None else every_s
         self._is_ours = every_s is None
         self._changed = threading.Condition()
@@ -118,6 +119,7 @@ class MergeThread:
         for pause_s in PAUSES_S:
             try:
                 self._merge()
+                self._merged()
                 return
             except MirrorError:
                 raise
@@ -129,6 +131,7 @@ class MergeThread:
                 if self._changed.wait_for(lambda: self._ended, pause_s):
                     return
         self._merge()
+        self._merged()
 
     def _is_due(self) -> bool:
         """Wait until a merge is due. Return False if the thread was ended."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import math
 import os
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +147,7 @@ def test_what_fails_beside_the_query_ends_it_though_no_batch_comes() -> None:
 
 def test_a_merge_that_is_made_again_is_waited_for_until_one_succeeds() -> None:
     made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+    made.watch(Query())
     made.retrying(OSError("storage is down"), 5.0)
     status, _ = made.status.answer("/readyz")
     assert status == 503 and made.status.last_error is not None
@@ -163,6 +167,51 @@ def test_tables_are_merged_up_to_where_a_merge_has_come() -> None:
     assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1)) == 0
     assert merged_lsn(BatchReport(0, 20, 0, 0, {}, 0.0)) == 0  # transactions without changes
     assert merged_lsn(BatchReport(0, 16, 1, 1, changes, 0.1, is_merge=True)) == 16
+
+
+def test_a_merge_that_succeeds_ends_no_outage_of_the_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges need neither Kafka nor the registry. Of two problems, the query's is told first."""
+    made, told = Run(parse_options(NEEDED, streaming=True), None, "lines"), list[str]()
+
+    def note() -> None:
+        told.append(made.status.answer("/readyz")[1])
+
+    def wait(_: float) -> bool:
+        """Between the two queries."""
+        made.retrying(OSError("storage is down"), 5.0)
+        note()
+        made.merged()
+        made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1, is_merge=True))
+        note()
+        made.retrying(OSError("storage is down"), 5.0)
+        made.report(BatchReport(1, 20, 1, 1, {"public.t": 1}, 0.1))
+        note()
+        return False
+
+    monkeypatch.setattr(made.stopping, "wait", wait)
+    queries = [Query(OF_THE_DRIVER), Query()]
+    made.run_query(lambda: queries.pop(0))
+    note()
+    assert [text.strip().split(":")[0] for text in told] == [
+        "waiting for SourceUnavailable",
+        "waiting for SourceUnavailable",
+        "waiting for storage is down",
+        "waiting for storage is down",
+    ]
+    made.merged()  # there was nothing left to merge, so that no report comes
+    assert made.status.answer("/readyz")[0] == 200
+
+
+def test_transactions_without_changes_move_only_the_commit_lsn(capsys: pytest.CaptureFixture[str]) -> None:
+    made = Run(parse_options(NEEDED, streaming=True), None, "json")
+    made.report(BatchReport(1, 40, 1, 1, {"public.t": 1}, 0.1, stale=2, filling=1))
+    before = {**made.status.values}
+    told = '{"position":5,"commit_lsn":50}'
+    made._measured = math.inf  # there is no Kafka to be asked
+    made._catch_up(SimpleNamespace(batchId=1, sources=[SimpleNamespace(endOffset=told, latestOffset=told)]))
+    assert made.status.values == {**before, "walgate_job_commit_lsn": 50}
+    line = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (line["commit_lsn"], line["changes"], line["stale"], line["filling"]) == ("0/32", 0, 2, 1)
 
 
 def test_a_query_that_failed_is_not_ready_again_until_a_batch_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def test_the_port_says_how_the_job_does(capsys: pytest.CaptureFixture[str]) -> N
         port = server.server_port
         assert ask(port, "/livez")[0] == 200
         assert ask(port, "/readyz") == (503, "waiting for its first query\n")
-        run.status.waits_for = ""
+        run.status.query_waits_for = ""
         assert ask(port, "/readyz") == (200, "running, behind by 0.0 s, 0 bytes of WAL, 0 changes\n")
         moment = datetime(2026, 1, 1, tzinfo=UTC)
         run.report(BatchReport(1, 0x10, 2, 30, {"public.a": 30}, 0.5, commit_time=moment, stale=1))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
+from decimal import Decimal
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
@@ -13,12 +14,15 @@ from schemas.relation import RelationDescription, ReplicaIdentity
 from schemas.topic_names import avro_name
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.fold_arrow import replay_events, states, whole_states
+from spark_consumer.mirror.fold.start_fold import arrow_fold
 from spark_consumer.mirror.tables.table_schema import TableSchema
-from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, relation
+from tests.spark_consumer.feeder import FLOAT8, INT8, NUMERIC, NUMERIC_12_2, TEXT, relation
 from tests.spark_consumer.mirror.test_columns import record, schema, shape
 
 NAN = math.nan
 FLOATS = relation("floats", {"x": FLOAT8, "n": INT8, "note": TEXT}, ("x", "n"), ReplicaIdentity.FULL)
+PAGES = relation("pages", {"url": TEXT, "seq": INT8, "note": TEXT}, ("url", "seq"))
+PRICES = relation("prices", {"x": (NUMERIC, NUMERIC_12_2), "n": INT8, "note": TEXT}, ("x", "n"))
 DOTS = relation("dots", {"id": INT8, ".id": INT8, ".": TEXT, "id.id": TEXT}, (".id",), ReplicaIdentity.FULL)
 
 
@@ -80,3 +84,67 @@ def test_a_name_that_begins_with_a_dot_is_no_path() -> None:
     ordered, outcomes = replay_events(found)
     rows = [row["row"] for row in states(ordered, outcomes, None, made).to_pylist() if not row["deleted"]]
     assert rows == [{"id": 1, ".id": key, ".": "a", "id.id": "b"} for key in (10, 30)]
+
+
+def page(seq: int, note: str | None, url: str | None = "U") -> dict[str, Any]:
+    return {"url": url, "seq": seq, "note": note}
+
+
+def update(old: int, new: int, note: str | None) -> dict[str, Any]:
+    """An update whose url is stored out of line and was not sent; PostgreSQL then sends the old key
+    in any case. `note` None: it was not sent either."""
+    unsent = ["url"] if note else ["url", "note"]
+    facts = {"op": "UPDATE", "before": None, "old_key": {"url": "U", "seq": old}}
+    return {**facts, "after": page(new, note, None), "unchanged": unsent}
+
+
+INSERT, DELETE = (
+    {"op": "INSERT", "after": page(1, "n1")},
+    {"op": "DELETE", "before": None, "old_key": {"url": "U", "seq": 2}, "after": None},
+)
+MOVE, CHANGE = update(1, 2, "n2"), update(2, 2, "n3")
+
+
+@pytest.mark.parametrize(
+    ("changes", "rows"),
+    [
+        ([INSERT, MOVE], {1: None, 2: "n2"}),
+        ([MOVE], {1: None, 2: "n2"}),
+        ([INSERT, MOVE, CHANGE], {1: None, 2: "n3"}),
+        ([MOVE, CHANGE], {1: None, 2: "n3"}),
+        ([INSERT, MOVE, DELETE], {1: None, 2: None}),
+        ([MOVE, DELETE], {1: None, 2: None}),
+        ([INSERT, update(1, 2, None)], {1: None, 2: "n1"}),
+        ([CHANGE], {2: "n3"}),
+    ],
+)
+def test_only_the_key_column_that_was_not_sent_is_that_of_the_old_key(
+    changes: list[dict[str, Any]], rows: dict[int, str | None]
+) -> None:
+    """The row has it too, since the target may not have the row yet."""
+    made, found = events(PAGES, *changes)
+    states_found = arrow_fold(cast("Any", None), None, found, made).to_pylist()
+    assert {(state["key"]["url"], state["key"]["seq"]): state["row"] for state in states_found} == {
+        ("U", seq): note and page(seq, note) for seq, note in rows.items()
+    }
+    assert not any(state["unchanged"] for state in states_found)
+
+
+def test_a_special_value_of_the_old_key_stays_in_the_target() -> None:
+    """As the others do whose columns are not part of the key."""
+
+    def change(x: str) -> dict[str, Any]:
+        facts = {"op": "UPDATE", "before": None, "old_key": {"x": x, "n": 1}}
+        return {**facts, "after": {"x": None, "n": 2, "note": None}, "unchanged": ["note", "x"]}
+
+    _, found = events(PRICES, change("NaN"), change("1.50"))
+    assert [(event["key"], event["row"], event["unchanged"]) for event in found.to_pylist()[:2]] == [
+        ({"x": None, "n": 2, "special of x": "NaN"}, {"x": None, "n": 2, "note": None}, ["note", "x"]),
+        (
+            {"x": Decimal("1.50"), "n": 2, "special of x": None},
+            {"x": Decimal("1.50"), "n": 2, "note": None},
+            ["note"],
+        ),
+    ]
+    assert found["deleted"].to_pylist() == [False, False, True, True]
+    assert [event["key"]["n"] for event in found.to_pylist()[2:]] == [1, 1]

@@ -112,6 +112,24 @@ def test_a_merge_that_fails_is_made_again_unless_walgate_itself_refuses_it_and_i
     assert len(made) == attempts and told == [problem] * (attempts - 1)
 
 
+def test_each_attempt_that_succeeds_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it had anything to merge or not."""
+    monkeypatch.setattr(merging_module, "PAUSES_S", (0.0,) * len(PAUSES_S))
+    told: list[str] = []
+    problems = [True, True, False, False, *[True] * len(PAUSES_S), False]
+
+    def merge() -> None:
+        if problems.pop(0):
+            raise OSError("storage is down")
+
+    merging = MergeThread(merge, 0, lambda *_: told.append("retrying"), lambda: told.append("merged"))
+    merging.start()
+    for _ in range(3):
+        merging.merge_now()
+    merging.end()
+    assert told == ["retrying", "retrying", "merged", "merged", *["retrying"] * len(PAUSES_S), "merged"]
+
+
 def test_the_end_does_not_wait_for_the_next_attempt_of_a_merge() -> None:
     told = threading.Event()
 
