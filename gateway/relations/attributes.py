@@ -9,9 +9,8 @@ is older: numbers are assigned in ascending order and never reused, so its colum
 ones of all attributes that were not dropped before its transaction. The catalog row of an attribute
 shows which transaction changed or dropped it last (xmin), and a higher transaction id counts as
 later. The same rule applies if a name belongs to another column than in an earlier version of the
-relation, or if no version that is known has the column: the message may be from before or after the
-DROP and ADD. The rule is not exact if a transaction got its id before the ALTER TABLE and wrote to
-the table after it, or the reverse.
+relation: the message may be from before or after the DROP and ADD. The rule is not exact if a
+transaction got its id before the ALTER TABLE and wrote to the table after it, or the reverse.
 
 Columns that this does not explain belong to an ALTER TABLE whose transaction has not committed:
 names that exist have their numbers, new ones have none. If a publication sends only some columns of
@@ -104,7 +103,7 @@ def attribute_numbers(
     now = _by_place(names, attributes, frozenset())
     gone = _dropped_later(attributes, xid)
     if now is not None and not any(earlier.get(name) in gone for name in names):
-        return _before_drop(names, attributes, xid, earlier, now) or now
+        return now
     for least in (1, 0):  # changed after the transaction of the message; or also in it, after the message
         changed = frozenset(each.number for each in attributes if _distance(each, xid) >= least)
         older = _by_place(names, attributes, changed)
@@ -113,31 +112,6 @@ def attribute_numbers(
     known = {each.name: each.number for each in attributes if each.name is not None}
     found = {name: known[name] for name in names if name in known}
     return found if list(found.values()) == sorted(found.values()) else {}
-
-
-def _before_drop(
-    names: Sequence[str],
-    attributes: Sequence[Attribute],
-    xid: int | None,
-    earlier: Mapping[str, int],
-    now: Mapping[str, int],
-) -> dict[str, int] | None:
-    """Return the numbers if columns of the message were dropped after its transaction, and their
-    names, which are not in an earlier version, were given to other columns; else None.
-
-    Columns that are not in the message must have been added later. If the whole relation was
-    created later, transaction ids tell nothing: all of it is of savepoints of the message's
-    transaction.
-    """
-    changed = {each.number for each in attributes if _distance(each, xid) > 0}
-    older = _by_place(names, attributes, changed) or {}
-    moved = {name: number for name, number in older.items() if number != now[name]}
-    if not moved or len(changed) == len(attributes):
-        return None
-    if not moved.keys().isdisjoint(earlier) or not set(moved.values()).isdisjoint(earlier.values()):
-        return None
-    expected = {each.number for each in attributes if each.name is not None and not each.is_generated}
-    return older if changed.union(older.values()) >= expected else None
 
 
 def _by_place(names: Sequence[str], attributes: Sequence[Attribute], changed: Set[int]) -> dict[str, int] | None:

@@ -57,25 +57,6 @@ def test_a_name_that_another_column_has_now_depends_on_who_wrote_first() -> None
     assert numbers("ia", long_ago, 899, "i1a2") == {"i": 1, "a": 3}
 
 
-def test_of_a_column_that_was_never_announced_the_transactions_tell_whether_it_is_the_former_one() -> None:
-    now = attributes("i", None, "a", dropped=900, a=900)
-    assert numbers("ia", now, 899) == {"i": 1, "a": 2}
-    assert numbers("ia", now, 900) == {"i": 1, "a": 3}
-    assert numbers("ia", now, 899, "i1") == {"i": 1, "a": 2}
-    assert numbers("ia", now, 899, "i1a3") == {"i": 1, "a": 3}  # the new one was announced
-    later = attributes("i", None, "b", "a", "c", dropped=900, a=905, c=910)
-    assert numbers("iab", later, 899) == {"i": 1, "a": 2, "b": 3}
-    assert numbers("iba", later, 905) == {"i": 1, "b": 3, "a": 4}
-    with_generated = attributes("i", None, "g", "a", generated="g", dropped=900, a=900)
-    assert numbers("ia", with_generated, 899) == {"i": 1, "a": 2}
-
-
-def test_columns_that_were_there_before_the_transaction_are_not_left_out() -> None:
-    assert numbers("ia", attributes("i", None, "a", dropped=900), 899) == {"i": 1, "a": 3}
-    # all of it in savepoints of the message's transaction, also the table
-    assert numbers("ia", attributes("i", None, "a", i=900, dropped=901, a=900), 899) == {"i": 1, "a": 3}
-
-
 def test_what_was_changed_since_is_told_by_its_place() -> None:
     assert numbers("ia", attributes("i", "z", z=900)) == {"i": 1, "a": 2}
     assert numbers("iba", attributes("i", "a", "b", a=900, b=900)) == {"i": 1, "b": 2, "a": 3}

@@ -98,15 +98,6 @@ KEYED = (
     "ALTER TABLE items RENAME pk TO id; DELETE FROM items WHERE id = 3; INSERT INTO items VALUES (4, 'e', 'f')",
 )
 
-# The gateway has not seen the table before.
-UNSEEN = (
-    (
-        "STOP; INSERT INTO {t} VALUES (1, 'a', 'former'); ALTER TABLE {t} DROP b, ADD b text; "
-        "INSERT INTO {t} (id, a, b) VALUES (2, 'a', 'b'); RESTART"
-    ),
-    "UPDATE {t} SET b = 'again' WHERE id = 2; ALTER TABLE {t} ADD last int DEFAULT 5; INSERT INTO {t} (id) VALUES (3)",
-)
-
 
 @dataclass
 class World:
@@ -207,12 +198,11 @@ def mirrors(world: World, folder: Path, reports: list[BatchReport], kinds: str) 
     ("scripts", "tables", "kinds"),
     [
         (FEW, ("items",), "merged appended"),
-        (UNSEEN, ("items",), "merged appended"),
         pytest.param(MANY, ("items",), "merged appended", marks=pytest.mark.long),
         pytest.param(KEYED, ("items",), "merged appended", marks=pytest.mark.long),
         pytest.param(FEW, ("notes",), "merged appended", marks=pytest.mark.long),
     ],
-    ids=["few", "unseen", "many", "key", "log"],
+    ids=["few", "many", "key", "log"],
 )
 @pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
 async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
