@@ -205,7 +205,8 @@ async def test_of_two_first_starts_with_one_prefix_at_most_one_goes_on(
     await first.streaming()
     late.start()
     assert await late.wait() == EXIT_CONFIGURATION
-    assert await sql.fetchval("SELECT array_agg(slot_name::text) FROM pg_replication_slots") == [topic_prefix]
+    slots = "SELECT array_agg(slot_name::text) FROM pg_replication_slots WHERE slot_name ^@ $1"
+    assert await sql.fetchval(slots, topic_prefix) == [topic_prefix]
     await sql.close()
 
 
