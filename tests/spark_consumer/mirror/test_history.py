@@ -105,6 +105,8 @@ class Source:
             for number, sql in enumerate(sessions)
         ]
         await asyncio.gather(*each)
+        if part == 0:
+            await self.sql.execute("TRUNCATE documents, entries")  # by chance there may be no other
         await until_confirmed(self.sql, self.slot)
         for sql in sessions:
             await sql.close()
