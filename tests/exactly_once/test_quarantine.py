@@ -206,8 +206,7 @@ async def test_skip_is_not_advised_for_a_transaction_that_was_prepared_before_tw
         await sql.execute("INSERT INTO flows VALUES (4)")
         assert await gateway.wait() == 78
         said = gateway.log().rpartition("walgate: ")[2]
-        if (named := re.search(r"walgate skip --lsn (\S+) ", said)) is not None:
-            await walgate(gateway, "skip", "--lsn", named[1])
+        assert "walgate skip" not in said
         assert "set a pattern that matches public.poison" in said
 
         gateway.settings["errors__tables"] = '[{"pattern": "public.poison", "on_error": "quarantine"}]'

@@ -10,7 +10,7 @@ import pytest
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.snapshot.load import PUBLICATION
-from tests.snapshot.scene import open_scene, tables_ahead
+from tests.snapshot.scene import Scene, open_scene, tables_ahead
 from tests.support.delivered import read_delivered
 from tests.support.slots import until_free
 from tests.support.written import walgate
@@ -26,6 +26,14 @@ CREATE PUBLICATION {PUBLICATION} FOR TABLE public.t
 """
 
 
+async def accept_gap(scene: Scene) -> None:
+    """The slot is lost while the gateway is down, and somebody accepts what that costs."""
+    slot = str(scene.gateway.settings["source__slot"])
+    await until_free(scene.sql, slot)
+    await scene.sql.execute("SELECT pg_drop_replication_slot($1)", slot)
+    await walgate(scene.gateway, "accept-gap")
+
+
 async def test_what_was_read_before_a_gap_is_read_again(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
@@ -39,10 +47,7 @@ async def test_what_was_read_before_a_gap_is_read_again(
         await sql.execute(
             "UPDATE public.t SET v = 'lost' WHERE id <= 300; DELETE FROM public.t WHERE id BETWEEN 301 AND 400"
         )
-        slot = str(gateway.settings["source__slot"])
-        await until_free(sql, slot)
-        await sql.execute("SELECT pg_drop_replication_slot($1)", slot)
-        await walgate(gateway, "accept-gap")
+        await accept_gap(scene)
         await gateway.streaming(snapshot__rows_per_s=100_000)
         await scene.snapshot_done()
         await scene.judge({"public.t": "SELECT * FROM public.t"}, keyless=())
@@ -64,10 +69,7 @@ async def test_rows_of_a_table_that_waits_are_not_kept_when_they_go_within_a_gap
             assert f"{topic_prefix}.public.t" not in (await scene.target()).begin_count
             await gateway.kill()
         await sql.execute("DELETE FROM public.t WHERE id = 1")
-        slot = str(gateway.settings["source__slot"])
-        await until_free(sql, slot)
-        await sql.execute("SELECT pg_drop_replication_slot($1)", slot)
-        await walgate(gateway, "accept-gap")
+        await accept_gap(scene)
         await gateway.streaming()
         await scene.snapshot_done()
         await scene.judge({"public.t": "SELECT * FROM public.t"}, keyless=())
