@@ -175,7 +175,7 @@ async def test_what_comes_between_two_looks_is_noticed(
         await scene.judge(wanted | queries(["stranger"]), keyless=("public.distant",))
         assert not topics_of_partitions(kafka, topic_prefix)
 
-        # Where nothing is read without a command, each is reported once.
+        # Where nothing is read without a command, each is reported.
         assert await scene.gateway.stop() == 0
         await scene.gateway.streaming(snapshot__mode="on_command")
         await touch(scene, every, "fourth")
@@ -192,7 +192,9 @@ async def test_what_comes_between_two_looks_is_noticed(
                 await asyncio.sleep(0.1)
         assert await scene.gateway.stop() == 0
         reported = [(event["table"], event["reason"]) for event in scene.gateway.events("rows_not_sent")]
-        assert len(reported) == 3, reported
+        # A check that runs between the commit and the Relation message of the second name reports it, too.
+        by_check = [reason for _, reason in reported if "had another name for a time" in reason]
+        assert len(reported) == 3 + len(by_check) and len(by_check) <= 1, reported
         assert sum("renamed" in reason for _, reason in reported) == 2, reported
 
 
