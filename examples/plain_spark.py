@@ -149,7 +149,9 @@ class PlainMirror:
         all_columns = {f"`{name}`": f"s.`{name}`" for name in [*self.key, *names]}
         into = into.whenMatchedDelete("s._op = 'DELETE'").whenMatchedUpdate(set=all_columns)
         into = into.whenNotMatchedInsert("s._op != 'DELETE'", values=all_columns)
-        once = {"txnAppId": self.path, "txnVersion": str(version)}
+        # A new checkpoint is a new query: its batches are numbered from 0 again.
+        query = self.spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        once = {"txnAppId": query, "txnVersion": str(version)}
         for name, text in once.items():
             self.spark.conf.set(f"spark.databricks.delta.write.{name}", text)
         try:

@@ -42,7 +42,7 @@ class Job:
     """A streaming query from the data source to the function returned by `start`. `given`: options
     of the source.
 
-    `reached`: returns the position of a mirror. `finish`: called at the end; `is_done` is true if
+    `reached`: checks the checkpoint, and returns the position of a mirror. `finish`: called at the end; `is_done` is true if
     the job reached its end, false if it was stopped.
     """
 
@@ -55,7 +55,7 @@ class Job:
     http: str
     spark: SparkChoice
     start: Callable[[Run], Callable[[Any, int], None]]
-    reached: Callable[[Any], MirrorState | None] | None = None
+    reached: Callable[[Any, Run], MirrorState | None] | None = None
     finish: Callable[..., None] | None = None
 
 
@@ -144,10 +144,19 @@ def mirror(
         run.check = made.check
         return made.apply
 
+    def reached(spark: Any, run: Run) -> MirrorState | None:
+        from spark_consumer.jobs.checkpoint import check_mirror_has
+
+        state = state_of(spark, path)
+        taken_lsn = -1 if state is None else state.commit_lsn
+        run.when_available(lambda: check_mirror_has(spark, run, given, location, path, taken_lsn))
+        return state
+
     def finish(spark: Any, *, is_done: bool) -> None:
         for one in appending:
             one.finish(spark, merge=is_done)
 
+    location = checkpoint or f"{path}/checkpoint"
     given = source_options(
         bootstrap_servers,
         registry,
@@ -164,14 +173,14 @@ def mirror(
         Job(
             "walgate mirror",
             given,
-            checkpoint or f"{path}/checkpoint",
+            location,
             until_lsn,
             once,
             progress,
             http,
             SparkChoice(master, conf, jars, memory_mb, cores, verbose, settings_of(context)),
             start,
-            lambda spark: state_of(spark, path),
+            reached,
             finish,
         )
     )
@@ -366,13 +375,13 @@ def _run(job: Job) -> None:
 
 
 def _run_query(job: Job, run: Run) -> None:
-    from spark_consumer.jobs.session import is_new, last_offset
+    from spark_consumer.jobs.checkpoint import is_new, last_offset
     from spark_consumer.source.datasource import ENDS_AVAILABLE_NOW
     from spark_consumer.source.options import parse_options
 
     spark, given = job.spark.session(job.name, lasting=not job.once), job.given
     run.stop_on_signals()  # PySpark has set its own handler for SIGINT
-    last = None if job.reached is None else job.reached(spark)
+    last = None if job.reached is None else job.reached(spark, run)
     before = last_offset(spark, job.checkpoint)
     if last is not None:
         run.begins_after(last.commit_lsn, last.commit_time)

@@ -80,7 +80,7 @@ class Run:
         self._newest_position = 0  # the end of the topic when it was last read
         # Transactions of other tables do not advance a query's offset at once, and do not count as
         # lag.
-        self._weight = ChangeShape(options, None).weight
+        self.weight = ChangeShape(options, None).weight
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
         # Requests of this object have short time-outs, since signals are handled only after them.
@@ -143,17 +143,21 @@ class Run:
     def wait_for_topic(self) -> None:
         """Wait for the marker topic, which the gateway creates at its first start, perhaps after
         this job's."""
+        self.when_available(lambda: self.log.bounds(patience_s=0))
+
+    def when_available(self, ask: Callable[[], object]) -> None:
+        """Call `ask` until Kafka and the registry can answer it, or the job is stopped."""
         told = False
         while not self.stopping.is_set():
             try:
-                self.log.bounds(patience_s=0)
+                ask()
                 return
             except SourceUnavailable as problem:
+                topic = self.options.marker_topic
                 if not told:
-                    topic = self.options.marker_topic
                     self.say({"waiting": topic}, f"waiting for {topic}: {problem}")
                 told = True
-                self.status.query_waits_for = f"{self.options.marker_topic}: {problem}"
+                self.status.query_waits_for = f"{topic}: {problem}"
                 self.stopping.wait(0.5)
 
     def run_query(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
@@ -192,7 +196,7 @@ class Run:
         if progress is None or not progress.sources or progress.sources[0].startOffset == progress.sources[0].endOffset:
             return True
         end = offset_of(progress.sources[0].endOffset)
-        return end is None or self.log.first_between(end["position"], position, is_wanted=self._weight) is None
+        return end is None or self.log.first_between(end["position"], position, is_wanted=self.weight) is None
 
     def watch(self, query: Any) -> None:
         """Wait until the query ends, a signal arrives, or everything up to `until_lsn` is written.
@@ -303,7 +307,7 @@ class Run:
         self._measured = time.monotonic()
         try:
             newest_position = self.log.bounds(patience_s=0)[1]
-            waiting = backlog(self.log, position, newest_position, self._weight)
+            waiting = backlog(self.log, position, newest_position, self.weight)
         except ConsumerError:  # only metrics are missing; an error that persists ends the query itself
             return
         self._newest_position = newest_position
@@ -329,7 +333,7 @@ class Run:
                 return False
             end = self.log.bounds()[1]
             start = resolve(self.options.starting, self.log) if position is None else position
-            return self.log.first_between(start, end, is_wanted=self._weight) is None
+            return self.log.first_between(start, end, is_wanted=self.weight) is None
         except (SourceUnavailable, TransactionIncomplete):
             return False
 

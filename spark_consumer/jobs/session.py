@@ -16,7 +16,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from spark_consumer.jvm import connect_refused, file_text, folder_names, submitted_settings
+from spark_consumer.jvm import connect_refused, submitted_settings
 from spark_consumer.mirror.delta.session_settings import SESSION, SNAPSHOT_PARTITIONS, session_defaults
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.source.datasource import register
@@ -207,19 +207,3 @@ def _told_by_file(secrets: Mapping[str, str]) -> Iterator[None]:
 def _property(value: str) -> str:
     """Escape a value as java.util.Properties reads it."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-
-
-def is_new(spark: SparkSession, checkpoint: str) -> bool:
-    """Return whether no query has ever planned a batch in this checkpoint location."""
-    return not any(name.isdigit() for name in folder_names(spark, f"{checkpoint}/offsets"))
-
-
-def last_offset(spark: SparkSession, checkpoint: str) -> dict[str, int] | None:
-    """Return the end offset (of the data source) of the last completed batch in this checkpoint
-    location; None if there is none."""
-    numbers = [int(name) for name in folder_names(spark, f"{checkpoint}/commits") if name.isdigit()]
-    if not numbers:
-        return None
-    lines = file_text(spark, f"{checkpoint}/offsets/{max(numbers)}").splitlines()
-    found = json.loads(lines[-1])  # the offset of the only source, after the version and Spark's metadata of the batch
-    return found if isinstance(found, dict) and "position" in found else None

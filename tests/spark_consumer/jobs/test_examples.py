@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import random
+import shutil
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -161,7 +162,7 @@ class History:
 
 
 def test_plain_spark_keeps_a_table_equal(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
-    """Killed after a round of a batch, too."""
+    """Killed after a round of a batch, and begun again without its checkpoint, too."""
     people = feeder.table(relation("people", {"id": INT8, "name": TEXT, "note": TEXT}, ("id",)))
     history = History(feeder, people, 5)
     mirror = example("plain_spark").PlainMirror(
@@ -190,6 +191,8 @@ def test_plain_spark_keeps_a_table_equal(spark: SparkSession, feeder: Feeder, tm
             with pytest.raises(StreamingQueryException, match="killed behind a round"):
                 mirror.start(availableNow=True).awaitTermination()
             mirror.merge_round = merge_round
+        if turn == 3:
+            shutil.rmtree(f"{mirror.path}/_checkpoint")
         run_to_end_of(lambda: mirror.start(availableNow=True))
         rows = spark.read.format("delta").load(mirror.path).collect()
         assert {(row.id,): row.asDict() for row in rows} == people.rows

@@ -182,6 +182,58 @@ def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(
     assert sorted(str(row[0]) for row in found.rows()) == ["0", "1", "2", "7", "8", "9"]
 
 
+def test_a_checkpoint_that_is_ahead_of_its_mirror_is_refused(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """The mirror was restored from a backup, then removed; its checkpoint was not. Both ways on are
+    tried."""
+    items, others = feeder.table(ITEMS), feeder.table(relation("others", {"id": INT8, "name": TEXT}, ("id",)))
+    path, backup, kept = tmp_path / "mirror", tmp_path / "backup", tmp_path / "kept"
+    only = ("--once", "--tables", "public.items")
+
+    def mirror(*more: str) -> str:
+        code, told = run_here(spark, "mirror", feeder, path, *only, *more)
+        assert (code == 0) == (told == ""), told
+        return told
+
+    def changes_of_others() -> None:
+        """Among them one of `items` that is rolled back: no transaction has a row of the mirror."""
+        for number in (len(others.rows), len(others.rows) + 1):
+            insert_item(feeder, others, number)
+        transaction = feeder.begin(streamed=True)
+        transaction.insert(others, {"id": len(others.rows), "name": "a"})
+        transaction.insert(items, {"id": 100, "name": "a"}, subxid=feeder.next_xid())
+        transaction.abort_to(transaction.changes[-1].subxid)
+        transaction.commit()
+        feeder.kafka_commit()
+
+    changes_of_others()
+    assert not mirror() and not mirror(), "no transaction had a row for it"
+    commit_lsns = [insert_item(feeder, items, number) for number in range(2)]
+    assert not mirror()
+    changes_of_others()
+    shutil.copytree(path, backup, ignore=shutil.ignore_patterns("checkpoint"))
+    assert not mirror() and not mirror(), "the checkpoint is ahead, and nothing is missing"
+    commit_lsns.append(insert_item(feeder, items, 2))
+    assert not mirror()
+
+    (path / "checkpoint").rename(kept)
+    shutil.rmtree(path)
+    told = mirror("--checkpoint", str(kept))
+    assert f"the mirror at {path} has no changes" in told and format_lsn(commit_lsns[0]) in told
+    shutil.copytree(backup, path)
+    told = mirror("--checkpoint", str(kept))
+    assert f"all changes up to {format_lsn(commit_lsns[1])}" in told and format_lsn(commit_lsns[2]) in told
+    assert not mirror("--checkpoint", str(tmp_path / "new"))
+    check_items(path, items)
+
+    shutil.rmtree(path)
+    assert "or remove this one" in mirror("--checkpoint", str(kept))
+    shutil.rmtree(kept)
+    assert not mirror("--checkpoint", str(kept))
+    check_items(path, items)
+
+
 def insert_item(feeder: Feeder, items: Table, number: int) -> int:
     transaction = feeder.begin()
     transaction.insert(items, {"id": number, "name": "a"})
