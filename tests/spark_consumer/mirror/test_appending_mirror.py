@@ -321,6 +321,7 @@ def test_a_mirror_leaves_the_merges_to_another_program_until_that_has_ended(
     assert rows_of(versions.read(spark, path), items) == items.rows
 
 
+@pytest.mark.long
 def test_a_release_that_does_not_know_the_form_of_a_mirror_leaves_it_alone(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -444,6 +445,7 @@ def test_a_mirror_goes_on_without_a_table_that_no_merge_can_take(
         take(spark, feeder, mirror())
 
 
+@pytest.mark.long
 def test_a_table_that_waits_and_is_left_out_is_in_no_picture_any_more(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:

@@ -250,6 +250,7 @@ def test_columns_with_names_of_the_comparison_are_compared_as_all_others(
         assert sum(report.differences for report in reports) == differences
 
 
+@pytest.mark.long
 def test_hundreds_of_chunks_are_one_comparison_and_no_plan_grows_with_them(reader: Reader, feeder: Feeder) -> None:
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     in_one_transaction(feeder, *(lambda t, n=n: t.insert(accounts, account(n)) for n in range(400)))
@@ -272,6 +273,7 @@ def test_hundreds_of_chunks_are_one_comparison_and_no_plan_grows_with_them(reade
     assert reader.rows(items) == items.rows and len(items.rows) == 4
 
 
+@pytest.mark.long
 def test_an_excluded_table_stands_still_until_it_was_replaced(reader: Reader, feeder: Feeder) -> None:
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)), lambda t: t.insert(items, {"id": 1}))
