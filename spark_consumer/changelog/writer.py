@@ -2,13 +2,15 @@
 
     <path>/tables/<schema>/<table>    Delta: one table
                                       Parquet: one folder per batch, `batch=<its last commit LSN>`
+    <path>/_position                  how far all of them are complete (position.py)
 
 Changes are never appended twice, even if the checkpoint is lost: a table takes only what is after
-its last commit LSN.
+its last commit LSN. Only the process that opened the changelog last may append to it.
 
 The columns are those of `format("walgate")` with `table`; a relation without replica identity has
 no `old_key`, and one without columns no `before` and `after` either. A column that is added to the
-source table is added to the changelog from then on (mergeSchema). A type that is widened is widened
+source table is added to the changelog from then on (mergeSchema). A column that is dropped or
+renamed within a batch is one of that batch. A type that is widened is widened
 there, too (Delta's type widening; existing Parquet folders keep their type).
 """
 
@@ -16,18 +18,21 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from uuid import uuid4
 
 import pyarrow as pa
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from schemas.lsn import format_lsn
 from spark_consumer.arrow import spark_schema, to_frame
-from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import hadoop_path, path_class
+from spark_consumer.changelog.position import ChangelogPosition, read_position, write_position
+from spark_consumer.errors import MirrorError, UnsupportedSchema, told_by
+from spark_consumer.jvm import folder_names
 from spark_consumer.mirror.fold.keyless_log import not_applied
 from spark_consumer.mirror.fold.replica_identity import check_names
 from spark_consumer.mirror.paths import table_path
@@ -35,7 +40,7 @@ from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.slice_contents import TablePart, batch_size, summarize, without_marks
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.mirror.storage import TABLE_FORMAT
-from spark_consumer.mirror.table_format import CHANGELOG, NO_PROPERTIES
+from spark_consumer.mirror.table_format import CHANGELOG, NO_NUMBERS, NO_PROPERTIES
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame
@@ -51,26 +56,50 @@ class Changelog:
     schemas: SchemaCache
     report: Callable[[BatchReport], None] = lambda _: None
     _applied: dict[str, int] = field(default_factory=dict, init=False)  # by location; -1: there is no table
+    _position: ChangelogPosition | None = field(default=None, init=False)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """Append a batch of whole transactions. `raw`: a frame of frames.RAW. Raises
         MirrorError."""
-        began = time.monotonic()
-        tune(raw.sparkSession, TABLE_FORMAT.session_defaults(compacts=True))
-        raw = without_marks(raw.where(f.col("table").isNotNull())).drop("topic", "partition", "offset").persist()
+        began, spark = time.monotonic(), raw.sparkSession
+        tune(spark, TABLE_FORMAT.session_defaults(compacts=True))
+        self._check_writer(spark)
+        raw = without_marks(raw.where(f.col("table").isNotNull())).persist()
         try:
             found = summarize(raw, batch_size(raw))
             if found is None:
+                self._note(spark, batch)
                 return
             content, records = found
             for part in content.parts:
                 own = raw.where(f.col("table") == str(part.table)) if records is None else records[part.table]
-                self._append(raw.sparkSession, own, part, content.commit_lsn)
+                with _told_of_alter(part.table):
+                    self._append(spark, own, part, content.commit_lsn)
         finally:
             raw.unpersist()
+        self._note(spark, batch, content.commit_lsn)
         tables = {str(part.table): part.changes for part in content.parts}
         seconds = time.monotonic() - began
         self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
+
+    def _check_writer(self, spark: SparkSession) -> None:
+        """Raise MirrorError if another process has opened the changelog. The first call opens
+        it."""
+        found = read_position(spark, self.path)
+        if self._position is None:
+            self._position = replace(found or ChangelogPosition(""), writer=uuid4().hex)
+            write_position(spark, self.path, self._position)
+        elif found is not None and found.writer != self._position.writer:
+            raise _taken_over(self.path)
+
+    def _note(self, spark: SparkSession, batch: int, commit_lsn: int = -1) -> None:
+        """Note that a batch is written."""
+        self._check_writer(spark)
+        assert self._position is not None
+        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
+        reached = max(commit_lsn, self._position.commit_lsn)
+        self._position = replace(self._position, query=query, batch=batch, commit_lsn=reached)
+        write_position(spark, self.path, self._position)
 
     def _append(self, spark: SparkSession, records: DataFrame | pa.Table, part: TablePart, commit_lsn: int) -> None:
         """Append the records of one table. Few records are decoded in this process, which saves a
@@ -81,7 +110,8 @@ class Changelog:
         applied = self._applied[location]
         if applied >= commit_lsn:
             return
-        frame = TableFrame.of(self.schemas[part.newest])
+        older = [self.schemas[schema_id] for schema_id in reversed(part.schema_ids) if schema_id != part.newest]
+        frame = TableFrame.of(self.schemas[part.newest], older)
         for row in frame.schema:
             if pa.types.is_struct(row.type):
                 check_names(part.table, (column.name for column in row.type))
@@ -96,33 +126,81 @@ class Changelog:
             *(row.name for row in rows if not row.type.num_fields)
         )  # no format can write such a struct
         changes = not_applied(changes, applied, "commit_lsn")
+        del self._applied[location]  # if the write fails, it is not known what was written
         if self.format == "parquet":
             changes.write.mode("overwrite").parquet(f"{location}/batch={commit_lsn}")
         else:
-            _append_to_delta(changes, location, part.table, commit_lsn, is_new=applied < 0)
+            names = {column.name for row in rows for column in row.type}
+            try:
+                _append_to_delta(changes, location, part.table, commit_lsn, applied, names)
+            except TABLE_FORMAT.TAKEN_OVER as problem:
+                raise _taken_over(self.path) from problem
         self._applied[location] = commit_lsn
 
     def _find_applied(self, spark: SparkSession, location: str, commit_lsn: int) -> int:
-        """Return the commit LSN up to which a table is complete; -1: there is no table."""
-        if self.format == "parquet":
+        """Return the commit LSN up to which a table is complete; -1: there is no table. Raise
+        MirrorError if there is a table of another format."""
+        in_folders = self.format == "parquet"
+        if TABLE_FORMAT.has_log(spark, location) if in_folders else _batch_folders(spark, location):
+            raise MirrorError(
+                f"{location} is not a table of a changelog in the format {self.format}",
+                hint="Use another path and checkpoint location for this format, or the --format with which this changelog "
+                "was created.",
+            )
+        if in_folders:
             return last_folder(spark, location, commit_lsn)
         return (
             TABLE_FORMAT.applied_commit_lsn(spark, location, CHANGELOG) if TABLE_FORMAT.exists(spark, location) else -1
         )
 
 
+@contextmanager
+def _told_of_alter(table: TableName) -> Iterator[None]:
+    """Say what helps where the columns before and after an ALTER TABLE cannot be in one batch,
+    whether it is decoded in this process or by Spark."""
+    try:
+        yield
+    except (UnsupportedSchema, PySparkException) as problem:
+        told = (
+            f"{UnsupportedSchema.__name__}: {problem}"
+            if isinstance(problem, UnsupportedSchema)
+            else told_by(str(problem))
+        )
+        if told is None or not told.startswith(UnsupportedSchema.__name__):
+            raise
+        what = told.splitlines()[0].partition(": ")[2]
+        raise MirrorError(
+            f"the changelog of {table} cannot store a micro-batch with changes before and after an ALTER TABLE: {what}",
+            hint="Use a new checkpoint location and a smaller --max-changes, so that a micro-batch ends before the ALTER TABLE. "
+            "If one transaction has changes before and after it, leave the table out (--exclude).",
+        ) from problem
+
+
+def _taken_over(path: str) -> MirrorError:
+    return MirrorError(
+        f"another process has opened the changelog at {path}: this one is stopping",
+        hint="Only one process can write to a changelog: the one that was started last. If the other process is the one that "
+        "should write, do not restart this one. Otherwise, stop the other process, then restart this one.",
+    )
+
+
+def _batch_folders(spark: SparkSession, location: str) -> dict[str, int]:
+    """Return the commit LSN of each folder of a batch, by its name."""
+    words = {name: name.removeprefix("batch=") for name in folder_names(spark, location) if name.startswith("batch=")}
+    return {name: int(lsn) for name, lsn in words.items() if lsn.isdigit()}
+
+
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
     """Return the highest commit LSN of a finished folder; -1: none. Raises MirrorError if there is
-    a folder left by a crash while it was written, unless the batch up to `commit_lsn` overwrites
-    it."""
-    found, files = hadoop_path(spark, f"{location}/batch=*")
+    a folder with rows left by a crash while it was written, unless the batch up to `commit_lsn`
+    overwrites it."""
     last = -1
-    for status in files.globStatus(found) or ():
-        folder = status.getPath()
-        lsn = int(folder.getName().removeprefix("batch="))
-        if files.exists(path_class(spark)(folder, "_SUCCESS")):
+    for name, lsn in _batch_folders(spark, location).items():
+        folder = f"{location}/{name}"
+        files = folder_names(spark, folder)
+        if "_SUCCESS" in files:
             last = max(last, lsn)
-        elif lsn != commit_lsn:
+        elif lsn != commit_lsn and not all(file.startswith(("_", ".")) for file in files):
             raise MirrorError(
                 f"{folder} has no _SUCCESS file: the micro-batch in it was not written completely. The current micro-batch "
                 f"ends at {format_lsn(commit_lsn)}, and cannot replace it",
@@ -132,11 +210,25 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
     return last
 
 
-def _append_to_delta(changes: DataFrame, location: str, table: TableName, commit_lsn: int, *, is_new: bool) -> None:
-    properties = TABLE_FORMAT.CHANGELOG_PROPERTIES if is_new else NO_PROPERTIES
+def _append_to_delta(
+    changes: DataFrame, location: str, table: TableName, commit_lsn: int, applied: int, names: set[str]
+) -> None:
+    """Append to a table that has all changes up to `applied` (-1: there is no table). `names`: the
+    columns of the source."""
+    is_new = applied < 0
+    if not is_new:
+        TABLE_FORMAT.allow_names(changes.sparkSession, location, names)
+    properties = TABLE_FORMAT.changelog_properties(names) if is_new else NO_PROPERTIES
     try:
         TABLE_FORMAT.write_once(
-            changes, location, "append", commit_lsn, merge_schema=True, application=CHANGELOG, properties=properties
+            changes,
+            location,
+            "append",
+            commit_lsn,
+            merge_schema=True,
+            application=CHANGELOG,
+            properties=properties,
+            expected=NO_NUMBERS if is_new else {CHANGELOG: applied},
         )
     except AnalysisException as problem:
         raise MirrorError(

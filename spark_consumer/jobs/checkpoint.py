@@ -1,4 +1,4 @@
-"""A query's checkpoint: where the query is, and whether a mirror has what lies before that."""
+"""A query's checkpoint: where the query is, and whether its output has what lies before that."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from schemas.lsn import format_lsn
+from spark_consumer.changelog.position import read_position
 from spark_consumer.errors import MirrorError
 from spark_consumer.jobs.run import Run
 from spark_consumer.jvm import file_text, folder_names
 from spark_consumer.mirror import table_selection, version_manifest
-from spark_consumer.reader.positions import Position, resolve
+from spark_consumer.reader.positions import CHANGELOG, MIRROR, Output, Position, check_continues, resolve
 from spark_consumer.reader.table_marks import KINDS
 
 
@@ -68,12 +69,50 @@ def check_mirror_has(
     if missed is None or missed[0] is None:
         return
     stands = f"all changes up to {format_lsn(taken_lsn)}" if has_some else "no changes"
-    raise MirrorError(
+    raise _ahead(
+        MIRROR,
         f"the mirror at {path} has {stands}, but its checkpoint at {checkpoint} is after the transaction at "
         f"{format_lsn(missed[0])}, which the mirror would miss",
-        hint="The mirror was probably restored from a backup, or removed, without its checkpoint. Use a new checkpoint location "
-        "(--checkpoint), or remove this one: the mirror then continues where it stands.",
     )
+
+
+def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, path: str) -> None:
+    """Raise an error if the changelog at `path` would miss changes: its checkpoint is ahead of it,
+    or new, and the query would start too late. Also if there is a mirror at `path`. Raises what
+    MarkerLog raises."""
+    names = folder_names(spark, path)
+    if "manifest" in names or "changes" in names:
+        raise MirrorError(
+            f"there is a mirror at {path}", hint="A changelog needs another path and checkpoint location (--path)."
+        )
+    position = read_position(spark, path)
+    numbers = _numbers(spark, f"{checkpoint}/commits")
+    if numbers:
+        is_own = position is not None and position.query == query_id(spark, checkpoint)
+        was_removed = position is None and "tables" not in names
+        if was_removed or (is_own and position is not None and position.batch < max(numbers)):
+            raise _ahead(
+                CHANGELOG,
+                f"the checkpoint at {checkpoint} has completed micro-batch {max(numbers)}, which the changelog at {path} does "
+                "not have",
+            )
+    elif position is not None and position.commit_lsn >= 0 and is_new(spark, checkpoint):
+        check_continues(run.options.starting, position.commit_lsn, run.log, CHANGELOG)
+
+
+def _ahead(output: Output, message: str) -> MirrorError:
+    return MirrorError(
+        message,
+        hint=f"The {output.name} was probably restored from a backup, or removed, without its checkpoint. Use a new checkpoint "
+        f"location (--checkpoint), or remove this one: {output.restart}.",
+    )
+
+
+def query_id(spark: SparkSession, checkpoint: str) -> str | None:
+    """Return the id of the query that a checkpoint belongs to; None if there is none yet."""
+    if "metadata" not in folder_names(spark, checkpoint):
+        return None
+    return str(json.loads(file_text(spark, f"{checkpoint}/metadata"))["id"])
 
 
 def _first_position(spark: SparkSession, checkpoint: str) -> int:

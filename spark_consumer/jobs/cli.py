@@ -42,8 +42,9 @@ class Job:
     """A streaming query from the data source to the function returned by `start`. `given`: options
     of the source.
 
-    `reached`: checks the checkpoint, and returns the position of a mirror. `finish`: called at the end; `is_done` is true if
-    the job reached its end, false if it was stopped.
+    `reached`: checks the checkpoint, and returns the state of a mirror, or None for a changelog.
+    `finish`: called at the end; `is_done` is true if the job reached its end, false if it was
+    stopped.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Job:
     http: str
     spark: SparkChoice
     start: Callable[[Run], Callable[[Any, int], None]]
-    reached: Callable[[Any, Run], MirrorState | None] | None = None
+    reached: Callable[[Any, Run], MirrorState | None]
     finish: Callable[..., None] | None = None
 
 
@@ -286,6 +287,12 @@ def consume(
     def start(run: Run) -> Callable[[Any, int], None]:
         return Changelog(path, format, SchemaCache(run.options.registry), run.report).apply
 
+    def reached(spark: Any, run: Run) -> None:
+        from spark_consumer.jobs.checkpoint import check_changelog_continues
+
+        run.when_available(lambda: check_changelog_continues(spark, run, location, path))
+
+    location = checkpoint or f"{path}/checkpoint"
     given = source_options(
         bootstrap_servers,
         registry,
@@ -301,13 +308,14 @@ def consume(
         Job(
             "walgate consume",
             given,
-            checkpoint or f"{path}/checkpoint",
+            location,
             until_lsn,
             once,
             progress,
             http,
             SparkChoice(master, conf, jars, memory_mb, cores, verbose, settings_of(context)),
             start,
+            reached,
         )
     )
 
@@ -381,7 +389,7 @@ def _run_query(job: Job, run: Run) -> None:
 
     spark, given = job.spark.session(job.name, lasting=not job.once), job.given
     run.stop_on_signals()  # PySpark has set its own handler for SIGINT
-    last = None if job.reached is None else job.reached(spark, run)
+    last = job.reached(spark, run)
     before = last_offset(spark, job.checkpoint)
     if last is not None:
         run.begins_after(last.commit_lsn, last.commit_time)

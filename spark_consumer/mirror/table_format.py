@@ -52,13 +52,13 @@ class TableFormat(Protocol):
     def CONCURRENT(self) -> tuple[type[Exception], ...]:
         """Errors of a write that lost against any other one."""
 
-    @property
-    def CHANGELOG_PROPERTIES(self) -> Mapping[str, str]:
-        """Properties of a new table of a changelog, whose columns can get wider types."""
-
     # Reading
 
     def exists(self, spark: SparkSession, location: str) -> bool: ...
+
+    def has_log(self, spark: SparkSession, location: str) -> bool:
+        """Return whether a table was created at a location. Unlike `exists`, this does not need the
+        classes of the format."""
 
     def rows(self, spark: SparkSession, location: str) -> DataFrame:
         """Return the newest version."""
@@ -95,6 +95,10 @@ class TableFormat(Protocol):
     def properties(self, columns: Iterable[str], *, deletion_vectors: bool = False) -> dict[str, str]:
         """Return the properties of a new table with these columns. `deletion_vectors`: a changed
         row is marked as deleted, and its file is not rewritten."""
+
+    def changelog_properties(self, columns: Iterable[str]) -> dict[str, str]:
+        """Return the properties of a new table of a changelog, whose columns can get wider types.
+        `columns`: those of the source's table."""
 
     def create_appended(self, no_rows: DataFrame, location: str, bounded: Sequence[str]) -> None:
         """Create a table to which every batch is appended, unless it exists. `no_rows`: no rows in

@@ -76,8 +76,35 @@ def resolve(position: Position, log: MarkerLog) -> int:
     return high
 
 
-def check_continues(position: Position, taken_lsn: int, log: MarkerLog) -> None:
-    """Raise RangeExpired or OptionError where a mirror that has everything up to `taken_lsn` may
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a query writes: a mirror or changelog. `keeps`: how it goes on, with a gap, at the first
+    transaction that is left (`{}`: its position); `restart`: what a start without
+    --starting-position does."""
+
+    name: str
+    new_one: str
+    keeps: str
+    restart: str
+
+
+MIRROR = Output(
+    "mirror",
+    "and load the existing rows with walgate snapshot start",
+    "start it with --starting-position {}, then run walgate snapshot start, which corrects all tables. (Without the snapshot, "
+    "rows are wrong if anything was removed.)",
+    "the mirror then continues where it stands",
+)
+CHANGELOG = Output(
+    "changelog",
+    "for the changes that are left",
+    "start it with --starting-position {}: changes that were removed will be missing in it.",
+    "changes that the changelog has are not written again",
+)
+
+
+def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: Output = MIRROR) -> None:
+    """Raise RangeExpired or OptionError where an output that has everything up to `taken_lsn` may
     miss later changes.
 
     Markers are removed in commit order: if the marker of a transaction that the mirror has still
@@ -88,16 +115,15 @@ def check_continues(position: Position, taken_lsn: int, log: MarkerLog) -> None:
     first = log.first_between(low, high, notices=False)
     if position.kind != "marker" and low > 0 and (first is None or first.commit_lsn > taken_lsn):
         raise RangeExpired(
-            f"the mirror has all changes up to {format_lsn(taken_lsn)}, but the marker topic now begins at offset {low}, after "
-            "this position: it is unknown whether retention has removed changes that the mirror does not have",
-            hint="Use another path and checkpoint location, and load the existing rows with walgate snapshot start. Or keep "
-            f"this mirror: start it with --starting-position marker:{low}, then run walgate snapshot start, which corrects all "
-            "tables. (Without the snapshot, rows are wrong if anything was removed.)",
+            f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but the marker topic now begins at offset {low}, "
+            f"after this position: it is unknown whether retention has removed changes that the {output.name} does not have",
+            hint=f"Use another path and checkpoint location, {output.new_one}. Or keep this {output.name}: "
+            f"{output.keeps.format(f'marker:{low}')}",
         )
     missed = log.first_between(resolve(Position("lsn", taken_lsn), log), resolve(position, log))
     if missed is not None:
         raise OptionError(
-            f"the mirror has all changes up to {format_lsn(taken_lsn)}, but its checkpoint location is new, and its starting "
-            f"position is after the transaction at {format_lsn(missed.commit_lsn)}, which it would miss",
-            hint="Restart without --starting-position: the mirror then continues where it stands.",
+            f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but its checkpoint location is new, and its "
+            f"starting position is after the transaction at {format_lsn(missed.commit_lsn)}, which it would miss",
+            hint=f"Restart without --starting-position: {output.restart}.",
         )

@@ -122,8 +122,9 @@ class TableFrame:
     names: Mapping[str, str]
 
     @classmethod
-    def of(cls, change: Schema) -> TableFrame:
-        """Return the frame for the value schema of a table. Raises UnsupportedSchema."""
+    def of(cls, change: Schema, older: Sequence[Schema] = ()) -> TableFrame:
+        """Return the frame for the value schema of a table. `older`: schemas, newest first, whose
+        columns it has, too. Raises UnsupportedSchema."""
         decoder = RecordDecoder(change)
         missing = {"old_key", "before", "after", "unchanged", "special"} - decoder.fields.keys()
         if missing:
@@ -131,8 +132,10 @@ class TableFrame:
                 f"{change.get('namespace')}.{change.get('name')} is not a change event: it has no {min(missing)}"
             )
         names = true_names(change)
-        rows = [(name, _renamed(decoder.fields[name].arrow_type, names)) for name in ("old_key", "before", "after")]
-        return cls(pa.schema([*_POSITION, *rows, ("unchanged", STRINGS), ("special", TEXTS)]), names)
+        rows = {name: _renamed(decoder.fields[name].arrow_type, names) for name in ("old_key", "before", "after")}
+        for frame in map(cls.of, older):
+            rows = {name: _united(row, frame.schema.field(name).type) for name, row in rows.items()}
+        return cls(pa.schema([*_POSITION, *rows.items(), ("unchanged", STRINGS), ("special", TEXTS)]), names)
 
     def batches(self, chunk: Chunk, schemas: Mapping[int, str]) -> Iterator[pa.RecordBatch]:
         """Yield one batch for each schema id of the chunk. `schemas`: id -> JSON text."""
@@ -188,6 +191,17 @@ def _renamed(arrow_type: pa.DataType, names: Mapping[str, str]) -> pa.DataType:
     return pa.struct([field.with_name(names.get(field.name, field.name)) for field in arrow_type])
 
 
+def _united(row: pa.DataType, other: pa.DataType) -> pa.DataType:
+    """Return the type of a row with the columns of both. Raises UnsupportedSchema if two names
+    differ only in case."""
+    names = {column.name: column.name.lower() for column in row}
+    added = [column for column in other if column.name not in names]
+    alike = next((column.name for column in added if column.name.lower() in names.values()), None)
+    if alike is not None:
+        raise UnsupportedSchema(f"column {alike!r} was renamed, and its new name differs only in case")
+    return pa.struct([*row, *added])
+
+
 def _with_names(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
     if not names:
         return array
@@ -227,6 +241,9 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
             children.append(pa.nulls(len(array), field.type))
             continue
         child = array.field(written[field.name])
+        if child.null_count == len(child):
+            children.append(pa.nulls(len(array), field.type))
+            continue
         try:
             children.append(child if child.type.equals(field.type) else carried_over(child, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

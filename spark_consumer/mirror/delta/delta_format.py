@@ -14,13 +14,14 @@ from spark_consumer.mirror.delta.cleanup import (
     tidy_log,
 )
 from spark_consumer.mirror.delta.delta_table import (
-    CHANGELOG_PROPERTIES,
     align,
     allow_names,
     applied_commit_lsn,
     at_version,
     byte_count,
+    changelog_properties,
     exists,
+    has_log,
     note_property,
     noted_number,
     noted_numbers,
@@ -47,7 +48,6 @@ from spark_consumer.mirror.delta.log_entries import commits
 from spark_consumer.mirror.delta.session_settings import compacts, session_defaults, without_compaction
 
 __all__ = [
-    "CHANGELOG_PROPERTIES",
     "CONCURRENT",
     "TAKEN_OVER",
     "align",
@@ -56,6 +56,7 @@ __all__ = [
     "applied_commit_lsn",
     "at_version",
     "byte_count",
+    "changelog_properties",
     "commits",
     "compact_files",
     "compacts",
@@ -64,6 +65,7 @@ __all__ = [
     "delete_unmatched",
     "despite_conflicts",
     "exists",
+    "has_log",
     "has_old_entries",
     "keep_newest",
     "keep_replaced_files",

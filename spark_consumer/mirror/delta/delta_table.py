@@ -9,8 +9,7 @@ a table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -19,7 +18,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, StructType
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.jvm import java_class
+from spark_consumer.jvm import folder_names, java_class
 from spark_consumer.mirror.delta.java_delta import delta_log_class, java_log, java_snapshot
 from spark_consumer.mirror.spark_settings import settings
 from spark_consumer.mirror.sql_names import literal, quoted
@@ -32,7 +31,7 @@ MAPPED = {"delta.columnMapping.mode": "name"}
 # Properties of a table in which rows change: a merge stores which rows of a file are deleted,
 # instead of rewriting the file.
 DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
-CHANGELOG_PROPERTIES: Mapping[str, str] = MappingProxyType({"delta.enableTypeWidening": "true"})
+_WIDENING = {"delta.enableTypeWidening": "true"}
 # cleanup.py removes log entries by version; Delta's own clean-up goes by their age, even if
 # versions of the mirror need them.
 _NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
@@ -48,6 +47,12 @@ def properties(columns: Iterable[str], *, deletion_vectors: bool = False) -> dic
     """Return the properties of a new table with these columns."""
     mapped = MAPPED if needs_mapping(columns) else {}
     return {**_NO_CLEANUP, **mapped, **(DELETION_VECTORS if deletion_vectors else {})}
+
+
+def changelog_properties(columns: Iterable[str]) -> dict[str, str]:
+    """Return the properties of a new table of a changelog, whose columns can get wider types.
+    `columns`: those of the source's table."""
+    return {**_WIDENING, **(MAPPED if needs_mapping(columns) else {})}
 
 
 def needs_mapping(columns: Iterable[str]) -> bool:
@@ -72,6 +77,11 @@ def map_columns(spark: SparkSession, location: str) -> None:
 
 def exists(spark: SparkSession, location: str) -> bool:
     return bool(DeltaTable.isDeltaTable(spark, location))
+
+
+def has_log(spark: SparkSession, location: str) -> bool:
+    """Return whether a table was created at a location. This needs none of Delta's classes."""
+    return "_delta_log" in folder_names(spark, location)
 
 
 def rows(spark: SparkSession, location: str) -> DataFrame:

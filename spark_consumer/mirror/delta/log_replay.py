@@ -24,12 +24,14 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.delta.deletion_vectors import deleted_places, unique_id
 
 _COMMIT = re.compile(r"(\d{20})\.json")
+_DECIMAL = re.compile(r"decimal\((\d+),\s*(-?\d+)\)")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.\d{10}\.\d{10})?\.parquet")
 
 
 @dataclass
 class DeltaFiles:
-    """A version of a table. `columns` maps each column's name to its name in the files.
+    """A version of a table. `columns` maps each column's name to its name in the files; `schema`
+    has its type.
 
     `files`: (path, id of the deletion vector) -> descriptor of that vector. `transactions`:
     application -> its version.
@@ -38,6 +40,7 @@ class DeltaFiles:
     folder: Path
     version: int = -1
     columns: dict[str, str] = field(default_factory=dict)
+    schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
     files: dict[tuple[str, str | None], dict[str, Any] | None] = field(default_factory=dict)
     transactions: dict[str, int] = field(default_factory=dict)
 
@@ -72,6 +75,28 @@ class DeltaFiles:
             fields = json.loads(metadata["schemaString"])["fields"]
             physical = "delta.columnMapping.physicalName"
             self.columns = {item["name"]: item["metadata"].get(physical, item["name"]) for item in fields}
+            self.schema = pa.schema([(item["name"], _arrow_type(item["type"])) for item in fields])
+
+
+_TYPES = {
+    "string": pa.string(), "binary": pa.binary(), "boolean": pa.bool_(), "date": pa.date32(),
+    "byte": pa.int8(), "short": pa.int16(), "integer": pa.int32(), "long": pa.int64(),
+    "float": pa.float32(), "double": pa.float64(),
+    "timestamp": pa.timestamp("us", "UTC"), "timestamp_ntz": pa.timestamp("us"),
+}  # fmt: skip
+
+
+def _arrow_type(spec: Any) -> pa.DataType:
+    """Return the type of a column in the schema of a table."""
+    if isinstance(spec, str):
+        if decimal := _DECIMAL.fullmatch(spec):
+            return pa.decimal128(int(decimal[1]), int(decimal[2]))
+        return _TYPES.get(spec, pa.null())
+    if spec["type"] == "array":
+        return pa.list_(_arrow_type(spec["elementType"]))
+    if spec["type"] == "map":
+        return pa.map_(_arrow_type(spec["keyType"]), _arrow_type(spec["valueType"]))
+    return pa.struct([(item["name"], _arrow_type(item["type"])) for item in spec["fields"]])
 
 
 def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:

@@ -123,7 +123,8 @@ def dump_parquet(path: Path, names: Iterable[str], to: Path) -> None:
     """Write one Parquet file for each table, with typed columns and `_special`."""
     to.mkdir(parents=True, exist_ok=True)
     for table in newest(path, list(names)):
-        rows = pa.concat_tables(table.files.batches(), promote_options="permissive")
+        pieces = [*table.files.batches()] or [table.files.schema.empty_table()]
+        rows = pa.concat_tables(pieces, promote_options="permissive")
         pq.write_table(rows, to / f"{table.name}.parquet")
 
 

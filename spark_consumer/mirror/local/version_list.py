@@ -83,4 +83,12 @@ def view_statements(path: Path, at: str, dialect: str) -> list[str]:
     version = version_at(path, at)
     comment = f"-- {path}: all tables as of commit LSN {format_lsn(version.commit_lsn)}"
     numbers = {TableName.parse(name): number for name, number in version.tables.items()}
+    names: dict[str, TableName] = {}
+    for table in numbers:
+        other = names.setdefault(str(table).lower(), table)
+        if other != table:
+            raise MirrorError(
+                f"{other} and {table} would be one view: {dialect} does not distinguish upper and lower case",
+                hint="Read these tables with Spark, or from the files of walgate dump.",
+            )
     return [comment, *dict.fromkeys(DIALECTS[dialect](str(path.absolute()), numbers))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ from pyspark.sql import DataFrame, SparkSession
 from schemas.relation import ReplicaIdentity
 from spark_consumer.changelog.writer import Changelog, last_folder
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import versions
+from spark_consumer.mirror import slice_contents, versions
 from spark_consumer.reader.registry import Registry, SchemaCache
-from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Table, relation
+from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Row, Table, relation
+from tests.spark_consumer.here import run_here
+from tests.spark_consumer.jobs.test_jobs import remove_markers
 from tests.spark_consumer.mirrors import merging_mirror
 from tests.spark_consumer.queries import run_to_end
 
@@ -45,21 +48,48 @@ def positions(frame: DataFrame) -> list[tuple[int, int, str]]:
     return sorted((row.commit_lsn, row.ordinal, row.op) for row in frame.collect())
 
 
-@pytest.mark.parametrize("format", ["delta", "parquet"])
+def opened(feeder: Feeder, path: Path, format: str = "parquet") -> Changelog:  # noqa: A002 - the option's name
+    return Changelog(str(path), format, SchemaCache(Registry({"url": feeder.registry_url})))
+
+
+def take(
+    spark: SparkSession, feeder: Feeder, changelog: Changelog, start: str = "earliest", end: str = "latest"
+) -> None:
+    options = feeder.options(startingPosition=start, endingPosition=end)
+    changelog.apply(spark.read.format("walgate").options(**options).load(), 0)
+
+
+def commit(feeder: Feeder, table: Table, *rows: Row) -> int:
+    transaction = feeder.begin()
+    for row in rows:
+        transaction.insert(table, row)
+    commit_lsn = transaction.commit()
+    feeder.kafka_commit()
+    return commit_lsn
+
+
+@pytest.mark.parametrize(
+    ("format", "small_bytes"),
+    [("delta", slice_contents.SMALL_BYTES), ("parquet", slice_contents.SMALL_BYTES), ("parquet", 0)],
+)
 def test_a_changelog_has_every_change_once_wherever_batches_are_cut(
     spark: SparkSession,
     feeder: Feeder,
     tmp_path: Path,
-    format: str,  # noqa: A002 - the option's name
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,  # noqa: A002
+    small_bytes: int,
 ) -> None:
     """A batch that runs again, as after a crash, and one that begins early, as after a new
-    checkpoint."""
+    checkpoint. Large batches are decoded by Spark. The path has characters of a glob."""
+    monkeypatch.setattr(slice_contents, "SMALL_BYTES", small_bytes)
     tables = feed(feeder)
+    path = tmp_path / "of [1]"
     for end in (f"lsn:{feeder.truth[3].commit_lsn}", "latest", "latest"):
-        changelog = Changelog(str(tmp_path), format, SchemaCache(Registry({"url": feeder.registry_url})))
-        changelog.apply(spark.read.format("walgate").options(**feeder.options(endingPosition=end)).load(), 0)
+        take(spark, feeder, opened(feeder, path, format), end=end)
     for table in tables:
-        found = spark.read.format(format).load(f"{tmp_path}/tables/public/{table.description.name}")
+        location = f"{path}/tables/public/{table.description.name}"
+        found = spark.read.format(format).load(location.replace("[", "\\[") if format == "parquet" else location)
         assert positions(found) == [(c.commit_lsn, c.ordinal, c.op) for c in feeder.truth if c.table is table]
 
 
@@ -88,6 +118,9 @@ def test_a_folder_that_was_not_written_to_its_end_does_not_count(spark: SparkSes
         (tmp_path / f"batch={lsn}").mkdir()
     (tmp_path / "batch=9" / "_SUCCESS").touch()
     (tmp_path / "batch=10" / "_SUCCESS").touch()
+    (tmp_path / "batch=20" / "_temporary").mkdir()
+    assert last_folder(spark, str(tmp_path), 30) == 10, "readers see no row of it"
+    (tmp_path / "batch=20" / "part-0.parquet").touch()
     assert last_folder(spark, str(tmp_path), 20) == 10
     with pytest.raises(MirrorError, match=r"batch=20 has no _SUCCESS file"):
         last_folder(spark, str(tmp_path), 30)
@@ -140,3 +173,127 @@ def test_relations_without_key_or_columns_are_read_and_mirrored(
     for table in (notes, nothing):
         rows = logs[table.name].orderBy("_commit_lsn", "_ordinal").collect()
         assert [row["_op"] for row in rows] == [change["op"] for change in table.log]
+
+
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+def test_columns_that_are_dropped_or_renamed_within_a_batch_keep_their_values(
+    spark: SparkSession,
+    feeder: Feeder,
+    tmp_path: Path,
+    format: str,  # noqa: A002
+) -> None:
+    """Whatever batches there are, and with a name that Delta maps."""
+    path, start = tmp_path, "earliest"
+    first = relation("items", {"id": INT8, "unit price": INT8, "old": TEXT}, ("id",))
+    then = relation("items", {"id": INT8, "price": INT8}, ("id",))
+    wanted, table = [], feeder.table(first)
+    for number, cuts in enumerate((True, False, True)):
+        if number:
+            table = feeder.alter(table, first)
+        end = commit(feeder, table, {"id": number, "unit price": 5, "old": "a"})
+        if cuts:
+            take(spark, feeder, opened(feeder, path, format), start)
+            start = f"lsn:{end}"
+        table = feeder.alter(table, then)
+        end = commit(feeder, table, {"id": 10 + number, "price": 6})
+        take(spark, feeder, opened(feeder, path, format), start)
+        start = f"lsn:{end}"
+        wanted += [(number, 5, "a", None), (10 + number, None, None, 6)]
+    reader = spark.read.format(format)
+    if format == "parquet":
+        reader = reader.option("mergeSchema", "true")
+    rows = [row["after"] for row in reader.load(f"{path}/tables/public/items").collect()]
+    assert sorted((row["id"], row["unit price"], row["old"], row["price"]) for row in rows) == sorted(wanted)
+
+
+@pytest.mark.parametrize("small_bytes", [slice_contents.SMALL_BYTES, 0])
+def test_columns_that_cannot_be_in_one_batch_are_named_and_smaller_batches_are_taken(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int
+) -> None:
+    monkeypatch.setattr(slice_contents, "SMALL_BYTES", small_bytes)
+    table = feeder.table(relation("items", {"id": INT8, "v": TEXT}, ("id",)))
+    cut = commit(feeder, table, {"id": 1, "v": "a"}, {"id": 2, "v": None})
+    table = feeder.alter(table, relation("items", {"id": INT8, "v": INT8}, ("id",)))
+    commit(feeder, table, {"id": 3, "v": 3})
+    with pytest.raises(MirrorError, match=r"changelog of public.items .* an ALTER TABLE: .* column 'v'") as told:
+        take(spark, feeder, opened(feeder, tmp_path))
+    assert "smaller --max-changes" in told.value.hint
+    for start, end in (("earliest", f"lsn:{cut}"), (f"lsn:{cut}", "latest")):
+        take(spark, feeder, opened(feeder, tmp_path), start, end)
+    folders = sorted((tmp_path / "tables/public/items").glob("batch=*"))
+    rows = [[row["after"]["v"] for row in spark.read.parquet(str(folder)).collect()] for folder in folders]
+    assert [sorted(map(str, values)) for values in rows] == [["None", "a"], ["3"]]
+
+
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+def test_of_two_processes_the_one_that_came_last_writes(
+    spark: SparkSession,
+    feeder: Feeder,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,  # noqa: A002
+) -> None:
+    items = feeder.table(ITEMS)
+    first = opened(feeder, tmp_path, format)
+    cuts = [commit(feeder, items, {"id": number, "name": "a"}) for number in range(3)]
+    take(spark, feeder, first, end=f"lsn:{cuts[0]}")
+    second = opened(feeder, tmp_path, format)
+    take(spark, feeder, second, end=f"lsn:{cuts[1]}")
+    with pytest.raises(MirrorError, match="another process has opened the changelog"):
+        take(spark, feeder, first)
+    if format == "delta":  # it looked before the other one came
+        monkeypatch.setattr(first, "_check_writer", lambda _: None)
+        with pytest.raises(MirrorError, match="another process has opened the changelog"):
+            take(spark, feeder, first)
+    take(spark, feeder, second)
+    found = spark.read.format(format).load(f"{tmp_path}/tables/public/items")
+    assert sorted(row["after"]["id"] for row in found.collect()) == [0, 1, 2]
+
+
+def test_what_is_there_in_another_format_is_refused(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    items = feeder.table(ITEMS)
+    for first, then in (("delta", "parquet"), ("parquet", "delta")):
+        commit(feeder, items, {"id": len(items.rows), "name": "a"})
+        take(spark, feeder, opened(feeder, tmp_path / first, first))
+        with pytest.raises(MirrorError, match=f"is not a table of a changelog in the format {then}"):
+            take(spark, feeder, opened(feeder, tmp_path / first, then))
+
+
+def test_a_changelog_that_would_miss_changes_is_refused(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    """It was restored from a backup, or removed, or its checkpoint is new. Each way on is tried."""
+    items, path, backup = feeder.table(ITEMS), tmp_path / "changes", tmp_path / "backup"
+    kept = tmp_path / "kept"
+
+    def consume(*more: str) -> str:
+        code, told = run_here(spark, "consume", feeder, path, "--once", *more)
+        assert (code == 0) == (told == ""), told
+        return told
+
+    def numbers() -> list[int]:
+        return sorted(row["after"]["id"] for row in spark.read.parquet(f"{path}/tables/public/items").collect())
+
+    commit(feeder, items, {"id": 0, "name": "a"})
+    assert not consume()
+    shutil.copytree(path, backup, ignore=shutil.ignore_patterns("checkpoint"))
+    commit(feeder, items, {"id": 1, "name": "a"})
+    assert not consume() and not consume()
+    (path / "checkpoint").rename(kept)
+    shutil.rmtree(path)
+    assert f"which the changelog at {path} does not have" in consume("--checkpoint", str(kept))
+    shutil.copytree(backup, path)
+    assert "has completed micro-batch 1, which" in consume("--checkpoint", str(kept))
+    commit(feeder, items, {"id": 2, "name": "a"})
+    assert "Restart without --starting-position" in consume("--starting-position", "latest")
+    assert not consume()
+    assert numbers() == [0, 1, 2]
+
+    shutil.rmtree(path / "checkpoint")
+    for number in (3, 4):
+        commit(feeder, items, {"id": number, "name": "a"})
+    low = remove_markers(feeder, 4)
+    assert f"start it with --starting-position marker:{low}:" in consume()
+    assert not consume("--starting-position", f"marker:{low}")
+    assert numbers() == [0, 1, 2, 4]
+
+    (path / "manifest").mkdir()
+    assert "there is a mirror at" in consume()

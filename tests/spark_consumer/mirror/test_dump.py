@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
@@ -13,6 +14,7 @@ from schemas.change_schema import change_schema
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.delta.delta_table import DELETION_VECTORS
 from spark_consumer.mirror.delta.log_replay import DeltaFiles, open_delta
+from spark_consumer.mirror.local import dump
 from spark_consumer.mirror.local.dump import DumpedTable, newest
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import INT8, TEXT, relation
@@ -63,6 +65,34 @@ def test_rows_in_a_deletion_vector_are_not_there(spark: SparkSession, tmp_path: 
     assert all(vector is not None for vector in found.files.values())
     held = pa.concat_tables(found.batches())["id"].to_pylist()
     assert held == [row.id for row in rows.where(f"not ({deleted}) and id != 5").collect()]
+
+
+@pytest.mark.integration
+def test_a_table_without_rows_has_a_file_with_its_columns(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And so do the tables behind it."""
+    columns = (
+        "id",
+        "'a' AS text",
+        "id * 1.50 AS price",
+        "now() AS time",
+        "array(id) AS ids",
+        "map('a', 'b') AS _special",
+    )
+    location = str(tmp_path / "table")
+    rows = spark.range(3).selectExpr(*columns)
+    rows.write.format("delta").save(location)
+    full = DumpedTable("public.b", 1, open_delta(Path(location)))
+    rows.limit(0).write.format("delta").mode("overwrite").save(location)
+    empty = DumpedTable("public.a", 1, open_delta(Path(location)))
+    assert not empty.files.files
+    monkeypatch.setattr(dump, "newest", lambda *_: [empty, full])
+    dump.dump_parquet(tmp_path, [], tmp_path / "out")
+    found = [pq.read_table(tmp_path / "out" / f"public.{name}.parquet") for name in "ab"]
+    assert [len(table) for table in found] == [0, 3]
+    types = [spark.read.parquet(str(tmp_path / "out" / f"public.{name}.parquet")).dtypes for name in "ab"]
+    assert types[0] == types[1] == rows.dtypes
 
 
 def test_a_folder_without_a_mirror_is_named(tmp_path: Path) -> None:

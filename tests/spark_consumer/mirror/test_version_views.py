@@ -67,3 +67,13 @@ def test_views_and_statements_show_all_tables_as_of_one_commit(
     )
     with pytest.raises(MirrorError, match=rf"no version up to 0/1: the mirror begins at {format_lsn(lsns[0])}"):
         version_list.view_statements(tmp_path, "0/1", "duckdb")
+
+
+@pytest.mark.parametrize("dialect", ["duckdb", "trino"])
+def test_tables_that_would_be_one_view_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dialect: str
+) -> None:
+    made = version_list.ListedVersion(1, None, None, {"public.Orders": 1, "public.orders": 2})
+    monkeypatch.setattr(version_list, "version_at", lambda *_: made)
+    with pytest.raises(MirrorError, match=r"public\.Orders and public\.orders would be one view"):
+        version_list.view_statements(tmp_path, "latest", dialect)
