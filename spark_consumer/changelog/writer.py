@@ -2,7 +2,7 @@
 
     <path>/tables/<schema>/<table>    Delta: one table
                                       Parquet: one folder per batch, `batch=<its last commit LSN>`
-    <path>/_position                  how far all of them are complete (position.py)
+    <path>/_position                  how far all of them are complete: see output_position.py
 
 Changes are never appended twice, even if the checkpoint is lost: a table takes only what is after
 its last commit LSN. Only the process that opened the changelog last may append to it.
@@ -10,8 +10,8 @@ its last commit LSN. Only the process that opened the changelog last may append 
 The columns are those of `format("walgate")` with `table`; a relation without replica identity has
 no `old_key`, and one without columns no `before` and `after` either. A column that is added to the
 source table is added to the changelog from then on (mergeSchema). A column that is dropped or
-renamed within a batch is one of that batch. A type that is widened is widened
-there, too (Delta's type widening; existing Parquet folders keep their type).
+renamed within a batch keeps its values in that batch. A type that is widened is widened there, too
+(Delta's type widening; existing Parquet folders keep their type).
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 import pyarrow as pa
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from schemas.lsn import format_lsn
 from spark_consumer.arrow import spark_schema, to_frame
-from spark_consumer.changelog.position import ChangelogPosition, read_position, write_position
 from spark_consumer.errors import MirrorError, UnsupportedSchema, told_by
-from spark_consumer.jvm import folder_names
+from spark_consumer.jvm import folder_names, remove_folder
 from spark_consumer.mirror.fold.keyless_log import not_applied
 from spark_consumer.mirror.fold.replica_identity import check_names
 from spark_consumer.mirror.paths import table_path
@@ -41,6 +41,7 @@ from spark_consumer.mirror.slice_contents import TablePart, batch_size, summariz
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import CHANGELOG, NO_NUMBERS, NO_PROPERTIES
+from spark_consumer.output_position import OutputPosition, read_position, running_query, write_position
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame
@@ -56,7 +57,7 @@ class Changelog:
     schemas: SchemaCache
     report: Callable[[BatchReport], None] = lambda _: None
     _applied: dict[str, int] = field(default_factory=dict, init=False)  # by location; -1: there is no table
-    _position: ChangelogPosition | None = field(default=None, init=False)
+    _position: OutputPosition | None = field(default=None, init=False)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """Append a batch of whole transactions. `raw`: a frame of frames.RAW. Raises
@@ -73,7 +74,7 @@ class Changelog:
             content, records = found
             for part in content.parts:
                 own = raw.where(f.col("table") == str(part.table)) if records is None else records[part.table]
-                with _told_of_alter(part.table):
+                with _told_of_alter(part):
                     self._append(spark, own, part, content.commit_lsn)
         finally:
             raw.unpersist()
@@ -87,7 +88,7 @@ class Changelog:
         it."""
         found = read_position(spark, self.path)
         if self._position is None:
-            self._position = replace(found or ChangelogPosition(""), writer=uuid4().hex)
+            self._position = replace(found or OutputPosition(), writer=uuid4().hex)
             write_position(spark, self.path, self._position)
         elif found is not None and found.writer != self._position.writer:
             raise _taken_over(self.path)
@@ -96,9 +97,8 @@ class Changelog:
         """Note that a batch is written."""
         self._check_writer(spark)
         assert self._position is not None
-        query = spark.sparkContext.getLocalProperty("sql.streaming.queryId")
         reached = max(commit_lsn, self._position.commit_lsn)
-        self._position = replace(self._position, query=query, batch=batch, commit_lsn=reached)
+        self._position = replace(self._position, query=running_query(spark), batch=batch, commit_lsn=reached)
         write_position(spark, self.path, self._position)
 
     def _append(self, spark: SparkSession, records: DataFrame | pa.Table, part: TablePart, commit_lsn: int) -> None:
@@ -155,22 +155,22 @@ class Changelog:
 
 
 @contextmanager
-def _told_of_alter(table: TableName) -> Iterator[None]:
+def _told_of_alter(part: TablePart) -> Iterator[None]:
     """Say what helps where the columns before and after an ALTER TABLE cannot be in one batch,
     whether it is decoded in this process or by Spark."""
     try:
         yield
-    except (UnsupportedSchema, PySparkException) as problem:
+    except (UnsupportedSchema, PySparkException, Py4JJavaError) as problem:
         told = (
             f"{UnsupportedSchema.__name__}: {problem}"
             if isinstance(problem, UnsupportedSchema)
             else told_by(str(problem))
         )
-        if told is None or not told.startswith(UnsupportedSchema.__name__):
+        if told is None or not told.startswith(UnsupportedSchema.__name__) or len(part.schema_ids) == 1:
             raise
         what = told.splitlines()[0].partition(": ")[2]
         raise MirrorError(
-            f"the changelog of {table} cannot store a micro-batch with changes before and after an ALTER TABLE: {what}",
+            f"the changelog of {part.table} cannot store a micro-batch with changes before and after an ALTER TABLE: {what}",
             hint="Use a new checkpoint location and a smaller --max-changes, so that a micro-batch ends before the ALTER TABLE. "
             "If one transaction has changes before and after it, leave the table out (--exclude).",
         ) from problem
@@ -192,22 +192,25 @@ def _batch_folders(spark: SparkSession, location: str) -> dict[str, int]:
 
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
     """Return the highest commit LSN of a finished folder; -1: none. Raises MirrorError if there is
-    a folder with rows left by a crash while it was written, unless the batch up to `commit_lsn`
-    overwrites it."""
-    last = -1
-    for name, lsn in _batch_folders(spark, location).items():
+    a later folder with rows left by a crash while it was written, unless the batch up to
+    `commit_lsn` overwrites it. One without rows is removed: if a process still writes it, that
+    fails."""
+    for lsn, name in sorted(((lsn, name) for name, lsn in _batch_folders(spark, location).items()), reverse=True):
         folder = f"{location}/{name}"
         files = folder_names(spark, folder)
         if "_SUCCESS" in files:
-            last = max(last, lsn)
-        elif lsn != commit_lsn and not all(file.startswith(("_", ".")) for file in files):
+            return lsn
+        if lsn == commit_lsn:
+            continue
+        if not all(file.startswith(("_", ".")) for file in files):
             raise MirrorError(
                 f"{folder} has no _SUCCESS file: the micro-batch in it was not written completely. The current micro-batch "
                 f"ends at {format_lsn(commit_lsn)}, and cannot replace it",
                 hint="Remove only the directory named in this message, then restart the query: changes that the changelog "
                 "already has are not written twice.",
             )
-    return last
+        remove_folder(spark, folder)
+    return -1
 
 
 def _append_to_delta(

@@ -5,17 +5,24 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from schemas.lsn import format_lsn
-from spark_consumer.changelog.position import read_position
-from spark_consumer.errors import MirrorError
+from spark_consumer.errors import MirrorError, RangeExpired, SourceUnavailable, told_by
 from spark_consumer.jobs.run import Run
 from spark_consumer.jvm import file_text, folder_names
 from spark_consumer.mirror import table_selection, version_manifest
-from spark_consumer.reader.positions import CHANGELOG, MIRROR, Output, Position, check_continues, resolve
+from spark_consumer.mirror.paths import changes_path, manifest_path
+from spark_consumer.mirror.storage import TABLE_FORMAT
+from spark_consumer.output_position import read_position
+from spark_consumer.reader.markers import CommittedTransaction
+from spark_consumer.reader.positions import OF_CHANGELOG, OF_MIRROR, Output, Position, check_continues, resolve
 from spark_consumer.reader.table_marks import KINDS
+
+_MOST = 1_000_000  # markers: 20 seconds
 
 
 def is_new(spark: SparkSession, checkpoint: str) -> bool:
@@ -41,12 +48,10 @@ def check_mirror_has(
     of the data source. Raises what MarkerLog raises.
     """
     before = last_offset(spark, checkpoint)
-    low, high = run.log.bounds()
-    if before is None or before["commit_lsn"] <= taken_lsn or before["position"] > high:
-        return  # in the last case the topic was recreated, which the data source reports
-    has_some = taken_lsn >= 0
-    begin = resolve(Position("lsn", taken_lsn), run.log) if has_some else max(low, _first_position(spark, checkpoint))
-    first = run.log.first_between(begin, before["position"], is_wanted=run.weight)
+    if before is None or before["commit_lsn"] <= taken_lsn:
+        return
+    begin = _begin(spark, checkpoint) if taken_lsn < 0 else resolve(Position("lsn", taken_lsn), run.log)
+    first = _first_wanted(run, max(begin, _passed(spark, checkpoint, path)), before["position"])
     if first is None:
         return
     options = run.options
@@ -57,55 +62,104 @@ def check_mirror_has(
         options.tables,
         options.exclude,
     )
-    # A manifest also counts records of subtransactions that were rolled back.
-    positions = {
-        "startingPosition": f"marker:{first.marker_offset}",
-        "endingPosition": f"marker:{before['position']}",
-    }
-    given = {name: value for name, value in given.items() if name != "maxChangesPerTrigger"}
-    rows = spark.read.format("walgate").options(**{**given, **positions}).load()
-    is_wanted = f.col("table").isNotNull() | f.col("op").isin(list(KINDS))
-    missed = rows.where(is_wanted & (f.col("commit_lsn") > taken_lsn)).agg(f.min("commit_lsn")).head()
-    if missed is None or missed[0] is None:
-        return
-    stands = f"all changes up to {format_lsn(taken_lsn)}" if has_some else "no changes"
-    raise _ahead(
-        MIRROR,
-        f"the mirror at {path} has {stands}, but its checkpoint at {checkpoint} is after the transaction at "
-        f"{format_lsn(missed[0])}, which the mirror would miss",
-    )
+    missed_lsn = _first_row(spark, given, first.marker_offset, before["position"], taken_lsn)
+    if missed_lsn is not None:
+        stands = f"all changes up to {format_lsn(taken_lsn)}" if taken_lsn >= 0 else "no changes"
+        raise _ahead(
+            OF_MIRROR,
+            f"the mirror at {path} has {stands}, but its checkpoint at {checkpoint} is after the transaction at "
+            f"{format_lsn(missed_lsn)}, which the mirror would miss",
+            has_some=taken_lsn >= 0,
+        )
 
 
 def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, path: str) -> None:
     """Raise an error if the changelog at `path` would miss changes: its checkpoint is ahead of it,
     or new, and the query would start too late. Also if there is a mirror at `path`. Raises what
     MarkerLog raises."""
-    names = folder_names(spark, path)
-    if "manifest" in names or "changes" in names:
+    if any(TABLE_FORMAT.has_log(spark, location) for location in (manifest_path(path), changes_path(path))):
         raise MirrorError(
             f"there is a mirror at {path}", hint="A changelog needs another path and checkpoint location (--path)."
         )
     position = read_position(spark, path)
     numbers = _numbers(spark, f"{checkpoint}/commits")
-    if numbers:
-        is_own = position is not None and position.query == query_id(spark, checkpoint)
-        was_removed = position is None and "tables" not in names
-        if was_removed or (is_own and position is not None and position.batch < max(numbers)):
-            raise _ahead(
-                CHANGELOG,
-                f"the checkpoint at {checkpoint} has completed micro-batch {max(numbers)}, which the changelog at {path} does "
-                "not have",
-            )
-    elif position is not None and position.commit_lsn >= 0 and is_new(spark, checkpoint):
-        check_continues(run.options.starting, position.commit_lsn, run.log, CHANGELOG)
+    if not numbers:
+        if position is not None and position.commit_lsn >= 0 and is_new(spark, checkpoint):
+            check_continues(run.options.starting, position.commit_lsn, run.log, OF_CHANGELOG)
+        return
+    if position is None:  # an older release has written it, or no batch of an older release had rows, or it was removed
+        before = last_offset(spark, checkpoint)
+        if before is None or "tables" in folder_names(spark, path):
+            return
+        is_ahead = _first_wanted(run, _begin(spark, checkpoint), before["position"]) is not None
+    else:
+        is_ahead = position.query == query_id(spark, checkpoint) and position.batch < max(numbers)
+    if is_ahead:
+        raise _ahead(
+            OF_CHANGELOG,
+            f"the checkpoint at {checkpoint} has completed micro-batch {max(numbers)}, which the changelog at {path} does not "
+            "have",
+            has_some=position is not None,
+        )
 
 
-def _ahead(output: Output, message: str) -> MirrorError:
+def _first_wanted(run: Run, begin: int, end: int) -> CommittedTransaction | None:
+    """Return the first transaction in [begin, end) of the marker topic whose changes the query
+    wants. Only the first _MOST markers are read: the first start after an older release must not
+    take minutes."""
+    low, high = run.log.bounds()
+    begin, end = max(low, begin), min(high, end, begin + _MOST)
+    found = run.log.first_between(begin, end, is_wanted=lambda each: run.stopping.is_set() or run.weight(each))
+    return None if run.stopping.is_set() else found
+
+
+def _first_row(spark: SparkSession, given: Mapping[str, str], begin: int, end: int, after_lsn: int) -> int | None:
+    """Return the commit LSN of the first row that a mirror takes between two positions of the
+    marker topic: a manifest also counts records of subtransactions that were rolled back. Return
+    None if the records are no longer in Kafka."""
+    options = {name.lower(): value for name, value in given.items()}
+    options |= {"startingposition": f"marker:{begin}", "endingposition": f"marker:{end}"}
+    options.pop("maxchangespertrigger", None)
+    is_wanted = f.col("table").isNotNull() | f.col("op").isin(list(KINDS))
+    try:
+        rows = spark.read.format("walgate").options(**options).load()
+        found = rows.where(is_wanted & (f.col("commit_lsn") > after_lsn)).agg(f.min("commit_lsn")).head()
+    except (PySparkException, Py4JJavaError) as problem:
+        told = told_by(str(problem)) or ""
+        if told.startswith(RangeExpired.__name__):
+            return None
+        if told.startswith(SourceUnavailable.__name__):
+            raise SourceUnavailable(told) from None
+        raise
+    return None if found is None else found[0]
+
+
+def _ahead(output: Output, message: str, *, has_some: bool) -> MirrorError:
+    then = output.restart if has_some else f"the {output.name} then begins at --starting-position"
     return MirrorError(
         message,
         hint=f"The {output.name} was probably restored from a backup, or removed, without its checkpoint. Use a new checkpoint "
-        f"location (--checkpoint), or remove this one: {output.restart}.",
+        f"location (--checkpoint), or remove this one: {then}.",
     )
+
+
+def _begin(spark: SparkSession, checkpoint: str) -> int:
+    """Return the first position in the marker topic that is known of a checkpoint: Spark keeps the
+    offsets of the last 100 batches."""
+    offset = _offset(spark, checkpoint, min(_numbers(spark, f"{checkpoint}/offsets")))
+    return 0 if offset is None else offset.get("began", offset["position"])
+
+
+def _passed(spark: SparkSession, checkpoint: str, path: str) -> int:
+    """Return the position in the marker topic up to which a mirror has noted that it has
+    everything; 0 if that is not known."""
+    noted = read_position(spark, path)
+    if noted is None or noted.query != query_id(spark, checkpoint):
+        return 0
+    if noted.batch not in _numbers(spark, f"{checkpoint}/offsets"):
+        return 0
+    offset = _offset(spark, checkpoint, noted.batch)
+    return 0 if offset is None else offset["position"]
 
 
 def query_id(spark: SparkSession, checkpoint: str) -> str | None:
@@ -113,13 +167,6 @@ def query_id(spark: SparkSession, checkpoint: str) -> str | None:
     if "metadata" not in folder_names(spark, checkpoint):
         return None
     return str(json.loads(file_text(spark, f"{checkpoint}/metadata"))["id"])
-
-
-def _first_position(spark: SparkSession, checkpoint: str) -> int:
-    """Return the first position in the marker topic that is known of a checkpoint: Spark keeps the
-    offsets of the last 100 batches."""
-    offset = _offset(spark, checkpoint, min(_numbers(spark, f"{checkpoint}/offsets")))
-    return 0 if offset is None else offset.get("began", offset["position"])
 
 
 def _numbers(spark: SparkSession, location: str) -> list[int]:

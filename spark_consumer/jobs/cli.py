@@ -42,7 +42,7 @@ class Job:
     """A streaming query from the data source to the function returned by `start`. `given`: options
     of the source.
 
-    `reached`: checks the checkpoint, and returns the state of a mirror, or None for a changelog.
+    `check`: checks that the checkpoint fits the output; returns the state of a mirror, or None.
     `finish`: called at the end; `is_done` is true if the job reached its end, false if it was
     stopped.
     """
@@ -56,7 +56,7 @@ class Job:
     http: str
     spark: SparkChoice
     start: Callable[[Run], Callable[[Any, int], None]]
-    reached: Callable[[Any, Run], MirrorState | None]
+    check: Callable[[Any, Run], MirrorState | None]
     finish: Callable[..., None] | None = None
 
 
@@ -145,7 +145,7 @@ def mirror(
         run.check = made.check
         return made.apply
 
-    def reached(spark: Any, run: Run) -> MirrorState | None:
+    def check(spark: Any, run: Run) -> MirrorState | None:
         from spark_consumer.jobs.checkpoint import check_mirror_has
 
         state = state_of(spark, path)
@@ -181,7 +181,7 @@ def mirror(
             http,
             SparkChoice(master, conf, jars, memory_mb, cores, verbose, settings_of(context)),
             start,
-            reached,
+            check,
             finish,
         )
     )
@@ -284,10 +284,14 @@ def consume(
     if format not in ("delta", "parquet"):
         fail(OptionError(f"--format must be delta or parquet, not {format}"))
 
-    def start(run: Run) -> Callable[[Any, int], None]:
-        return Changelog(path, format, SchemaCache(run.options.registry), run.report).apply
+    changelogs: list[Changelog] = []
 
-    def reached(spark: Any, run: Run) -> None:
+    def start(run: Run) -> Callable[[Any, int], None]:
+        if not changelogs:  # one for all queries of this process, which thereby opens the changelog once
+            changelogs.append(Changelog(path, format, SchemaCache(run.options.registry), run.report))
+        return changelogs[0].apply
+
+    def check(spark: Any, run: Run) -> None:
         from spark_consumer.jobs.checkpoint import check_changelog_continues
 
         run.when_available(lambda: check_changelog_continues(spark, run, location, path))
@@ -315,7 +319,7 @@ def consume(
             http,
             SparkChoice(master, conf, jars, memory_mb, cores, verbose, settings_of(context)),
             start,
-            reached,
+            check,
         )
     )
 
@@ -389,7 +393,7 @@ def _run_query(job: Job, run: Run) -> None:
 
     spark, given = job.spark.session(job.name, lasting=not job.once), job.given
     run.stop_on_signals()  # PySpark has set its own handler for SIGINT
-    last = job.reached(spark, run)
+    last = job.check(spark, run)
     before = last_offset(spark, job.checkpoint)
     if last is not None:
         run.begins_after(last.commit_lsn, last.commit_time)

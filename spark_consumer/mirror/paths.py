@@ -9,6 +9,7 @@
                                   snapshot_keys.py
 <path>/differences                differences that a VERIFY has found: see verify/comparison.py
 <path>/verdicts                   result of each snapshot of a table: see schemas/verdict.py
+<path>/_position                  last batch without rows: see output_position.py
 <path>/checkpoint                 Spark's checkpoint
 """
 

@@ -88,28 +88,28 @@ class Output:
     restart: str
 
 
-MIRROR = Output(
+OF_MIRROR = Output(
     "mirror",
-    "and load the existing rows with walgate snapshot start",
+    ", and load the existing rows with walgate snapshot start",
     "start it with --starting-position {}, then run walgate snapshot start, which corrects all tables. (Without the snapshot, "
     "rows are wrong if anything was removed.)",
     "the mirror then continues where it stands",
 )
-CHANGELOG = Output(
+OF_CHANGELOG = Output(
     "changelog",
-    "for the changes that are left",
+    " for the changes that are left",
     "start it with --starting-position {}: changes that were removed will be missing in it.",
     "changes that the changelog has are not written again",
 )
 
 
-def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: Output = MIRROR) -> None:
-    """Raise RangeExpired or OptionError where an output that has everything up to `taken_lsn` may
-    miss later changes.
+def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: Output = OF_MIRROR) -> None:
+    """Raise RangeExpired or OptionError where a mirror or changelog that has everything up to
+    `taken_lsn` may miss later changes.
 
-    Markers are removed in commit order: if the marker of a transaction that the mirror has still
-    exists, no later one was removed. This is not checked for a given offset (marker:N): the error
-    that suggests it warns about what may be missing.
+    Markers are removed in commit order: if the marker of a transaction that it has still exists, no
+    later one was removed. This is not checked for a given offset (marker:N): the error that
+    suggests it warns about what may be missing.
     """
     low, high = log.bounds()
     first = log.first_between(low, high, notices=False)
@@ -117,7 +117,7 @@ def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: 
         raise RangeExpired(
             f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but the marker topic now begins at offset {low}, "
             f"after this position: it is unknown whether retention has removed changes that the {output.name} does not have",
-            hint=f"Use another path and checkpoint location, {output.new_one}. Or keep this {output.name}: "
+            hint=f"Use another path and checkpoint location{output.new_one}. Or keep this {output.name}: "
             f"{output.keeps.format(f'marker:{low}')}",
         )
     missed = log.first_between(resolve(Position("lsn", taken_lsn), log), resolve(position, log))

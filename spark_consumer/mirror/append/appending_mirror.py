@@ -29,6 +29,7 @@ from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.tables.catalog import Catalog
 from spark_consumer.mirror.tables.prepare_table import EMPTY
+from spark_consumer.output_position import OutputPosition, running_query, write_position
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import KINDS
 from spark_consumer.tables import TableName
@@ -112,6 +113,8 @@ class AppendingMirror:
                 found = summary_of(rows)
                 if found is not None:
                     self._append(rows, found, batch, began)
+                else:
+                    write_position(spark, self.path, OutputPosition(running_query(spark), batch))
         except TABLE_FORMAT.TAKEN_OVER as problem:
             raise writer_epoch.taken_over(self.path) from problem
         finally:

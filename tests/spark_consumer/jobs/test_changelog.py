@@ -118,10 +118,10 @@ def test_a_folder_that_was_not_written_to_its_end_does_not_count(spark: SparkSes
         (tmp_path / f"batch={lsn}").mkdir()
     (tmp_path / "batch=9" / "_SUCCESS").touch()
     (tmp_path / "batch=10" / "_SUCCESS").touch()
-    (tmp_path / "batch=20" / "_temporary").mkdir()
-    assert last_folder(spark, str(tmp_path), 30) == 10, "readers see no row of it"
+    (tmp_path / "batch=15" / "_temporary").mkdir(parents=True)
     (tmp_path / "batch=20" / "part-0.parquet").touch()
     assert last_folder(spark, str(tmp_path), 20) == 10
+    assert not (tmp_path / "batch=15").exists(), "no row of it was there"
     with pytest.raises(MirrorError, match=r"batch=20 has no _SUCCESS file"):
         last_folder(spark, str(tmp_path), 30)
 
@@ -295,5 +295,5 @@ def test_a_changelog_that_would_miss_changes_is_refused(spark: SparkSession, fee
     assert not consume("--starting-position", f"marker:{low}")
     assert numbers() == [0, 1, 2, 4]
 
-    (path / "manifest").mkdir()
+    (path / "manifest" / "_delta_log").mkdir(parents=True)
     assert "there is a mirror at" in consume()
