@@ -78,9 +78,12 @@ def resolve(position: Position, log: MarkerLog) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What a query writes: a mirror or changelog. `keeps`: how it goes on, with a gap, at the first
-    transaction that is left (`{}`: its position); `restart`: what a start without
-    --starting-position does."""
+    """The kind of a query's output, and parts of messages about it.
+
+    `new_one`: what to do with a new output; `keeps`: how an output continues, with a gap, at the
+    first transaction that is left (`{}`: its position); `restart`: what a start without
+    --starting-position does.
+    """
 
     name: str
     new_one: str
