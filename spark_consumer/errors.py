@@ -18,6 +18,15 @@ def told_by(text: str) -> str | None:
     return found[-1].strip() if found else None
 
 
+def told_as(kind: type[ConsumerError], problem: Exception) -> str | None:
+    """Return the text of an exception of this class, if it is `problem` or in the text of Spark's
+    exception; else None."""
+    if isinstance(problem, kind):
+        return str(problem)
+    name, _, text = (told_by(str(problem)) or "").partition(": ")
+    return text if name == kind.__name__ else None
+
+
 # Spark's message about Python processes of streaming sources that did not start within 10 s, a
 # limit that cannot be configured.
 _SLOW_STARTS = ("Python worker failed to connect back", "Timed out while waiting for the Python worker to connect back")

@@ -15,6 +15,17 @@ def is_one_of(table: TableName, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(str(table), pattern) for pattern in patterns)
 
 
+def alike(names: Iterable[str]) -> tuple[str, str] | None:
+    """Return two names that are the same if case is ignored, as Delta, DuckDB and Trino do; None if
+    there are none."""
+    known: dict[str, str] = {}
+    for name in names:
+        other = known.setdefault(name.lower(), name)
+        if other is not name:
+            return other, name
+    return None
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class TableName:
     """A relation's schema and name. Its text is `schema.name`; a part that contains a dot or a

@@ -31,7 +31,7 @@ from pyspark.sql import functions as f
 
 from schemas.lsn import format_lsn
 from spark_consumer.arrow import spark_schema, to_frame
-from spark_consumer.errors import MirrorError, UnsupportedSchema, told_by
+from spark_consumer.errors import MirrorError, UnsupportedSchema, told_as
 from spark_consumer.jvm import folder_names, remove_folder
 from spark_consumer.mirror.fold.keyless_log import not_applied
 from spark_consumer.mirror.fold.replica_identity import check_names
@@ -41,6 +41,7 @@ from spark_consumer.mirror.slice_contents import TablePart, batch_size, summariz
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import CHANGELOG, NO_NUMBERS, NO_PROPERTIES
+from spark_consumer.mirror.writer_epoch import one_writer_hint
 from spark_consumer.output_position import OutputPosition, read_position, running_query, write_position
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed
@@ -141,7 +142,7 @@ class Changelog:
         """Return the commit LSN up to which a table is complete; -1: there is no table. Raise
         MirrorError if there is a table of another format."""
         in_folders = self.format == "parquet"
-        if TABLE_FORMAT.has_log(spark, location) if in_folders else _batch_folders(spark, location):
+        if TABLE_FORMAT.has_log(spark, location) if in_folders else _folder_lsns(spark, location):
             raise MirrorError(
                 f"{location} is not a table of a changelog in the format {self.format}",
                 hint="Use another path and checkpoint location for this format, or the --format with which this changelog "
@@ -161,14 +162,10 @@ def _told_of_alter(part: TablePart) -> Iterator[None]:
     try:
         yield
     except (UnsupportedSchema, PySparkException, Py4JJavaError) as problem:
-        told = (
-            f"{UnsupportedSchema.__name__}: {problem}"
-            if isinstance(problem, UnsupportedSchema)
-            else told_by(str(problem))
-        )
-        if told is None or not told.startswith(UnsupportedSchema.__name__) or len(part.schema_ids) == 1:
+        told = told_as(UnsupportedSchema, problem)
+        if told is None or len(part.schema_ids) == 1:
             raise
-        what = told.splitlines()[0].partition(": ")[2]
+        what = told.splitlines()[0]
         raise MirrorError(
             f"the changelog of {part.table} cannot store a micro-batch with changes before and after an ALTER TABLE: {what}",
             hint="Use a new checkpoint location and a smaller --max-changes, so that a micro-batch ends before the ALTER TABLE. "
@@ -179,15 +176,14 @@ def _told_of_alter(part: TablePart) -> Iterator[None]:
 def _taken_over(path: str) -> MirrorError:
     return MirrorError(
         f"another process has opened the changelog at {path}: this one is stopping",
-        hint="Only one process can write to a changelog: the one that was started last. If the other process is the one that "
-        "should write, do not restart this one. Otherwise, stop the other process, then restart this one.",
+        hint=one_writer_hint("changelog"),
     )
 
 
-def _batch_folders(spark: SparkSession, location: str) -> dict[str, int]:
-    """Return the commit LSN of each folder of a batch, by its name."""
-    words = {name: name.removeprefix("batch=") for name in folder_names(spark, location) if name.startswith("batch=")}
-    return {name: int(lsn) for name, lsn in words.items() if lsn.isdigit()}
+def _folder_lsns(spark: SparkSession, location: str) -> list[int]:
+    """Return the commit LSNs of the folders of batches, the highest first."""
+    words = [name.removeprefix("batch=") for name in folder_names(spark, location) if name.startswith("batch=")]
+    return sorted((int(word) for word in words if word.isdigit()), reverse=True)
 
 
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
@@ -195,8 +191,8 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
     a later folder with rows left by a crash while it was written, unless the batch up to
     `commit_lsn` overwrites it. One without rows is removed: if a process still writes it, that
     fails."""
-    for lsn, name in sorted(((lsn, name) for name, lsn in _batch_folders(spark, location).items()), reverse=True):
-        folder = f"{location}/{name}"
+    for lsn in _folder_lsns(spark, location):
+        folder = f"{location}/batch={lsn}"
         files = folder_names(spark, folder)
         if "_SUCCESS" in files:
             return lsn

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
 from schemas.lsn import format_lsn
-from spark_consumer.errors import MirrorError, RangeExpired, SourceUnavailable, told_by
+from spark_consumer.errors import MirrorError, RangeExpired, SourceUnavailable, told_as
 from spark_consumer.jobs.run import Run
 from spark_consumer.jvm import file_text, folder_names
 from spark_consumer.mirror import table_selection, version_manifest
@@ -93,7 +93,7 @@ def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, pa
             return
         is_ahead = _first_wanted(run, _begin(spark, checkpoint), before["position"]) is not None
     else:
-        is_ahead = position.query == query_id(spark, checkpoint) and position.batch < max(numbers)
+        is_ahead = position.query == _query_id(spark, checkpoint) and position.batch < max(numbers)
     if is_ahead:
         raise _ahead(
             OF_CHANGELOG,
@@ -125,10 +125,9 @@ def _first_row(spark: SparkSession, given: Mapping[str, str], begin: int, end: i
         rows = spark.read.format("walgate").options(**options).load()
         found = rows.where(is_wanted & (f.col("commit_lsn") > after_lsn)).agg(f.min("commit_lsn")).head()
     except (PySparkException, Py4JJavaError) as problem:
-        told = told_by(str(problem)) or ""
-        if told.startswith(RangeExpired.__name__):
+        if told_as(RangeExpired, problem) is not None:
             return None
-        if told.startswith(SourceUnavailable.__name__):
+        if (told := told_as(SourceUnavailable, problem)) is not None:
             raise SourceUnavailable(told) from None
         raise
     return None if found is None else found[0]
@@ -154,7 +153,7 @@ def _passed(spark: SparkSession, checkpoint: str, path: str) -> int:
     """Return the position in the marker topic up to which a mirror has noted that it has
     everything; 0 if that is not known."""
     noted = read_position(spark, path)
-    if noted is None or noted.query != query_id(spark, checkpoint):
+    if noted is None or noted.query != _query_id(spark, checkpoint):
         return 0
     if noted.batch not in _numbers(spark, f"{checkpoint}/offsets"):
         return 0
@@ -162,7 +161,7 @@ def _passed(spark: SparkSession, checkpoint: str, path: str) -> int:
     return 0 if offset is None else offset["position"]
 
 
-def query_id(spark: SparkSession, checkpoint: str) -> str | None:
+def _query_id(spark: SparkSession, checkpoint: str) -> str | None:
     """Return the id of the query that a checkpoint belongs to; None if there is none yet."""
     if "metadata" not in folder_names(spark, checkpoint):
         return None

@@ -113,6 +113,13 @@ class WriterSuperseded(MirrorError):
 def taken_over(path: str) -> WriterSuperseded:
     return WriterSuperseded(
         f"another writer has taken over the mirror at {path}: this writer is stopping",
-        hint="Only one process can write to a mirror: the one that was started last. If the other process is the one that should "
-        "write, do not restart this one. Otherwise, stop the other process, then restart this one.",
+        hint=one_writer_hint("mirror"),
+    )
+
+
+def one_writer_hint(output: str) -> str:
+    """Return what to do where two processes write to one mirror or changelog."""
+    return (
+        f"Only one process can write to a {output}: the one that was started last. If the other process is the one that "
+        "should write, do not restart this one. Otherwise, stop the other process, then restart this one."
     )

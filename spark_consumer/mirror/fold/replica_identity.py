@@ -25,7 +25,7 @@ from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, TableSchema, is_log
-from spark_consumer.tables import TableName
+from spark_consumer.tables import TableName, alike
 
 COPY = (
     "Stop the mirror, and overwrite the Delta table at this location with the current rows of the source table. The Delta "
@@ -275,15 +275,12 @@ def check_log_names(table: TableName, shape: TableSchema) -> None:
 
 def check_names(table: TableName, columns: Iterable[str]) -> None:
     """Raise MirrorError if two names differ only in case, since Delta does not distinguish them."""
-    known: dict[str, str] = {}
-    for name in columns:
-        other = known.setdefault(name.lower(), name)
-        if other is not name:
-            raise MirrorError(
-                f"{table} has the columns {_listed((other, name))}: Delta does not distinguish names that differ "
-                "only in case",
-                hint="Rename one in the source, or leave the table out with --exclude.",
-            )
+    found = alike(columns)
+    if found is not None:
+        raise MirrorError(
+            f"{table} has the columns {_listed(found)}: Delta does not distinguish names that differ only in case",
+            hint="Rename one in the source, or leave the table out with --exclude.",
+        )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.local.local_tables import DIALECTS, open_table
 from spark_consumer.mirror.paths import FORMAT_APPLICATION, manifest_path, refuse_newer_format
 from spark_consumer.mirror.table_states import TableStates
-from spark_consumer.tables import TableName
+from spark_consumer.tables import TableName, alike
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,10 @@ def view_statements(path: Path, at: str, dialect: str) -> list[str]:
     version = version_at(path, at)
     comment = f"-- {path}: all tables as of commit LSN {format_lsn(version.commit_lsn)}"
     numbers = {TableName.parse(name): number for name, number in version.tables.items()}
-    names: dict[str, TableName] = {}
-    for table in numbers:
-        other = names.setdefault(str(table).lower(), table)
-        if other != table:
-            raise MirrorError(
-                f"{other} and {table} would be one view: {dialect} does not distinguish upper and lower case",
-                hint="Read these tables with Spark, or from the files of walgate dump.",
-            )
+    found = alike(version.tables)
+    if found is not None:
+        raise MirrorError(
+            f"{found[0]} and {found[1]} would be one view: {dialect} does not distinguish upper and lower case",
+            hint="Read these tables with Spark, or from the files of walgate dump.",
+        )
     return [comment, *dict.fromkeys(DIALECTS[dialect](str(path.absolute()), numbers))]

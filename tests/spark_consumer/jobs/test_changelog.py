@@ -103,7 +103,7 @@ def test_a_table_that_is_named_later_begins_where_the_checkpoint_stands(
         transaction.insert(notes, {"text": tables})
         transaction.commit()
         feeder.kafka_commit()
-        changelog = Changelog(str(tmp_path), "parquet", SchemaCache(Registry({"url": feeder.registry_url})))
+        changelog = opened(feeder, tmp_path)
         stream = spark.readStream.format("walgate").options(**feeder.options(tables=tables)).load()
         writer = stream.writeStream.foreachBatch(changelog.apply).option("checkpointLocation", f"{tmp_path}/checkpoint")
         run_to_end(writer)
@@ -133,17 +133,13 @@ def test_a_column_that_is_widened_stays_readable(
     tmp_path: Path,
     format: str,  # noqa: A002
 ) -> None:
-    changelog = Changelog(str(tmp_path), format, SchemaCache(Registry({"url": feeder.registry_url})))
+    changelog = opened(feeder, tmp_path, format)
     narrow = feeder.table(relation("items", {"id": INT4}, ("id",)))
     wide = feeder.alter(narrow, relation("items", {"id": INT8}, ("id",)))
     start = "earliest"
     for table, number in ((narrow, 1), (wide, 2**40)):
-        transaction = feeder.begin()
-        transaction.insert(table, {"id": number})
-        commit_lsn = transaction.commit()
-        feeder.kafka_commit()
-        options = feeder.options(startingPosition=start)
-        changelog.apply(spark.read.format("walgate").options(**options).load(), 0)
+        commit_lsn = commit(feeder, table, {"id": number})
+        take(spark, feeder, changelog, start)
         start = f"lsn:{commit_lsn}"
     location = f"{tmp_path}/tables/public/items"
     reader = spark.read.format(format)
@@ -152,12 +148,9 @@ def test_a_column_that_is_widened_stays_readable(
     assert sorted(row["after"]["id"] for row in reader.load(location).collect()) == [1, 2**40]
     if format == "delta":
         text = feeder.alter(wide, relation("items", {"id": TEXT}, ("id",)))
-        transaction = feeder.begin()
-        transaction.insert(text, {"id": "a"})
-        transaction.commit()
-        feeder.kafka_commit()
+        commit(feeder, text, {"id": "a"})
         with pytest.raises(MirrorError, match=r"changelog of public\.items .* cannot store a column"):
-            changelog.apply(spark.read.format("walgate").options(**feeder.options(startingPosition=start)).load(), 0)
+            take(spark, feeder, changelog, start)
 
 
 def test_relations_without_key_or_columns_are_read_and_mirrored(
@@ -183,7 +176,7 @@ def test_columns_that_are_dropped_or_renamed_within_a_batch_keep_their_values(
     format: str,  # noqa: A002
 ) -> None:
     """Whatever batches there are, and with a name that Delta maps."""
-    path, start = tmp_path, "earliest"
+    start = "earliest"
     first = relation("items", {"id": INT8, "unit price": INT8, "old": TEXT}, ("id",))
     then = relation("items", {"id": INT8, "price": INT8}, ("id",))
     wanted, table = [], feeder.table(first)
@@ -192,17 +185,17 @@ def test_columns_that_are_dropped_or_renamed_within_a_batch_keep_their_values(
             table = feeder.alter(table, first)
         end = commit(feeder, table, {"id": number, "unit price": 5, "old": "a"})
         if cuts:
-            take(spark, feeder, opened(feeder, path, format), start)
+            take(spark, feeder, opened(feeder, tmp_path, format), start)
             start = f"lsn:{end}"
         table = feeder.alter(table, then)
         end = commit(feeder, table, {"id": 10 + number, "price": 6})
-        take(spark, feeder, opened(feeder, path, format), start)
+        take(spark, feeder, opened(feeder, tmp_path, format), start)
         start = f"lsn:{end}"
         wanted += [(number, 5, "a", None), (10 + number, None, None, 6)]
     reader = spark.read.format(format)
     if format == "parquet":
         reader = reader.option("mergeSchema", "true")
-    rows = [row["after"] for row in reader.load(f"{path}/tables/public/items").collect()]
+    rows = [row["after"] for row in reader.load(f"{tmp_path}/tables/public/items").collect()]
     assert sorted((row["id"], row["unit price"], row["old"], row["price"]) for row in rows) == sorted(wanted)
 
 
