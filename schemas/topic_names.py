@@ -6,7 +6,7 @@ A topic is named `<prefix>.<schema>.<table>`, where every byte of the UTF-8 name
 from another topic's only in '.' and '_'. The topic is then named by the beginning of that name and
 a hash of the relation's name: `<prefix>.<schema>.<table>--<32 hex digits>`. No escaped name
 contains `--`. The topics that exist determine which of the two a relation has
-(gateway/kafka/relation_topics.py); readers take the relation of a hashed topic from `pg.relation`
+(gateway/kafka/topics.py); readers take the relation of a hashed topic from `pg.relation`
 of its schema.
 
 In an Avro name, characters outside [A-Za-z0-9_] and a leading digit are written `_xHHHH_`, as

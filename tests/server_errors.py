@@ -16,7 +16,7 @@ from gateway.errors import InternalError, Retry, RetrySlowly, StopForOperator, W
 from gateway.postgres.classify_errors import CannotDecode, classify, classify_exception, classify_in_stream
 from gateway.postgres.server_message import ServerMessage
 from gateway.schema_errors import classified_schema_errors
-from gateway.startup.sqlstates import TABLE
+from gateway.startup.reaction_by_sqlstate import TABLE
 from schemas.classify_registry_answers import error_of
 
 ROOT: Final = Path(__file__).parents[1]

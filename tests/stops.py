@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gateway.errors import StopForOperator
-from gateway.startup.sqlstates import TABLE
+from gateway.startup.reaction_by_sqlstate import TABLE
 
 ROOT: Final = Path(__file__).parents[1]
 _OF_COMMANDS: Final = {"main.py", "positions.py", "snapshots.py", "exit_codes.py"}
@@ -99,10 +99,10 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     + "test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped",
     ("gateway/kafka/batches.py too_large", ""): _KAFKA
     + "test_a_row_that_is_too_large_stops_the_gateway_and_is_not_skipped",
-    ("gateway/kafka/relation_topics.py deleted_topics", ""): _KAFKA
+    ("gateway/kafka/topics.py deleted_topics", ""): _KAFKA
     + "test_a_topic_that_is_deleted_while_nobody_looks_is_not_created_again_silently",
-    ("gateway/kafka/relation_topics.py topic_of_another", ""): _STATE,
-    ("gateway/kafka/relation_topics.py refused_topic", "change the setting that the broker rejects"): _STATE,
+    ("gateway/kafka/topics.py topic_of_another", ""): _STATE,
+    ("gateway/kafka/topics.py refused_topic", "change the setting that the broker rejects"): _STATE,
     ("gateway/postgres/credentials.py take_system_roots", ""): _MENDED,
     ("gateway/postgres/credentials.py without_authority", ""): _MENDED,
     ("gateway/postgres/start_replication.py pgoutput_options", ""): _OLDER,
@@ -133,9 +133,9 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/role_checks.py check_role", ""): _POOLER,
     ("gateway/startup/timeline_checks.py check_promotion", "the new primary forked off timeline"): _PROMOTED,
     ("gateway/kafka/classify_errors.py classify", "lower kafka.transaction_timeout_s"): _MENDED,
-    ("gateway/kafka/relation_topics.py compacted_without_key", ""): _DIALECT,
-    ("gateway/kafka/relation_topics.py refused_topic", "{hint}"): _STATE,
-    ("gateway/kafka/relation_topics.py topic_of_two", ""): _DIALECT,
+    ("gateway/kafka/topics.py compacted_without_key", ""): _DIALECT,
+    ("gateway/kafka/topics.py refused_topic", "{hint}"): _STATE,
+    ("gateway/kafka/topics.py topic_of_two", ""): _DIALECT,
     ("gateway/failpoints.py _parse_action", ""): _MENDED,
     ("gateway/failpoints.py parse_failpoints", ""): _MENDED,
     ("gateway/observe/http_socket.py listen", ""): _MENDED,
@@ -145,12 +145,12 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/config/settings.py _read_secret_files", ""): _MENDED,
     ("gateway/config/settings.py _refuse_unknown_variables", ""): _MENDED,
     ("gateway/postgres/authentication.py _next_message", ""): _SERVICE,
-    ("gateway/startup/sqlstates.py 08P01", ""): _SERVICE,
-    ("gateway/startup/sqlstates.py 42601", ""): _UNREPLICATED,
-    ("gateway/startup/sqlstates.py 22023", ""): _MENDED,
-    ("gateway/startup/sqlstates.py 22008", ""): _UNPRINTABLE,
-    ("gateway/startup/sqlstates.py 22P05", ""): _UNTRANSLATABLE,
-    ("gateway/startup/sqlstates.py 22021", ""): _UNTRANSLATABLE,
+    ("gateway/startup/reaction_by_sqlstate.py 08P01", ""): _SERVICE,
+    ("gateway/startup/reaction_by_sqlstate.py 42601", ""): _UNREPLICATED,
+    ("gateway/startup/reaction_by_sqlstate.py 22023", ""): _MENDED,
+    ("gateway/startup/reaction_by_sqlstate.py 22008", ""): _UNPRINTABLE,
+    ("gateway/startup/reaction_by_sqlstate.py 22P05", ""): _UNTRANSLATABLE,
+    ("gateway/startup/reaction_by_sqlstate.py 22021", ""): _UNTRANSLATABLE,
     ("gateway/postgres/classify_errors.py classify", "is now unusable"): _REFUSED,
     ("gateway/postgres/classify_errors.py classify", "is too large for the server to send"): _REFUSED,
     ("gateway/postgres/credentials.py check_dsn", ""): _MENDED,
@@ -205,8 +205,8 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/startup/publication_checks.py _keys_sent_in_part", ""), _OTHER),
     (("gateway/kafka/classify_errors.py classify", "raise the topic's max.message.bytes"), _ALLOWED),
     (("gateway/kafka/classify_errors.py classify", "lower kafka.transaction_timeout_s"), _ALLOWED),
-    (("gateway/kafka/relation_topics.py deleted_topics", ""), _OTHER),
-    (("gateway/kafka/relation_topics.py refused_topic", ""), _OTHER),
+    (("gateway/kafka/topics.py deleted_topics", ""), _OTHER),
+    (("gateway/kafka/topics.py refused_topic", ""), _OTHER),
     (("gateway/postgres/classify_errors.py classify", "is too large for the server to send"), _WITHOUT),
     (("gateway/runtime/assign_column_rules.py _check_key", ""), _OTHER),
     (("gateway/runtime/stored_positions.py refuse_other_dialect", ""), _DIALECT),
@@ -271,7 +271,7 @@ def stops() -> list[Stop]:
 def _by_sqlstate() -> Iterator[Stop]:
     for sqlstate, (kind, hint) in TABLE.items():
         if issubclass(kind, StopForOperator) and len(sqlstate) == 5:
-            yield Stop(f"gateway/startup/sqlstates.py {sqlstate}", kind.__name__, "{doing}: {said}", hint)
+            yield Stop(f"gateway/startup/reaction_by_sqlstate.py {sqlstate}", kind.__name__, "{doing}: {said}", hint)
 
 
 def _kinds(trees: list[ast.Module]) -> set[str]:

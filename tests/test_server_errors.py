@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gateway.startup.sqlstates import TABLE
+from gateway.startup.reaction_by_sqlstate import TABLE
 from tests.server_errors import CODES, PLACE, ROOT, STATUSES, outcome_of_answer, outcomes, page, sqlstates
 
 SHOWN = (ROOT / "docs" / "server-errors.md").read_text("utf-8")

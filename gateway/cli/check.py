@@ -26,7 +26,7 @@ from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
 from gateway.kafka.durability import cautions, durability_of
 from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
-from gateway.kafka.relation_topics import Topics, deleted_topics
+from gateway.kafka.topics import Topics, deleted_topics
 from gateway.names import transactional_id
 from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen

@@ -20,7 +20,7 @@ from gateway.debezium.source_block import SourceNames
 from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter

@@ -27,7 +27,7 @@ from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.errors import StopForOperator, UnwritableRelation
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import TopicSink
-from gateway.kafka.relation_topics import Name, Topics, topic_of_two
+from gateway.kafka.topics import Name, Topics, topic_of_two
 from gateway.observe import metrics
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.relations.attributes import Attribute

@@ -11,7 +11,7 @@ import structlog
 
 from gateway.config.source import SourceSettings
 from gateway.kafka.batches import BatchWriter, TopicSink
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from gateway.observe import metrics
 from gateway.transactions.transaction import ExcludedMessage, MessageSelection
 from schemas.lsn import Lsn

@@ -1,6 +1,6 @@
 """Classification of errors of PostgreSQL and of the connection to it, by what happens next.
 
-The table by SQLSTATE is in gateway/startup/sqlstates.py. Texts of the server are translated, so
+The table by SQLSTATE is in gateway/startup/reaction_by_sqlstate.py. Texts of the server are translated, so
 they are only looked at for two codes, and only to describe more exactly what has happened.
 docs/server-errors.md shows the outcome for every SQLSTATE of the manual.
 """
@@ -28,7 +28,7 @@ from gateway.errors import (
 from gateway.postgres.server_message import ServerMessage
 from gateway.startup.repeated_failure import DecodingFailed
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
-from gateway.startup.sqlstates import UNKNOWN, is_of_place, next_step, next_step_at_login
+from gateway.startup.reaction_by_sqlstate import UNKNOWN, is_of_place, next_step, next_step_at_login
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """Errors that asyncpg and the socket raise: for `except`, then `classify_exception`."""

@@ -15,7 +15,7 @@ from gateway.config.settings import Settings
 from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas
-from gateway.kafka.relation_topics import Name, Topics
+from gateway.kafka.topics import Name, Topics
 from gateway.relations.attributes import Attribute
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.transactions.position import Position

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from gateway.names import is_table
 from gateway.pgoutput import Relation
 from gateway.transactions.transaction import ExcludedTable

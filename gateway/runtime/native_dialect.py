@@ -16,7 +16,7 @@ from gateway.events.missing_values import with_attributes
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
-from gateway.kafka.relation_topics import Name, Topics, topic_of_another
+from gateway.kafka.topics import Name, Topics, topic_of_another
 from gateway.relations.attributes import Attribute, attribute_numbers, needs_earlier
 from gateway.schema_errors import register_both
 from gateway.startup.connect_offset import DebeziumOffset

@@ -11,7 +11,7 @@ from gateway.config.settings import ErrorSettings
 from gateway.errors import InternalError, NextSession, Retry, StopForOperator, UnwritableRelation
 from gateway.events.errors import KeyNotSent, UnreadableValue
 from gateway.kafka.batches import RecordTooLarge
-from gateway.kafka.relation_topics import Name
+from gateway.kafka.topics import Name
 from gateway.pgoutput import PgOutputError
 from gateway.snapshot.table_errors import UnwritableTable
 from gateway.transactions.transaction import Quarantined

@@ -21,7 +21,7 @@ from gateway.errors import NextSession, Retry, UnwritableRelation
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.producer import Producer
-from gateway.kafka.relation_topics import Name, Topics, compacted_without_key
+from gateway.kafka.topics import Name, Topics, compacted_without_key
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import descent_of, publication_facts

@@ -18,7 +18,7 @@ from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker
 from gateway.observe.table_status import TableSnapshotStatus
 from gateway.snapshot.read_plan import ReadPlan
-from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.rules.ranges_to_read import CtidPlan
 from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
@@ -251,14 +251,14 @@ class TableTask:
         state = self._state
         if self.is_reselect:
             self._plan = plan
-            return self.reselect(judge, chunk_bytes, KeyList(segments))
+            return self.reselect(judge, chunk_bytes, KeysToReadAgain(segments))
         progress = self.set_up(plan, judge, chunk_bytes, reselects=reselects)
         ranges = CtidPlan(plan.surveyed.leaves, state.untouched, state.begun)
         counts = state.chunk_count, state.row_count, state.stale_count
-        progress.resume(ranges, KeyList(segments), state.suspects, counts)
+        progress.resume(ranges, KeysToReadAgain(segments), state.suspects, counts)
         return progress
 
-    def reselect(self, judge: StalenessJudge, chunk_bytes: int, keys: KeyList) -> TableProgress:
+    def reselect(self, judge: StalenessJudge, chunk_bytes: int, keys: KeysToReadAgain) -> TableProgress:
         """Read the rows with these keys, and rows whose UPDATEs leave values out meanwhile."""
         self._progress = TableProgress(judge, (), chunk_bytes)
         self._progress.resume(CtidPlan(()), keys, ())
@@ -355,10 +355,10 @@ class TableTask:
         self._progress.begin_again()
         return [*self._void_segments, *self._progress.keys_to_read_again.pop_dirty()]
 
-    def pop_keys_to_reselect(self) -> KeyList:
+    def pop_keys_to_reselect(self) -> KeysToReadAgain:
         """Return the keys of rows whose UPDATEs left values out, and forget them: a reselection
         reads them."""
-        return self._progress.pop_keys_to_reselect() if self._progress is not None and self.records_keys else KeyList()
+        return self._progress.pop_keys_to_reselect() if self._progress is not None and self.records_keys else KeysToReadAgain()
 
     def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
         """Return the records that differ from what was written last. `prepared` are xids; only

@@ -18,7 +18,7 @@ import structlog
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.discovery.stored_contents import StoredContents
 from gateway.snapshot.read_plan import ReadPlan
-from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.rules.published_content import unsent
 from gateway.snapshot.rules.table_progress import Chunk, Status
 from gateway.snapshot.stored_state import (
@@ -296,7 +296,7 @@ class TableTasks:
         assert task.progress is not None
         task.progress.nothing_left()
 
-    def finish(self, task: TableTask) -> KeyList:
+    def finish(self, task: TableTask) -> KeysToReadAgain:
         """Finish a table where its SNAPSHOT_END is published. Returns the keys of rows that must
         still be read, by a reselection."""
         assert task.progress is not None and task.plan is not None
@@ -376,7 +376,7 @@ class TableTasks:
 
     # -- reselections
 
-    def begin_reselection(self, description: RelationDescription, keys: KeyList) -> None:
+    def begin_reselection(self, description: RelationDescription, keys: KeysToReadAgain) -> None:
         """Begin to read the rows with these keys, and those that UPDATEs leave values out of from
         now on. Changes of the relation are recorded until it ends."""
         judge = self._recorder.judge
@@ -407,7 +407,7 @@ class TableTasks:
         """Report that an UPDATE of the table left a value out."""
         task.value_missed()
 
-    def cancel_keeping_keys(self, task: TableTask) -> KeyList:
+    def cancel_keeping_keys(self, task: TableTask) -> KeysToReadAgain:
         """Cancel the snapshot of a table. Returns the keys of rows that must still be read, by a
         reselection."""
         keys = task.pop_keys_to_reselect()

@@ -13,7 +13,7 @@ import asyncio
 from gateway.config.settings import SnapshotSettings
 from gateway.snapshot.progress_log import log_missing_values
 from gateway.snapshot.read_plan import ReadPlan
-from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.table_task import TableTask, identity_of
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.transactions.machine import TransactionMachine
@@ -57,10 +57,10 @@ class Reselection:
         identity = version.encoder.description.identity_columns
         if not identity or any(column.protection for column in identity):
             return False
-        self.begin(version.encoder.description, KeyList())
+        self.begin(version.encoder.description, KeysToReadAgain())
         return True
 
-    def begin(self, description: RelationDescription, keys: KeyList) -> None:
+    def begin(self, description: RelationDescription, keys: KeysToReadAgain) -> None:
         """Begin a reselection of these keys, and of those that UPDATEs leave values out of from now
         on. Changes of the relation are recorded until it ends."""
         self._tasks.begin_reselection(description, keys)

@@ -9,7 +9,7 @@
     start.py                    the steps of a start, in their order
     position_changes.py         the steps of `walgate skip`, `readmit`, `accept-gap` and `adopt`
     periodic_check.py           the checks that are repeated while the stream runs
-    server_notices.py sqlstates.py repeated_failure.py
+    server_notices.py reaction_by_sqlstate.py repeated_failure.py
                                 what follows from the server's messages and errors, at any time
     wal_release.py              when the slot is advanced without delivery
     connect_offset.py           the offset of a Debezium connector that the gateway replaces

@@ -30,9 +30,9 @@ from spark_consumer.errors import (
     told_by,
 )
 from spark_consumer.jobs.status import Status
-from spark_consumer.mirror.progress import Progress
-from spark_consumer.mirror.progress import facts_of as progress_facts_of
-from spark_consumer.mirror.progress import line_of as progress_line_of
+from spark_consumer.mirror.progress_lines import Progress
+from spark_consumer.mirror.progress_lines import facts_of as progress_facts_of
+from spark_consumer.mirror.progress_lines import line_of as progress_line_of
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.backlog import backlog
 from spark_consumer.reader.marker_log import MarkerLog

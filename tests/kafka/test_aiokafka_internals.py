@@ -83,13 +83,13 @@ def test_the_installed_version_is_one_whose_source_was_read() -> None:
 @pytest.mark.parametrize(
     ("path", "source", "allowed"),
     [
-        ("gateway/kafka/relation_topics.py", "admin._client.close()", False),
+        ("gateway/kafka/topics.py", "admin._client.close()", False),
         ("gateway/runtime/session.py", "sql._transport.close()", False),
         ("gateway/postgres/login.py", "sql._transport.close()", False),
         ("spark_consumer/mirror/delta/delta_table.py", "spark._jvm", False),
         ("spark_consumer/jvm.py", "spark._jvm", True),
-        ("gateway/kafka/relation_topics.py", "import aiokafka.client", False),
-        ("gateway/kafka/relation_topics.py", "from aiokafka.protocol.metadata import MetadataRequest", False),
+        ("gateway/kafka/topics.py", "import aiokafka.client", False),
+        ("gateway/kafka/topics.py", "from aiokafka.protocol.metadata import MetadataRequest", False),
         ("gateway/kafka/position_topic.py", "from aiokafka import AIOKafkaConsumer", False),
         ("gateway/runtime/session.py", "from asyncpg.protocol import Record", False),
         (
@@ -98,7 +98,7 @@ def test_the_installed_version_is_one_whose_source_was_read() -> None:
             True,
         ),
         ("gateway/postgres/asyncpg_internals.py", "connection._transport.close()", True),
-        ("gateway/kafka/relation_topics.py", "from aiokafka.errors import KafkaError", True),
+        ("gateway/kafka/topics.py", "from aiokafka.errors import KafkaError", True),
     ],
 )
 def test_make_check_refuses_the_insides_of_a_driver_outside_its_one_file(path: str, source: str, allowed: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.config.kafka import KafkaSettings, TopicOverride
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from schemas.topic_names import POSITION_TOPIC, message_topic, transaction_topic
 
 

@@ -14,7 +14,7 @@ from confluent_kafka.admin import ConfigResource, NewTopic, ResourceType  # type
 from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.durability import Durability, cautions
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from gateway.startup.findings import OperatorWarning
 from schemas.topic_names import POSITION_TOPIC, transaction_topic
 from tests.support.clusters import Cluster, cluster

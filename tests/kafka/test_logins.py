@@ -34,7 +34,7 @@ from gateway.errors import Retry, RetrySlowly, StopForOperator
 from gateway.kafka.aiokafka_internals.connection import CONNECT_TIMEOUT_S
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.producer import Producer
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from gateway.local import Kafka
 from gateway.local.kafka import QUICK_START
 from gateway.local.ports import HOST, free_port

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
 from gateway.kafka.position_topic import read_positions
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from gateway.local import Kafka, Registry
 from gateway.transactions.position import Position, decode_position, encode_position
 from schemas.lsn import Lsn

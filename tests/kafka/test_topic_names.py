@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import DataGap, Retry, StopForOperator
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from gateway.kafka.topic_admin import TopicAdmin
 from gateway.local import Kafka
 from schemas.topic_names import topic_name, topic_names, transaction_topic

@@ -18,7 +18,7 @@ from gateway.postgres.classify_errors import (
     classify_notice,
 )
 from gateway.postgres.server_message import ServerMessage
-from gateway.startup.sqlstates import OTHER, TABLE
+from gateway.startup.reaction_by_sqlstate import OTHER, TABLE
 
 
 @pytest.mark.parametrize(

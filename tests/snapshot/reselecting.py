@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import ClassVar, Final
 
-from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.rules.ranges_to_read import CtidPlan
 from gateway.snapshot.rules.table_progress import Status, TableProgress
 from tests.snapshot.source import UNCHANGED, Big, Change, Entry, Source
@@ -51,7 +51,7 @@ class Reselecting(World):
             self.live.again = []
         return TableProgress(self.judge, (), 1 << 20)
 
-    def _reselect(self, keys: KeyList) -> None:
+    def _reselect(self, keys: KeysToReadAgain) -> None:
         self.live.is_reselect = True
         self.table = self._new_table()
         self.table.resume(CtidPlan(()), keys, ())
@@ -82,7 +82,7 @@ class Reselecting(World):
         for change in entry.changes:
             self._write(change)
             if change.op == "UPDATE" and change.row[1] is UNCHANGED and self.table.status is Status.DONE:
-                self._reselect(KeyList())
+                self._reselect(KeysToReadAgain())
             if self.table.track is not None:
                 self._track(self.table.track, Entry("commit", entry.xid, (change,)))
         self.judge.committed(entry.wire_xid)
@@ -108,7 +108,7 @@ class Reselecting(World):
         if before is Status.ENDING and self.table.status is Status.DONE:
             self.live.seen = {key: row for key, row in self.live.seen.items() if key in self.live.changed}
             if self.table.keys_to_read_again and self.broken != "late keys":
-                self._reselect(KeyList({0: list(self.table.keys_to_read_again)}))
+                self._reselect(KeysToReadAgain({0: list(self.table.keys_to_read_again)}))
 
     def _hand_over(self, waiting: Waiting) -> None:
         chunk, live = waiting.chunk, self.live

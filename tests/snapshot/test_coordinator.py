@@ -14,7 +14,7 @@ from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinator
 from gateway.snapshot.pending_chunks import SnapshotBoundary
 from gateway.snapshot.reader_tasks import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
-from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.rules.ranges_to_read import CtidPlan, Leaf
 from gateway.snapshot.rules.stale_rows import StalenessJudge
 from gateway.snapshot.rules.table_progress import TableProgress
@@ -35,7 +35,7 @@ def judge() -> StalenessJudge:
 async def test_what_is_to_be_set_up_again_is_not_read(snapshot: SnapshotCoordinator, judge: StalenessJudge) -> None:
     """Another reader found that the table has changed, while this one opened its session."""
     task = TableTask(TableState(1, "a", "b", "", RESELECT))
-    table = task.reselect(judge, 1 << 20, KeyList({0: [b"1"]}))
+    table = task.reselect(judge, 1 << 20, KeysToReadAgain({0: [b"1"]}))
     chunk = table.next_chunk()
     assert chunk is not None and table.next_chunk() is None
     await snapshot._readers.read(NOT_ASKED, task, chunk)
@@ -58,7 +58,7 @@ def test_a_chunk_that_its_reader_gave_back_does_not_count_when_the_stream_brings
 
 def test_a_chunk_that_counts_no_more_holds_no_snapshot(judge: StalenessJudge) -> None:
     table = TableProgress(judge, [], 1 << 20)
-    table.resume(CtidPlan(()), KeyList({0: [b"1"]}), ())
+    table.resume(CtidPlan(()), KeysToReadAgain({0: [b"1"]}), ())
     chunk = table.next_chunk()
     assert chunk is not None
     table.begin_again()

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from gateway.snapshot.rules import stale_rows
-from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.rules.ranges_to_read import OFFSET_BITS, CtidPlan, Leaf, TidRange, cut
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
@@ -117,7 +117,7 @@ class World:
         self.table = self._new_table()
         if live.status in (Status.READING, Status.ENDING):
             plan = CtidPlan(self.table.plan.leaves, live.untouched, live.begun)
-            self.table.resume(plan, KeyList({0: live.again}), live.suspects)
+            self.table.resume(plan, KeysToReadAgain({0: live.again}), live.suspects)
         if live.status is Status.DONE:
             self.table.end()
         self.streams: dict[int, list[Change]] = {}

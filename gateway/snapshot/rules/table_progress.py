@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
-from gateway.snapshot.rules.key_list import KeyList
+from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.rules.ranges_to_read import ChunkSizer, CtidPlan, Leaf, TidRange
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
@@ -116,7 +116,7 @@ class TableProgress:
         self._status = Status.WAITING
         self._generation = 0
         self._plan = CtidPlan(leaves)
-        self._keys = KeyList()
+        self._keys = KeysToReadAgain()
         self._keys_to_reselect: set[bytes] = set()
         """The keys of `keys_to_read_again` that are read only after the table is complete, by a
         reselection."""
@@ -139,7 +139,7 @@ class TableProgress:
         return self._plan
 
     @property
-    def keys_to_read_again(self) -> KeyList:
+    def keys_to_read_again(self) -> KeysToReadAgain:
         """The keys of stale rows, and those that rule T adds."""
         return self._keys
 
@@ -170,7 +170,7 @@ class TableProgress:
         self._track = self.judge.begin(suspects)
 
     def resume(
-        self, plan: CtidPlan, keys: KeyList, suspects: Iterable[int], counts: tuple[int, int, int] = (0, 0, 0)
+        self, plan: CtidPlan, keys: KeysToReadAgain, suspects: Iterable[int], counts: tuple[int, int, int] = (0, 0, 0)
     ) -> None:
         """Continue a relation that was being read in an earlier epoch. `counts`: of chunks, rows
         and stale rows."""
@@ -279,9 +279,9 @@ class TableProgress:
         for key, old_key in (*unchanged, *renamed):
             self.record_unchanged_toast(key, old_key)
 
-    def pop_keys_to_reselect(self) -> KeyList:
+    def pop_keys_to_reselect(self) -> KeysToReadAgain:
         """Return the keys that are still to be read, and forget them: a reselection reads them."""
-        keys, self._keys = self._keys, KeyList()
+        keys, self._keys = self._keys, KeysToReadAgain()
         self._keys_to_reselect.clear()
         return keys
 

@@ -21,7 +21,7 @@ from spark_consumer.mirror.append.appended_batch import AppendedBatch, summary_o
 from spark_consumer.mirror.merge.background_merges import BackgroundMerges
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import APPENDED_FORMAT, changes_path
-from spark_consumer.mirror.progress import ProgressListener, ignore_progress, report_progress, task_share
+from spark_consumer.mirror.progress_lines import ProgressListener, ignore_progress, report_progress, task_share
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.retention import RETENTION_S
 from spark_consumer.mirror.spark_settings import tune, use_pool

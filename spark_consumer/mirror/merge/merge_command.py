@@ -10,7 +10,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import version_manifest
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import changes_path
-from spark_consumer.mirror.progress import ProgressListener, ignore_progress
+from spark_consumer.mirror.progress_lines import ProgressListener, ignore_progress
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.retention import RETENTION_S
 from spark_consumer.mirror.storage import TABLE_FORMAT

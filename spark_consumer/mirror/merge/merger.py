@@ -40,7 +40,7 @@ from spark_consumer.mirror.changes import COLUMNS
 from spark_consumer.mirror.maintenance import Maintenance
 from spark_consumer.mirror.merge.merge_slices import persisted, slices
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
-from spark_consumer.mirror.progress import ChangeCount, ProgressListener, ignore_progress, report_progress
+from spark_consumer.mirror.progress_lines import ChangeCount, ProgressListener, ignore_progress, report_progress
 from spark_consumer.mirror.report import BatchReport, notes_of
 from spark_consumer.mirror.retention import RETENTION_S
 from spark_consumer.mirror.slice_contents import (

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 SEGMENT_KEYS = 500
 
 
-class KeyList:
+class KeysToReadAgain:
     """A set of keys in the order of their arrival. Segments are dirty if they have changed since
     `pop_dirty`."""
 

@@ -12,7 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from gateway.config.kafka import KafkaSettings
 from gateway.kafka.producer import Producer
-from gateway.kafka.relation_topics import Topics
+from gateway.kafka.topics import Topics
 from gateway.local import Kafka
 from schemas.topic_names import transaction_topic
 
