@@ -41,7 +41,7 @@ def incompatible_columns(old: Schema, new: Schema, among: Set[Place] | None = No
         known = old_fields.get(place)
         if known is not None and (among is None or place in among) and not _reads(known["type"], field["type"]):
             column = field.get("pg.name", place[1])
-            changes.setdefault(column, TypeChange(column, _described(known), _described(field)))
+            changes.setdefault(column, TypeChange(column, *_both_described(known, field)))
     return list(changes.values())
 
 
@@ -71,9 +71,9 @@ def _find_record(schema: Any, name: str) -> Schema | None:
 
 def _reads(old: Any, new: Any) -> bool:
     """Return whether the new type reads every value of the old one with its meaning unchanged."""
-    if isinstance(old, list) and isinstance(new, list):  # always ["null", T]
-        return _reads(old[-1], new[-1])
-    old_type, new_type = _parts(old), _parts(new)
+    if _is_optional(old) and not _is_optional(new):
+        return False
+    old_type, new_type = _parts(_not_null(old)), _parts(_not_null(new))
     if old_type["type"] == "array" == new_type["type"]:
         return _reads(old_type["items"], new_type["items"])
     old_logical, new_logical = old_type.get("logicalType"), new_type.get("logicalType")
@@ -86,8 +86,26 @@ def _reads(old: Any, new: Any) -> bool:
     return old_type["type"] == new_type["type"] or (old_type["type"], new_type["type"]) in _EXACT_PROMOTIONS
 
 
+def _is_optional(avro: Any) -> bool:
+    return isinstance(avro, list)
+
+
+def _not_null(avro: Any) -> Any:
+    """Return the type of an optional field without null, which comes second in a union if the
+    field's default is not null; and any other type as it is."""
+    return next(branch for branch in avro if branch != "null") if isinstance(avro, list) else avro
+
+
 def _parts(avro: Any) -> Schema:
     return avro if isinstance(avro, dict) else {"type": avro}
+
+
+def _both_described(old: Schema, new: Schema) -> tuple[str, str]:
+    """Describe a field's types, with its nullability if only the old one accepts NULL."""
+    described = _described(old), _described(new)
+    if _is_optional(old["type"]) == _is_optional(new["type"]):
+        return described
+    return (f"{described[0]} or null", f"{described[1]}, not null")
 
 
 def _described(field: Schema) -> str:
@@ -99,9 +117,7 @@ def _described(field: Schema) -> str:
 
 
 def _avro_name(avro: Any) -> str:
-    if isinstance(avro, list):
-        return _avro_name(avro[-1])
-    parts = _parts(avro)
+    parts = _parts(_not_null(avro))
     if parts["type"] == "array":
         return f"array of {_avro_name(parts['items'])}"
     logical = parts.get("logicalType")

@@ -6,7 +6,7 @@
                                     the sections of these names
     debezium_options                how Debezium's format is written
     section                         what all sections share
-    messages                        what is said about a wrong setting
+    error_messages                  what is said about a wrong setting
     oauth_tokens  msk_iam           tokens for Kafka and the registry
 
 In: a file, variables, and the files they name. Out: frozen settings, and options for clients. This

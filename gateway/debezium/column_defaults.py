@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import struct
 from decimal import Decimal, InvalidOperation
+from math import isfinite
 from typing import Any, Final
 
 from gateway.debezium.connect_codec import encode_text
@@ -68,7 +69,10 @@ def _with_default(column: ConnectColumn, expression: str, kind: Kind) -> Connect
         encoded = encode_text(column.type)(text.encode())[1:]
     except _MALFORMED:
         return column
-    return with_default(column, _json_form(column.type.avro, encoded), encoded)
+    default = _json_form(column.type.avro, encoded)
+    if isinstance(default, float) and not isfinite(default):  # JSON, and so a schema, has no such number
+        return column
+    return with_default(column, default, encoded)
 
 
 def _default_text(type_: ConnectType, expression: str, kind: Kind) -> str | None:

@@ -24,7 +24,8 @@ from schemas.wire_format import FRAME_BYTES
 Write = Callable[[bytes, int, list[str]], int]
 """Appends the value at a position as JSON and returns the position after it."""
 
-_CONTROL: Final = re.compile(r"\\u00[01][0-9a-f]")
+_ESCAPE: Final = re.compile(r"\\\\|\\u00[01][0-9a-f]")
+"""A backslash, which may be followed by a text's own `u001b`, or a control character."""
 _FLOAT: Final = struct.Struct("<f")
 _DOUBLE: Final = struct.Struct("<d")
 
@@ -35,7 +36,9 @@ class JsonForm:
 
     def __init__(self, schema: Any, *, with_schema: bool) -> None:
         self._write = _writer(schema, NamedTypes())
-        described = json.dumps(connect_json_schema(schema), separators=(",", ":"), ensure_ascii=False)
+        described = json.dumps(
+            connect_json_schema(schema), separators=(",", ":"), ensure_ascii=False, allow_nan=False
+        )
         self._head, self._tail = (f'{{"schema":{described},"payload":', "}") if with_schema else ("", "")
 
     def __call__(self, framed: bytes) -> bytes:
@@ -132,7 +135,7 @@ def _text(text: str) -> str:
     """Return a JSON string as Jackson writes it: escapes of control characters have capital digits,
     and only what must be escaped is."""
     quoted = json.dumps(text, ensure_ascii=False)
-    return _CONTROL.sub(lambda found: "\\u" + found[0][2:].upper(), quoted) if "\\u00" in quoted else quoted
+    return _ESCAPE.sub(lambda found: found[0][:2] + found[0][2:].upper(), quoted) if "\\u00" in quoted else quoted
 
 
 def _number(value: float) -> str:

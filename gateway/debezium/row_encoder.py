@@ -146,8 +146,7 @@ class DebeziumEncoder:
         self._checked(earlier, cursor)
         self._checked(new, cursor)
         old_row, new_row = self._encoded(earlier, None), self._encoded(new, earlier)
-        if earlier.letter != OLD_TUPLE:
-            self._report_left_out(new, data, position, end)
+        self._report_left_out(new, data, position, end, earlier)
         return self._key_of(earlier, old_row, None), old_row, self._key_of(new, new_row, earlier), new_row
 
     def updated(self, before: Parts, after: Parts, source: SourceContext, change_lsn: int, block: bytes) -> bytes:
@@ -250,13 +249,13 @@ class DebeziumEncoder:
 
     def _encoded(self, part: TuplePart, earlier: TuplePart | None) -> Parts:
         """Return one part for each column of the record. An UNCHANGED value is taken from the old
-        tuple if that has it."""
+        tuple if that has it. A tuple of the key has NULL for all other columns."""
         row: Parts = []
         for index, column in enumerate(self._columns):
             if column is None:
                 continue
             tuple_ = part
-            if part.values[index] is UNCHANGED and earlier is not None and earlier.letter == OLD_TUPLE:
+            if part.values[index] is UNCHANGED and earlier is not None and _has(earlier, index):
                 tuple_ = earlier
             row.append(self._value(tuple_, index, column))
         return row
@@ -276,8 +275,13 @@ class DebeziumEncoder:
                     return place_of_value(self.relation.description, part, index)
         return None
 
-    def _report_left_out(self, new: TuplePart, data: bytes, position: int, end: int) -> None:
-        if self._left_out is not None and any(value is UNCHANGED for value in new.values):
+    def _report_left_out(
+        self, new: TuplePart, data: bytes, position: int, end: int, earlier: TuplePart | None = None
+    ) -> None:
+        if self._left_out is not None and any(
+            value is UNCHANGED and (earlier is None or not _has(earlier, index))
+            for index, value in enumerate(new.values)
+        ):
             self._left_out(self.relation.description.oid, data, position, end)
 
     def _value(self, part: TuplePart, index: int, column: ConnectColumn) -> bytes:
@@ -334,6 +338,12 @@ class DebeziumEncoder:
                 sent = earlier
             parts.append(self._value(sent, at, column))
         return self._key_frame + b"".join(parts)
+
+
+def _has(earlier: TuplePart, index: int) -> bool:
+    """Return whether an old tuple has the value of a column: one of the key has NULL for columns
+    outside it."""
+    return earlier.letter == OLD_TUPLE or isinstance(earlier.values[index], Text | Binary)
 
 
 def _readers(codecs: list[Codec | None], sends_binary: list[bool]) -> list[Reader]:

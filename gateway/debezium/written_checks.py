@@ -77,7 +77,10 @@ def committed(
 
 def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
     """Return whether an event precedes the offset, by its `source.sequence`: the end LSN of the
-    last commit before it (0 if null) and its own LSN."""
+    last commit before it (0 if null) and its own LSN. After an offset that is that of a commit
+    come all transactions that commit later, also their changes before that LSN."""
+    if not offset.written_xid:
+        return commit_lsn < offset.commit_lsn
     return (commit_lsn, lsn) < (offset.commit_lsn, offset.lsn)
 
 

@@ -6,7 +6,8 @@
     topics.py topic_admin.py durability.py          all topics: creation, loss, replicas; names of
                                                     the topics of relations
     fixed_topics.py                                 schemas and sinks of topics without a relation
-    cluster_facts.py listener_probe.py probe.py     facts for `walgate check` and for health checks
+    cluster_facts.py listener_probe.py              facts for `walgate check`
+    health_probe.py                                 whether a broker answers, for health checks
     classify_errors.py shutdown.py                  what follows an error; closing with a time limit
 
 In: encoded records, markers and a position. Out: Kafka transactions, and facts about the cluster.

@@ -27,7 +27,7 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import Retry, WalgateError
-from gateway.kafka.probe import KafkaProbe
+from gateway.kafka.health_probe import KafkaProbe
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.observe.http_client import ask_json
 from gateway.observe.logs import library_lines

@@ -2,7 +2,8 @@
 
     cli options settings_file    commands, their options, and options from a file
     session java_start           the Spark session, and messages of Java while it starts
-    checkpoint                   where a query is, and whether its output has what lies before that
+    secret_settings              how secrets reach Spark's Java
+    checkpoint_checks            where a query is, and whether its output has what lies before that
     run                          progress, restarts after an outage, and when a job ends
     status                       --http: probes, metrics and status
 

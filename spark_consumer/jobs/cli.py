@@ -146,7 +146,7 @@ def mirror(
         return made.apply
 
     def check(spark: Any, run: Run) -> MirrorState | None:
-        from spark_consumer.jobs.checkpoint import check_mirror_has
+        from spark_consumer.jobs.checkpoint_checks import check_mirror_has
 
         state = state_of(spark, path)
         taken_lsn = -1 if state is None else state.commit_lsn
@@ -292,7 +292,7 @@ def consume(
         return changelogs[0].apply
 
     def check(spark: Any, run: Run) -> None:
-        from spark_consumer.jobs.checkpoint import check_changelog_continues
+        from spark_consumer.jobs.checkpoint_checks import check_changelog_continues
 
         run.when_available(lambda: check_changelog_continues(spark, run, location, path))
 
@@ -387,7 +387,7 @@ def _run(job: Job) -> None:
 
 
 def _run_query(job: Job, run: Run) -> None:
-    from spark_consumer.jobs.checkpoint import is_new, last_offset
+    from spark_consumer.jobs.checkpoint_checks import is_new, last_offset
     from spark_consumer.source.datasource import ENDS_AVAILABLE_NOW
     from spark_consumer.source.options import parse_options
 

@@ -7,15 +7,14 @@ import os
 import shlex
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyspark
 from pyspark.sql import SparkSession
 
+from spark_consumer.jobs.secret_settings import passed_in_file
 from spark_consumer.jvm import connect_refused, submitted_settings
 from spark_consumer.mirror.delta.session_settings import SESSION, SNAPSHOT_PARTITIONS, session_defaults
 from spark_consumer.mirror.spark_settings import tune
@@ -70,7 +69,6 @@ _JAVA = "-XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
 # for many tables fills them in half an hour, so 240 MB are set.
 _QUICK_START = "-XX:TieredStopAtLevel=1"
 _NAMING_JARS = {"spark.jars", "spark.jars.packages", "spark.driver.extraClassPath"}
-_ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # arguments of the spark-submit with which PySpark starts Java
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"  # in the environment of a program that spark-submit has started
 
 
@@ -159,7 +157,7 @@ def job_session(
     if is_submitted():
         spark = builder.config(map=dict(secrets or {})).getOrCreate()
     else:
-        with _told_by_file(secrets or {}):
+        with passed_in_file(secrets or {}):
             spark = builder.getOrCreate()
     register(spark)
     tune(spark, session_defaults())  # Delta reads its log in threads that have no other session
@@ -182,28 +180,3 @@ def _with_delta(given: Mapping[str, str]) -> str:
     delta = SESSION["spark.sql.extensions"]
     there = [name for name in given.get("spark.sql.extensions", "").split(",") if name]
     return ",".join(there if delta in there else [delta, *there])
-
-
-@contextmanager
-def _told_by_file(secrets: Mapping[str, str]) -> Iterator[None]:
-    """Pass secret settings to Spark's Java in a file that only this user can read. Other settings
-    are arguments, which every user of the computer can read."""
-    if not secrets:
-        yield
-        return
-    with tempfile.NamedTemporaryFile("w", prefix="walgate-", suffix=".conf", encoding="utf-8") as file:
-        file.writelines(f"{name}={_property(value)}\n" for name, value in secrets.items())
-        file.flush()
-        before = os.environ.get(_ARGUMENTS)
-        os.environ[_ARGUMENTS] = f"--extra-properties-file {shlex.quote(file.name)} {before or 'pyspark-shell'}"
-        try:
-            yield
-        finally:
-            del os.environ[_ARGUMENTS]
-            if before is not None:
-                os.environ[_ARGUMENTS] = before
-
-
-def _property(value: str) -> str:
-    """Escape a value as java.util.Properties reads it."""
-    return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

@@ -2,7 +2,8 @@
 
 visibility       which transactions a PostgreSQL snapshot sees
 stale_rows       which rows of a chunk were changed since they were read
-ranges_to_read   the ranges of blocks of a table, and the size of chunks
+ranges_to_read   the ranges of blocks of a table
+chunk_size       how many blocks or keys the next chunk has
 keys_to_read_again
                  keys that must be read again, in segments that are stored separately
 table_progress   how far the snapshot of one table is, and what is read next

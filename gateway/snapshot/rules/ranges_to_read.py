@@ -1,4 +1,4 @@
-"""The ranges of blocks that are still to be read of a table, and the size of the next chunk.
+"""The ranges of blocks that are still to be read of a table.
 
 Blocks are not counted in advance. A range has no end until a reader has locked the table and knows
 how many blocks it has. The reader then takes as many as a chunk should have and leaves the rest to
@@ -16,17 +16,6 @@ OFFSET_BITS = 16
 _LINE = (1 << OFFSET_BITS) - 1
 _MOST_LINES = 1 << 11
 """More line pointers than a page can have, even one of 32 kB."""
-
-FIRST_BLOCKS = 64
-"""Blocks of the first chunk of a table: 512 kB if they are full."""
-
-FIRST_KEYS = 64
-MOST_ROWS = 100_000
-MOST_BLOCKS = 1 << 17
-"""1 GB: limits what a chunk reads of a table that was emptied and not vacuumed."""
-
-GROWTH = 4
-"""A chunk has at most this many times the blocks or keys of the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,35 +126,3 @@ class CtidPlan:
 
     def range_read(self, tid_range: TidRange) -> None:
         self._being_read.remove(tid_range)
-
-
-class ChunkSizer:
-    """Determines how many blocks or keys a chunk has: as many as give `chunk_bytes`, which may be
-    lowered, and at most `max_rows` rows."""
-
-    def __init__(self, most_bytes: int, first: int = 1) -> None:
-        """`first` multiplies FIRST_BLOCKS and FIRST_KEYS."""
-        self.chunk_bytes = self.most_bytes = most_bytes
-        self.max_rows = MOST_ROWS
-        self.blocks = max(1, min(FIRST_BLOCKS * first, most_bytes >> 13))
-        self.keys = FIRST_KEYS * first
-
-    def limit_bytes(self, byte_count: int | None) -> None:
-        """Make the next chunks at most this large; None for the size that was set."""
-        self.chunk_bytes = self.most_bytes if byte_count is None else min(byte_count, self.most_bytes)
-
-    def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:
-        self.blocks = self._next(self.blocks, count, row_count, byte_count)
-
-    def read_keys(self, count: int, row_count: int, byte_count: int) -> None:
-        self.keys = self._next(self.keys, count, row_count, byte_count)
-
-    def chunk_was_too_large(self) -> None:
-        self.blocks = max(1, self.blocks // GROWTH)
-        self.keys = max(1, self.keys // GROWTH)
-
-    def _next(self, allowed: int, count: int, row_count: int, byte_count: int) -> int:
-        """Return the next limit, after `count` blocks or keys gave this many rows and bytes. If
-        there were fewer than allowed, they were the last ones, which is no reason to grow."""
-        wanted = min(count * self.chunk_bytes // max(byte_count, 1), count * self.max_rows // max(row_count, 1))
-        return max(1, min(wanted, allowed if count < allowed else allowed * GROWTH, MOST_BLOCKS))

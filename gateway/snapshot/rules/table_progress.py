@@ -28,8 +28,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final
 
+from gateway.snapshot.rules.chunk_size import ChunkSizer
 from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
-from gateway.snapshot.rules.ranges_to_read import ChunkSizer, CtidPlan, Leaf, TidRange
+from gateway.snapshot.rules.ranges_to_read import CtidPlan, Leaf, TidRange
 from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
 

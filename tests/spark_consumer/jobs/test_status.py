@@ -17,7 +17,7 @@ from gateway.observe.status_board import StatusBoard
 from gateway.runtime.monitor import ask_mirror
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
-from spark_consumer.jobs.checkpoint import last_offset
+from spark_consumer.jobs.checkpoint_checks import last_offset
 from spark_consumer.jobs.run import Run
 from spark_consumer.jobs.status import serve
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
