@@ -20,8 +20,8 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from gateway.config.columns import ColumnSettings
 from gateway.config.debezium import DebeziumSettings
-from gateway.config.kafka import KafkaSettings
 from gateway.config.error_messages import explain, sections_of, variable
+from gateway.config.kafka import KafkaSettings
 from gateway.config.oauth_tokens import TokenSettings
 from gateway.config.section import AS_JSON, PREFIX, Names, Pattern, Section, refuse_quotes, refuse_unused, tls_context
 from gateway.config.source import SourceSettings

@@ -192,6 +192,34 @@ def key_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = T
     }
 
 
+def made_optional(relation: ConnectRelation, newest: Schema, newest_key: Schema | None) -> ConnectRelation:
+    """Return the relation with optional fields for the columns that are required now, but are not
+    in `newest`, the newest schemas of the topic, or are optional there. A registry with the level
+    BACKWARD then accepts the schema. A column of the key becomes optional only if it is optional in
+    both schemas."""
+    known = {field["name"]: isinstance(field["type"], list) for field in _value_fields(newest)}
+    known_in_key = {field["name"]: isinstance(field["type"], list) for field in (newest_key or {}).get("fields", ())}
+    columns = [
+        column
+        if column is None
+        or column.is_optional
+        or not known.get(column.field, not column.has_default)
+        or (at in relation.key and not known_in_key.get(column.field, False))
+        else replace(column, is_optional=True)
+        for at, column in enumerate(relation.columns)
+    ]
+    return replace(relation, columns=tuple(columns))
+
+
+def _value_fields(envelope: Schema) -> list[Schema]:
+    """Return the fields of the record Value, which the field `before` defines."""
+    for field in envelope.get("fields", ()):
+        for branch in field["type"] if isinstance(field["type"], list) else ():
+            if field["name"] == "before" and isinstance(branch, dict):
+                return list(branch.get("fields", ()))
+    return []
+
+
 def _fields(columns: Sequence[ConnectColumn]) -> list[Schema]:
     defined: set[str] = set()
     return [_field(column, defined) for column in columns]

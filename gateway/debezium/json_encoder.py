@@ -36,9 +36,7 @@ class JsonForm:
 
     def __init__(self, schema: Any, *, with_schema: bool) -> None:
         self._write = _writer(schema, NamedTypes())
-        described = json.dumps(
-            connect_json_schema(schema), separators=(",", ":"), ensure_ascii=False, allow_nan=False
-        )
+        described = json.dumps(connect_json_schema(schema), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
         self._head, self._tail = (f'{{"schema":{described},"payload":', "}") if with_schema else ("", "")
 
     def __call__(self, framed: bytes) -> bytes:

@@ -15,9 +15,11 @@ from gateway.debezium.envelope_schema import (
     ConnectRelation,
     NameCollision,
     UnsupportedKey,
+    adjusted_name,
     connect_relation,
     envelope_schema,
     key_schema,
+    made_optional,
 )
 from gateway.debezium.json_sink import JsonSink
 from gateway.debezium.keyed_sink import KeyedSink
@@ -33,8 +35,10 @@ from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.relations.attributes import Attribute
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, read_key
 from gateway.schema_errors import register_both
+from schemas.errors import IncompatibleSchema
 from schemas.registry_client import RegistryClient
 from schemas.relation import Protect, RelationDescription, ReplicaIdentity
+from schemas.topic_names import key_subject, value_subject
 
 log = structlog.get_logger()
 
@@ -56,10 +60,22 @@ class DebeziumRelation:
         return self.relation.key
 
     async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
-        """Register the schemas, except those of JSON, which has them in its records or not at
-        all."""
-        if self._relations.registers_schemas:
+        """Register the schemas, except those of JSON, which has them in its records or not at all.
+        A schema that is refused because of a column that is NOT NULL is registered with an optional
+        field for this column. Raises SchemaError."""
+        if not self._relations.registers_schemas:
+            return
+        try:
             self._schema_ids = await register_both(registry, topic, *self._relations.schemas_of(self.relation, topic))
+        except IncompatibleSchema:
+            newest = await registry.latest(value_subject(topic))
+            newest_key = await registry.latest(key_subject(topic))
+            relation = self.relation if newest is None else made_optional(self.relation, newest, newest_key)
+            if relation == self.relation:
+                raise
+            self._schema_ids = await register_both(registry, topic, *self._relations.schemas_of(relation, topic))
+            self._relations.report_optional(self.relation, relation)
+            self.relation = relation
 
     def version(self, topic_sink: TopicSink) -> DebeziumVersion:
         return self._relations.version(self.relation, *self._schema_ids, topic_sink)
@@ -98,19 +114,24 @@ class DebeziumRelations:
         xid: int | None,
         attributes: Sequence[Attribute],
     ) -> DebeziumRelation:
-        return DebeziumRelation(self, await self.relation(description))
+        return DebeziumRelation(self, await self.relation(description, registry, topic))
 
-    async def relation(self, description: RelationDescription) -> ConnectRelation:
-        """Describe the relation with the current facts of the catalog. Raises WalgateError."""
+    async def relation(self, description: RelationDescription, registry: RegistryClient, topic: str) -> ConnectRelation:
+        """Describe the relation with the current facts of the catalog. Raises WalgateError and
+        SchemaError."""
         try:
             columns = await self._sql.fetch(COLUMNS_QUERY, description.oid)
             keys = await self._sql.fetch(KEY_QUERY, description.oid)
         except DRIVER_ERRORS as error:
             raise classify_exception(error, f"columns of {description.qualified_name}") from error
         catalog = [CatalogColumn(name, not_null, default) for name, not_null, default in columns]
+        key = read_key(keys)
+        sent = {column.name for column in description.columns}
+        if description.replica_identity is ReplicaIdentity.FULL and not (columns and sent.issuperset(key)):
+            key = await self._recorded_key(description, registry, topic)
         catalog = self._as_it_was(description, catalog)
         try:
-            relation = connect_relation(description, catalog, read_key(keys), self._options)
+            relation = connect_relation(description, catalog, key, self._options)
         except NameCollision as error:
             raise UnwritableRelation(
                 f"{description.qualified_name}: {error}",
@@ -131,6 +152,17 @@ class DebeziumRelations:
                     description.qualified_name, described.name, f"Debezium does not support {described.facts.name}"
                 )
         return with_defaults(relation, catalog)
+
+    async def _recorded_key(self, description: RelationDescription, registry: RegistryClient, topic: str) -> list[str]:
+        """Return the key that the topic's newest schema has, if the stream sends its columns: the
+        table was dropped, or a column of its key was renamed, after the change."""
+        newest = await registry.latest(key_subject(topic)) if self.registers_schemas else None
+        if newest is None:
+            return []
+        adjusts = self._options.adjusts_names
+        names = {adjusted_name(column.name) if adjusts else column.name: column.name for column in description.columns}
+        fields = [field["name"] for field in newest["fields"]]
+        return [names[field] for field in fields] if names.keys() >= set(fields) else []
 
     def _as_it_was(self, description: RelationDescription, catalog: list[CatalogColumn]) -> list[CatalogColumn]:
         """Return the catalog's columns as they were: a column of the replica identity (other than
@@ -187,6 +219,17 @@ class DebeziumRelations:
             )
         if mode == "warn":
             self._warn(relation, column, reason)
+
+    def report_optional(self, before: ConnectRelation, after: ConnectRelation) -> None:
+        """Log the columns whose fields are optional although the columns are NOT NULL."""
+        columns = zip(before.columns, after.columns, strict=True)
+        names = [old.name for old, new in columns if old is not None and old != new]
+        log.info(
+            "columns_are_optional",
+            relation=before.description.qualified_name,
+            columns=names,
+            reason="the topic's newest schema lacks them, or has them as optional: the registry refuses them as required",
+        )
 
     def _warn(self, relation: str, column: str, reason: str) -> None:
         """Log each reason once per session and column, because every row may have it."""

@@ -26,9 +26,9 @@ from gateway.errors import (
     WalgateError,
 )
 from gateway.postgres.server_message import ServerMessage
+from gateway.startup.reaction_by_sqlstate import UNKNOWN, is_of_place, next_step, next_step_at_login
 from gateway.startup.repeated_failure import DecodingFailed
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
-from gateway.startup.reaction_by_sqlstate import UNKNOWN, is_of_place, next_step, next_step_at_login
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
 """Errors that asyncpg and the socket raise: for `except`, then `classify_exception`."""

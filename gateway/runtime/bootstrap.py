@@ -24,8 +24,8 @@ from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWrite
 from gateway.kafka.fixed_topics import FixedSchemas, message_selection, open_message_topic
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Topics
 from gateway.kafka.shutdown import close_with_timeout, to_the_end
+from gateway.kafka.topics import Topics
 from gateway.kafka.transaction_delivery import Delivery, Frames
 from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_replication

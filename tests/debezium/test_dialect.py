@@ -366,6 +366,7 @@ def test_a_key_that_is_unchanged_is_taken_from_the_old_one() -> None:
     dialect.row(b"U", old(Text(b"k"), None, letter=b"K") + new(UNCHANGED, Text(b"1")))
     (record,) = dialect.read()
     assert record.key == {"c0": "k"}
+    assert record.value is not None and record.value["after"] == {"c0": "k", "c1": 1}
 
 
 def test_a_first_row_in_binary_is_read_whatever_it_is() -> None:
@@ -650,6 +651,20 @@ def test_schemas_are_ones_that_fastavro_reads() -> None:
     }  # fmt: skip
     assert fields["c5"] == {"name": "c5", "type": {"type": "string", "connect.default": "x"}, "default": "x"}
     assert json.dumps(envelope).count('"fields": [{"name": "scale"') == 1
+
+
+@pytest.mark.parametrize("default", ["'NaN'::real", "'-Infinity'::real", "'1.5'::real"])
+def test_a_default_that_json_does_not_have_is_left_out(default: str) -> None:
+    """Avro's parsers refuse a schema that contains it."""
+    facts = TypeFacts(700, "pg_catalog", "float4", Kind.BASE)
+    description = replace(relation(), columns=(ColumnDescription("c0", facts, -1, False),))
+    catalog = [CatalogColumn("c0", True, default)]
+    connect = with_defaults(connect_relation(description, catalog, [], DebeziumOptions()), catalog)
+    (column,) = connect.columns
+    assert column is not None and (column.has_default, column.default) == (
+        ("1.5" in default),
+        1.5 if "1.5" in default else None,
+    )
 
 
 def test_two_relations_may_have_one_topic() -> None:

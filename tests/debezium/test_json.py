@@ -15,6 +15,8 @@ from typing import Any
 
 import fastavro
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from py4j.java_gateway import JavaGateway
 
 from bench.debezium import converter_jars
@@ -185,6 +187,13 @@ def test_control_characters_are_escaped_as_jackson_does_it() -> None:
     content = text.encode()
     written = JsonForm("string", with_schema=False)(bytes(FRAME_BYTES) + bytes([2 * len(content)]) + content)
     assert written == '"a\\"\\\\\\n\\u0001\\u001F\x7f\u00e9\u2028\U0001f600"'.encode()
+    assert json.loads(written) == text
+
+
+@given(st.text(alphabet=st.sampled_from('\\u001bB"\x1b\n'), max_size=60))
+def test_every_text_is_read_as_it_was(text: str) -> None:
+    content = text.encode()
+    written = JsonForm("string", with_schema=False)(bytes(FRAME_BYTES) + bytes([2 * len(content)]) + content)
     assert json.loads(written) == text
 
 

@@ -89,5 +89,22 @@ def test_a_key_column_of_another_type_is_named() -> None:
     assert incompatible_columns(old, new) == [TypeChange("my id", "long", "string")]
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        (["null", "string"], "string", [TypeChange("c", "string or null", "string, not null")]),
+        (["string", "null"], "string", [TypeChange("c", "string or null", "string, not null")]),
+        ("string", ["null", "string"], []),
+        ("string", ["string", "null"], []),
+        (["null", "string"], ["string", "null"], []),
+        (["string", "null"], ["null", "long"], [TypeChange("c", "string", "long")]),
+        (["null", "int"], ["long", "null"], []),
+    ],
+)
+def test_a_key_in_debeziums_format_may_be_nullable(old: object, new: object, found: list[TypeChange]) -> None:
+    schemas = [{"type": "record", "name": "Key", "fields": [{"name": "c", "type": type_}]} for type_ in (old, new)]
+    assert incompatible_columns(*schemas) == found
+
+
 def test_the_fixed_records_are_left_to_the_registry() -> None:
     assert incompatible_columns(POSITION, TRANSACTION_MARKER) == []
