@@ -50,6 +50,10 @@ class DebeziumVersion(RelationVersion):
     def reads_tuples(self) -> bool:
         return True
 
+    def expect_rows_of_leaves(self) -> None:
+        super().expect_rows_of_leaves()
+        self.records.has_rows_of_leaves = True
+
     def tracked(self, changes: RelationChangeTracker) -> RelationVersion:
         if self._keys is None:
             self._keys = ChangeKeys(self.encoder.description, self.encoder.key_frame)

@@ -21,6 +21,7 @@ from gateway.debezium.envelope_schema import ConnectColumn, ConnectRelation
 from gateway.debezium.source_block import SourceContext
 from gateway.errors import UnwritableRelation
 from gateway.events.errors import NeedsOptional, key_not_sent, place_of_value, unreadable_value
+from gateway.events.row_encoder import key_of_leaf
 from gateway.pgoutput import UNCHANGED, Binary, Text
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
@@ -74,6 +75,8 @@ class DebeziumEncoder:
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
         self._unconvertible = unconvertible
         self._left_out = left_out
+        self.has_rows_of_leaves = False
+        """As of RowEncoder."""
         self._codecs = [None if column is None else connect_codec(column) for column in self._columns]
         of_key_tuples = [
             None if column is None else connect_codec(column, in_key_tuple=True) for column in self._columns
@@ -133,7 +136,7 @@ class DebeziumEncoder:
         before: Parts = []
         after: Parts = []
         try:
-            if data[position] in (OLD_TUPLE, KEY_TUPLE):
+            if data[position] == KEY_TUPLE or (data[position] == OLD_TUPLE and not self.has_rows_of_leaves):
                 place = self._read_tuple(data, position, before)
                 if data[place] == NEW_TUPLE and self._read_tuple(data, place, after) == end:
                     return self._key(before), before, self._key(after), after
@@ -143,7 +146,7 @@ class DebeziumEncoder:
         earlier, new = read_earlier_and_new(cursor)
         cursor.finish()
         assert earlier is not None
-        self._checked(earlier, cursor)
+        earlier = self._as_leaf_sent(self._checked(earlier, cursor))
         self._checked(new, cursor)
         old_row, new_row = self._encoded(earlier, None), self._encoded(new, earlier)
         self._report_left_out(new, data, position, end, earlier)
@@ -162,12 +165,13 @@ class DebeziumEncoder:
         """Return the old key and row of a Delete message."""
         before: Parts = []
         try:
-            if data[position] in (OLD_TUPLE, KEY_TUPLE) and self._read_tuple(data, position, before) == end:
+            is_plain = data[position] == KEY_TUPLE or (data[position] == OLD_TUPLE and not self.has_rows_of_leaves)
+            if is_plain and self._read_tuple(data, position, before) == end:
                 return self._key(before), before
         except NOT_PLAIN:
             pass
         cursor = Cursor(data[position:end], 0, "Delete", HEAD_BYTES)
-        earlier = self._checked(read_earlier(cursor), cursor)
+        earlier = self._as_leaf_sent(self._checked(read_earlier(cursor), cursor))
         cursor.finish()
         row = self._encoded(earlier, None)
         return self._key_of(earlier, row, None), row
@@ -246,6 +250,9 @@ class DebeziumEncoder:
         if self._readers is not self._binary and Binary in map(type, part.values):
             self._read_with(self._binary, self._binary_of_keys)
         return part
+
+    def _as_leaf_sent(self, earlier: TuplePart) -> TuplePart:
+        return key_of_leaf(earlier, self.relation.description) if self.has_rows_of_leaves else earlier
 
     def _encoded(self, part: TuplePart, earlier: TuplePart | None) -> Parts:
         """Return one part for each column of the record. An UNCHANGED value is taken from the old

@@ -78,6 +78,9 @@ class RowEncoder:
         self.read_head = value_frame + _READ
         self.left_out_count = 0
         """Number of tuples of UPDATEs that left columns out (UNCHANGED)."""
+        self.has_rows_of_leaves = False
+        """Rows are those of partitions, some of which do not have the REPLICA IDENTITY FULL of this
+        relation: their old tuples have only the key."""
         self._schema_ids = value_schema_id, key_schema_id
         self._follows_wire = True
         self.key_frame = None if key_schema_id is None else frame(key_schema_id)
@@ -107,7 +110,7 @@ class RowEncoder:
         if first == NEW_TUPLE:
             key, value = self.insert(data, position, end, context, change_lsn, ordinal, self._update_head)
             return key, value, None
-        if first == OLD_TUPLE:
+        if first == OLD_TUPLE and not self.has_rows_of_leaves:
             return self._update_with_old(data, position, end, context, change_lsn, ordinal)
         return self._update_slowly(data, position, end, context, change_lsn, ordinal)
 
@@ -115,7 +118,8 @@ class RowEncoder:
         self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes]:
         envelope = self._envelope(self._delete_head, context, change_lsn, ordinal)
-        if self._key_parts is not None and position < end and data[position] == OLD_TUPLE:
+        is_whole = position < end and data[position] == OLD_TUPLE and not self.has_rows_of_leaves
+        if self._key_parts is not None and is_whole:
             before: list[bytes] = []
             with suppress(*NOT_PLAIN):
                 if self._read_tuple(data, position, before) == end:
@@ -288,7 +292,7 @@ class RowEncoder:
         earlier, new = read_earlier_and_new(cursor)
         cursor.finish()
         assert earlier is not None
-        self._checked(earlier, cursor)
+        earlier = self._as_leaf_sent(self._checked(earlier, cursor))
         self._checked(new, cursor)
         old_key, new_key = self._tuples.encode_key(earlier, None), self._tuples.encode_key(new, earlier)
         before: list[bytes] = [_NULL]
@@ -315,7 +319,7 @@ class RowEncoder:
         self, envelope: list[bytes], data: bytes, position: int, end: int, context: TransactionContext
     ) -> tuple[Key, bytes]:
         cursor = _cursor(data, position, end, context, "Delete")
-        earlier = self._checked(read_earlier(cursor), cursor)
+        earlier = self._as_leaf_sent(self._checked(read_earlier(cursor), cursor))
         cursor.finish()
         key = self._tuples.encode_key(earlier, None)
         if earlier.letter == KEY_TUPLE:
@@ -331,11 +335,27 @@ class RowEncoder:
             self._read_with(self._tuples.binary_readers)
         return part
 
+    def _as_leaf_sent(self, earlier: TuplePart) -> TuplePart:
+        """Return an old tuple as that of a key if it has no values but the key's."""
+        return key_of_leaf(earlier, self.description) if self.has_rows_of_leaves else earlier
+
     def _framed(self, key: list[bytes]) -> Key:
         return None if self.key_frame is None else self.key_frame + b"".join(key)
 
     def _envelope(self, head: bytes, context: TransactionContext, change_lsn: int, ordinal: int) -> list[bytes]:
         return [head, context.identity, encode_long(change_lsn), encode_long(ordinal), context.commit]
+
+
+def key_of_leaf(earlier: TuplePart, description: RelationDescription) -> TuplePart:
+    """Return an old tuple as one of the key, if a partition sent it with its own replica identity:
+    pgoutput takes the tuple's letter from the root, and its values from the partition. A whole old
+    row that has no values but the key's is the same."""
+    columns = zip(description.columns, earlier.values, strict=True)
+    if earlier.letter != OLD_TUPLE or not description.identity_columns:
+        return earlier
+    if any(value is not None and not column.identity for column, value in columns):
+        return earlier
+    return TuplePart(KEY_TUPLE, earlier.offset, earlier.values)
 
 
 def _cursor(data: bytes, position: int, end: int, context: TransactionContext, name: str) -> Cursor:

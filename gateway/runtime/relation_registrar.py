@@ -123,6 +123,7 @@ class RelationRegistrar:
         self._announced_types: dict[int, tuple[str, str]] = {}
         self._partitions_have_topics = partitions_have_topics
         self._partitions_of_roots: set[int] = set()
+        self._roots_of_other_identity: set[int] = set()
 
     async def prepare(self, relations: Iterable[Name]) -> None:
         """Create the topics of (schema, table) in batches, before their first row: creating a
@@ -183,6 +184,24 @@ class RelationRegistrar:
                 return False
             self._partitions_of_roots.add(oid)
         return True
+
+    def compare_identity(self, partition: Relation, root: Relation, in_force: RelationVersion | None) -> None:
+        """Notice a partition without the REPLICA IDENTITY FULL of its root, `in_force`: ALTER TABLE
+        does not pass it on to partitions, nor do new partitions get it."""
+        if root.replica_identity is not ReplicaIdentity.FULL or partition.replica_identity is ReplicaIdentity.FULL:
+            return
+        if root.relation_oid not in self._roots_of_other_identity:
+            self._roots_of_other_identity.add(root.relation_oid)
+            name = f"{partition.namespace}.{partition.name}"
+            log.warning(
+                "old_rows_incomplete",
+                relation=f"{root.namespace}.{root.name}",
+                partition=name,
+                reason="the table has REPLICA IDENTITY FULL, and the partition has not: PostgreSQL sends only the key of its old rows",
+                hint=f"if consumers need whole old rows: ALTER TABLE {name} REPLICA IDENTITY FULL, for each partition",
+            )
+        if in_force is not None:
+            in_force.expect_rows_of_leaves()
 
     async def announce(
         self, relation: Relation, in_force: RelationVersion | None, xid: int | None = None
@@ -261,6 +280,8 @@ class RelationRegistrar:
         partition_count = self._topics.partition_count(topic)
         sink = self._writer.sink(topic, partition_count, f"{description.qualified_name} (key: {keys})")
         version = described.version(sink)
+        if description.oid in self._roots_of_other_identity:
+            version.expect_rows_of_leaves()
         without_labels = enums_without_labels(description)
         if without_labels:
             log.warning(

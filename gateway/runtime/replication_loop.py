@@ -230,12 +230,14 @@ class ReplicationLoop:
         relation = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
         assert isinstance(relation, Relation)
         relation_oid = relation.relation_oid
+        previous, self._announced_last = self._announced_last, relation
         if relation_oid in machine.quarantined:
             return
-        previous, self._announced_last = self._announced_last, relation
         if await self._registrar.comes_as_root(relation, previous):
-            if self._snapshot is not None and previous is not None:
-                self._snapshot.partition_received(relation_oid, previous.relation_oid)
+            if previous is not None:
+                self._registrar.compare_identity(relation, previous, machine.in_force(previous.relation_oid))
+                if self._snapshot is not None:
+                    self._snapshot.partition_received(relation_oid, previous.relation_oid)
             name = f"{relation.namespace}.{relation.name}"
             machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
             return

@@ -54,6 +54,10 @@ class RelationVersion(ABC):
         events."""
         return False
 
+    def expect_rows_of_leaves(self) -> None:
+        """Expect old tuples of partitions with another replica identity than this relation."""
+        self.encoder.has_rows_of_leaves = True
+
     @abstractmethod
     def tracked(self, changes: RelationChangeTracker) -> RelationVersion:
         """Return the same version with a tracker, which is told each changed key."""
