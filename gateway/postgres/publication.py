@@ -74,6 +74,11 @@ SELECT jsonb_build_object(
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
     'has_column_list', chosen.attnums IS NOT NULL, 'columns', columns.columns,
     'identity', keys.identity, 'generated_identity', keys.generated,
+    'other_identity', CASE WHEN c.relkind = 'p' THEN (
+        SELECT jsonb_agg(pg_catalog.format('%I.%I', pn.nspname, l.relname) ORDER BY l.oid)
+        FROM part_of AS o JOIN pg_catalog.pg_class AS l ON l.oid = o.relid AND l.relkind = 'r'
+        JOIN pg_catalog.pg_namespace AS pn ON pn.oid = l.relnamespace
+        WHERE o.ancestor = c.oid AND l.relreplident <> c.relreplident) END,
     'has_primary_key', EXISTS (SELECT FROM pg_catalog.pg_index AS i
                                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate))
 FROM published AS t
@@ -250,6 +255,7 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         generated_identity=tuple(row["generated_identity"] or ()),
         has_primary_key=row["has_primary_key"],
         has_column_list=row["has_column_list"],
+        other_identity=tuple(row["other_identity"] or ()),
     )
 
 

@@ -103,6 +103,7 @@ class PublishedRelation:
     generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
     has_primary_key: bool = True  # a primary key that is not deferrable
     has_column_list: bool = True
+    other_identity: tuple[str, ...] = ()  # partitions with another replica identity, if rows are sent as their root's
 
     @property
     def full_name(self) -> str:

@@ -15,6 +15,7 @@ from gateway.startup.facts import Expected, Facts, PublicationFacts, PublishedRe
 from gateway.startup.findings import Finding, OperatorWarning
 
 _ACTIONS: Final = ("insert", "update", "delete", "truncate")
+_CLAUSES: Final = {"INDEX": "USING INDEX ..."}
 _CHUNKS: Final = "_timescaledb_internal._hyper_"
 _LISTED: Final = 10
 """Number of tables that one message names."""
@@ -37,6 +38,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
                 else f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
             )
     yield from _identities(facts)
+    yield from _partitions_of_other_identity(facts)
     if expected.keys_needed:
         yield from _without_keys(facts)
     yield from _column_lists(facts)
@@ -82,6 +84,22 @@ def _identities(facts: Facts) -> Iterator[Finding]:
             "REPLICA IDENTITY DEFAULT; or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
             f"{without[0]} REPLICA IDENTITY FULL, for example)",
         )
+
+
+def _partitions_of_other_identity(facts: Facts) -> Iterator[Finding]:
+    """Warn about partitions whose rows are sent as their root's, but with old rows as their own
+    replica identity has them."""
+    for publication in facts.publications.values():
+        for relation in publication.relations:
+            identity = relation.replica_identity
+            if relation.other_identity:
+                yield OperatorWarning(
+                    f"{relation.full_name} has REPLICA IDENTITY {identity}, but these partitions have another one: "
+                    f"{some_names(relation.other_identity)}. PostgreSQL sends old rows as the partition's replica identity says",
+                    "give each partition the replica identity of its table: ALTER TABLE "
+                    f"{relation.other_identity[0]} REPLICA IDENTITY {_CLAUSES.get(identity, identity)}, for example. ALTER TABLE "
+                    "does not pass it on to partitions, and new partitions have DEFAULT",
+                )
 
 
 def _without_keys(facts: Facts) -> Iterator[Finding]:

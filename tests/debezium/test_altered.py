@@ -54,7 +54,6 @@ async def test_columns_that_are_not_null_do_not_stop_the_gateway(
         await _arrives(kafka, registry, topics, number)
         if number == 1:
             assert await gateway.stop() == 0, gateway.log_tail()
-            gateway.start()
             await gateway.streaming()
             await sql.execute("update docs set title = 'again' where id = 1")
     assert await gateway.stop() == 0, gateway.log_tail()
@@ -90,7 +89,6 @@ async def test_rows_of_a_table_that_is_gone_keep_their_key(
         await sql.execute(f"delete from {name} where n = 2")
     await sql.execute('drop table dropped; alter table renamed rename "the id" to number')
     await sql.execute("alter table keyless drop constraint keyless_pkey; insert into keyless values (3, 3)")
-    gateway.start()
     await gateway.streaming()
     for topic in topics[:2]:
         reader = Reader(kafka.bootstrap_servers, registry.url, [topic])
