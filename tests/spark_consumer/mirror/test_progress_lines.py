@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumer.jobs.run import Run
-from spark_consumer.mirror import progress
+from spark_consumer.mirror import progress_lines as progress
 from spark_consumer.mirror.progress_lines import Progress, facts_of, line_of, report_progress
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.options import parse_options
