@@ -118,7 +118,7 @@ class ChunkPublisher:
                 continue
             assert task.progress is not None and task.plan is not None
             if boundary.kind == "begin" and task.status is Status.WAITING:
-                tasks.begin(task, self._machine.unfinished_xids)
+                tasks.begin(task, self._machine.unfinished_xids, xid)
                 self._add_marker("SNAPSHOT_BEGIN", task, xid, *place)
             elif boundary.kind == "end" and task.status is Status.ENDING:
                 self._end(task, xid, *place)

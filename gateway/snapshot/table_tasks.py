@@ -284,11 +284,11 @@ class TableTasks:
         for task in tasks:
             task.boundary_discarded()
 
-    def begin(self, task: TableTask, unfinished_xids: Iterable[int]) -> None:
+    def begin(self, task: TableTask, unfinished_xids: Iterable[int], boundary_xid: int) -> None:
         """Begin a table where its SNAPSHOT_BEGIN is published: its changes are recorded from here
         on."""
         assert task.progress is not None and task.plan is not None
-        task.progress.begin(unfinished_xids)
+        task.progress.begin(unfinished_xids, boundary_xid)
         self._recorder.begin(task.oid, task.progress, [task.plan.version.schema_id])
 
     def nothing_left(self, task: TableTask) -> None:

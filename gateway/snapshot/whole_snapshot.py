@@ -69,7 +69,7 @@ class WholeSnapshot:
         unfinished tables, which need what `judge` has recorded."""
         state = StreamState(snapshot_id=self._id, paused=self._is_paused)
         if judge is not None and has_tables:
-            state = replace(state, floor=judge.floor, unseen=tuple(sorted(judge.unseen)), is_active=True)
+            state = replace(state, floor=judge.floor_to_store, unseen=tuple(sorted(judge.unseen)), is_active=True)
         if state == self._stream_state:
             return {}
         self._stream_state = state

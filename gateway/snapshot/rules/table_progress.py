@@ -163,12 +163,12 @@ class TableProgress:
 
     # -- its course
 
-    def begin(self, suspects: Iterable[int] = ()) -> None:
+    def begin(self, suspects: Iterable[int] = (), boundary_xid: int | None = None) -> None:
         """Begin the relation where its SNAPSHOT_BEGIN is published: its changes are recorded from
-        here on. `suspects`: see KeyTrack."""
+        here on. `suspects`: see KeyTrack. `boundary_xid`: see StalenessJudge.begin."""
         assert self._status is Status.WAITING
         self._status = Status.READING
-        self._track = self.judge.begin(suspects)
+        self._track = self.judge.begin(suspects, boundary_xid)
 
     def resume(
         self, plan: CtidPlan, keys: KeysToReadAgain, suspects: Iterable[int], counts: tuple[int, int, int] = (0, 0, 0)
