@@ -179,11 +179,13 @@ class TableTasks:
         self._queued.append(task)
 
     def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
-        """Queue the table, in place of its unfinished snapshot, if any."""
+        """Queue a published table, in place of its unfinished snapshot, if any. No check may have
+        found it yet."""
         is_under_way = oid in self._by_oid
         if is_under_way:
             self.cancel(oid)
         self._settled.discard(oid)
+        self._unpublished.discard(oid)
         self.wait(TableState(oid, namespace, name, self.snapshot.id, purpose), misses_keys=is_under_way)
 
     def never_read(self, state: TableState) -> None:
