@@ -43,7 +43,7 @@ from gateway.snapshot.chunk_reader import ReadChunk, connect_reader, new_id
 from gateway.snapshot.commands import Command, accepted, choose
 from gateway.snapshot.discovery.published_tables import Discovery
 from gateway.snapshot.pending_chunks import PendingChunks, SnapshotBoundary
-from gateway.snapshot.progress_log import ProgressLog, log_choice, log_read_at_once
+from gateway.snapshot.progress_log import ProgressLog, log_choice, log_locked, log_read_at_once
 from gateway.snapshot.publish_chunk import ChunkPublisher
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations
 from gateway.snapshot.reader_tasks import ReaderTasks
@@ -310,6 +310,7 @@ class SnapshotCoordinator:
         read before the next check of the catalog."""
         surveyed = await self._plans.survey([task.oid for task in tasks]) if tasks else {}
         readable = [t for t in tasks if t.oid in surveyed and surveyed[t.oid].row_filter is not None]
+        log_locked([t.full_name for t in tasks if t.oid in surveyed and t not in readable], self._check_interval_s)
         self._tasks.block([task for task in tasks if task not in readable], now + self._check_interval_s)
         return list(zip(readable, await self._plans.of(surveyed[task.oid] for task in readable), strict=True))
 

@@ -77,6 +77,19 @@ def log_read_at_once(task: TableTask) -> None:
     log.warning("table_read_in_one_transaction", table=task.full_name, reason=reason, hint=hint)
 
 
+def log_locked(names: Sequence[str], again_in_s: float) -> None:
+    """Log tables that are not read yet because someone has locked them."""
+    if names:
+        log.info(
+            "tables_locked",
+            count=len(names),
+            tables=names[:NAMED_TABLES],
+            again_in_s=again_in_s,
+            note="another session has locked these tables (pg_locks shows it), so their row filters cannot be read; "
+            "other tables are read meanwhile",
+        )
+
+
 def log_unreadable(names: Sequence[str]) -> None:
     log.warning(
         "tables_not_read",

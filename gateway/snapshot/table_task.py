@@ -358,7 +358,11 @@ class TableTask:
     def pop_keys_to_reselect(self) -> KeysToReadAgain:
         """Return the keys of rows whose UPDATEs left values out, and forget them: a reselection
         reads them."""
-        return self._progress.pop_keys_to_reselect() if self._progress is not None and self.records_keys else KeysToReadAgain()
+        return (
+            self._progress.pop_keys_to_reselect()
+            if self._progress is not None and self.records_keys
+            else KeysToReadAgain()
+        )
 
     def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
         """Return the records that differ from what was written last. `prepared` are xids; only

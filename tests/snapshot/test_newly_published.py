@@ -32,7 +32,9 @@ async def test_a_table_is_read_that_was_published_or_made_anew_just_before_the_c
         )
         await command(scene, "start", "public.t", "public.nowhere")
         await scene.snapshot_done(times=2)
-        await scene.judge({"public.t": "SELECT * FROM public.t", "public.later": "SELECT * FROM public.later"}, keyless=())
+        await scene.judge(
+            {"public.t": "SELECT * FROM public.t", "public.later": "SELECT * FROM public.later"}, keyless=()
+        )
         (left_out,) = scene.gateway.events("tables_not_published")
         assert left_out["tables"] == ["public.nowhere"]
         assert await scene.gateway.stop() == 0
