@@ -43,7 +43,7 @@ from gateway.snapshot.chunk_reader import ReadChunk, connect_reader, new_id
 from gateway.snapshot.commands import Command, accepted, choose
 from gateway.snapshot.discovery.published_tables import Discovery
 from gateway.snapshot.pending_chunks import PendingChunks, SnapshotBoundary
-from gateway.snapshot.progress_log import ProgressLog, log_choice, log_locked, log_read_at_once
+from gateway.snapshot.progress_log import ProgressLog, log_choice, log_locked, log_read_at_once, log_unsent_updates
 from gateway.snapshot.publish_chunk import ChunkPublisher
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations
 from gateway.snapshot.reader_tasks import ReaderTasks
@@ -351,6 +351,7 @@ class SnapshotCoordinator:
                 begun.append(task)
                 log_read_at_once(task)
         if begun:
+            log_unsent_updates(begun, self._settings.source.origin)
             await self._emit_boundary(SnapshotBoundary("begin", begun))
 
     async def _end_tables(self) -> None:

@@ -76,6 +76,11 @@ class Surveyed:
     """The role may read `ctid`."""
 
     @property
+    def sends_updates(self) -> bool:
+        """Return whether UPDATEs of the relation are published."""
+        return self.content.account is None or "u" in self.content.account.actions
+
+    @property
     def relation_name(self) -> str:
         return qualified(self.relation.namespace, self.relation.name)
 
