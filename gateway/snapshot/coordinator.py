@@ -8,7 +8,7 @@
                   command commits; it takes effect only there
 
 The durable state is written in the Kafka transaction that has the rows (`take_states`). The stream
-waits while `at_commit` publishes a chunk.
+waits while `at_commit` publishes a chunk, or queries what a command names.
 
 Errors. An error from PostgreSQL never stops the gateway. While a table is read, it blocks that
 table, which is tried again later, while the stream and the other tables go on; in a statement of
@@ -36,13 +36,14 @@ from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.pgoutput import Relation
 from gateway.postgres.classify_errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.connection import transaction
+from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.change_recorder import ChangeRecorder
-from gateway.snapshot.chunk_reader import ReadChunk, new_id
+from gateway.snapshot.chunk_reader import ReadChunk, connect_reader, new_id
 from gateway.snapshot.commands import Command, accepted, choose
 from gateway.snapshot.discovery.published_tables import Discovery
 from gateway.snapshot.pending_chunks import PendingChunks, SnapshotBoundary
-from gateway.snapshot.progress_log import ProgressLog, log_choice, log_read_at_once
+from gateway.snapshot.progress_log import ProgressLog, log_choice, log_locked, log_read_at_once, log_unsent_updates
 from gateway.snapshot.publish_chunk import ChunkPublisher
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans, RegisterRelations
 from gateway.snapshot.reader_tasks import ReaderTasks
@@ -172,13 +173,13 @@ class SnapshotCoordinator:
         elif isinstance(arrived, Command):
             if arrived.command == "cancel":
                 self._publisher.end_cancelled(commit_lsn, end_lsn, commit_time)
-            self._carry_out(arrived)
+            await self._carry_out(arrived)
         failpoint("chunk_handed_over")
 
-    def _carry_out(self, command: Command) -> None:
+    async def _carry_out(self, command: Command) -> None:
         log.info("command", command=command.command, tables=[f"{a}.{b}" for a, b in command.tables])
         if command.command == "start":
-            self._start(command)
+            await self._start(command)
         elif command.command == "cancel":
             self._reselecting.cancel_tables()
         elif command.command == "pause":
@@ -187,11 +188,21 @@ class SnapshotCoordinator:
             self._tasks.snapshot.go_on()
         self._pending.call()
 
-    def _start(self, command: Command) -> None:
+    async def _start(self, command: Command) -> None:
         """Queue the tables to be read again: their rows replace those that consumers have, or are
-        compared with them."""
+        compared with them.
+
+        The publications are queried, since the command may name a table that was published after
+        the last check. The stream waits meanwhile: the tables are stored with the command.
+        """
+        sql = await connect_reader(login_of(self._settings.source))  # the other session is in use
+        try:
+            with beside_stream():
+                published = await self._discovery.published(sql)
+        finally:
+            sql.terminate()
         purposes = {oid: task.state.purpose for oid, task in self._tasks.by_oid.items()}
-        choice = choose(command, self._discovery.published, purposes, self._tasks.quarantined)
+        choice = choose(command, published, purposes, self._tasks.quarantined)
         log_choice(choice)
         if choice.tables:
             self._tasks.snapshot.begin(len(choice.tables))
@@ -299,6 +310,7 @@ class SnapshotCoordinator:
         read before the next check of the catalog."""
         surveyed = await self._plans.survey([task.oid for task in tasks]) if tasks else {}
         readable = [t for t in tasks if t.oid in surveyed and surveyed[t.oid].row_filter is not None]
+        log_locked([t.full_name for t in tasks if t.oid in surveyed and t not in readable], self._check_interval_s)
         self._tasks.block([task for task in tasks if task not in readable], now + self._check_interval_s)
         return list(zip(readable, await self._plans.of(surveyed[task.oid] for task in readable), strict=True))
 
@@ -339,6 +351,7 @@ class SnapshotCoordinator:
                 begun.append(task)
                 log_read_at_once(task)
         if begun:
+            log_unsent_updates(begun, self._settings.source.origin)
             await self._emit_boundary(SnapshotBoundary("begin", begun))
 
     async def _end_tables(self) -> None:

@@ -77,6 +77,38 @@ def log_read_at_once(task: TableTask) -> None:
     log.warning("table_read_in_one_transaction", table=task.full_name, reason=reason, hint=hint)
 
 
+def log_unsent_updates(tasks: Sequence[TableTask], origin: str) -> None:
+    """Log tables of which not all UPDATEs are sent, unless they are read in one chunk. `origin`:
+    source.origin."""
+    plans = {task.full_name: task.plan for task in tasks if task.plan is not None and not task.plan.is_read_at_once}
+    unsent = [name for name, plan in plans.items() if not plan.surveyed.sends_updates]
+    reason, hint = "no publication publishes UPDATEs of these tables", "publish UPDATEs"
+    if origin == "none":
+        unsent, hint = [*plans], "set source.origin = any"
+        reason = "source.origin is none: UPDATEs that a subscription of the source applies are not sent"
+    if unsent:
+        log.warning(
+            "updates_not_sent",
+            count=len(unsent),
+            tables=unsent[:NAMED_TABLES],
+            reason=f"{reason}. A row that one of them moves while the table is read may be missing in copies",
+            hint=f"{hint}, or take a snapshot while no row of the tables is updated in this way",
+        )
+
+
+def log_locked(names: Sequence[str], again_in_s: float) -> None:
+    """Log tables that are not read yet because someone has locked them."""
+    if names:
+        log.info(
+            "tables_locked",
+            count=len(names),
+            tables=names[:NAMED_TABLES],
+            again_in_s=again_in_s,
+            note="another session has locked these tables (pg_locks shows it), so their row filters cannot be read; "
+            "other tables are read meanwhile",
+        )
+
+
 def log_unreadable(names: Sequence[str]) -> None:
     log.warning(
         "tables_not_read",

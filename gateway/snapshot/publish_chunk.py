@@ -99,7 +99,7 @@ class ChunkPublisher:
 
     def apply_boundary(self, boundary: SnapshotBoundary, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         """Begin or end the tables of a boundary whose transaction commits now, and add their
-        SNAPSHOT_BEGIN or SNAPSHOT_END markers. The first begin and the last end also add the marker
+        SNAPSHOT_BEGIN or SNAPSHOT_END markers. The first one and the last end also add the marker
         of the snapshot as a whole.
 
         Tables that were cancelled or began again since it was emitted are passed over. If
@@ -110,15 +110,14 @@ class ChunkPublisher:
             self._pending.discard(boundary)
             return
         place = commit_lsn, end_lsn, readable_time(commit_time) or 0
-        if boundary.kind == "begin" and snapshot.record_begin():
-            self._add_marker_of_all("SNAPSHOT_BEGIN", xid, *place)
+        self._begin_whole(xid, *place)
         tasks.boundary_arrived(boundary.tasks)
         for task in boundary.tasks:
             if not tasks.is_current(task):  # cancelled
                 continue
             assert task.progress is not None and task.plan is not None
             if boundary.kind == "begin" and task.status is Status.WAITING:
-                tasks.begin(task, self._machine.unfinished_xids)
+                tasks.begin(task, self._machine.unfinished_xids, xid)
                 self._add_marker("SNAPSHOT_BEGIN", task, xid, *place)
             elif boundary.kind == "end" and task.status is Status.ENDING:
                 self._end(task, xid, *place)
@@ -135,10 +134,17 @@ class ChunkPublisher:
     def end_cancelled(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         """End the snapshot as a whole before its tables are cancelled; they get no SNAPSHOT_END."""
         snapshot, transaction = self._tasks.snapshot, self._machine.current
-        if snapshot.id and not snapshot.record_begin():
+        if snapshot.id:
             assert transaction is not None
             place = commit_lsn, end_lsn, readable_time(commit_time) or 0
+            self._begin_whole(transaction.xid, *place)
             self._add_marker_of_all("SNAPSHOT_END", transaction.xid, *place)
+
+    def _begin_whole(self, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        """Add the SNAPSHOT_BEGIN of the snapshot as a whole, unless that is known to be published:
+        before its first table, or before its end if no table has begun."""
+        if self._tasks.snapshot.record_begin():
+            self._add_marker_of_all("SNAPSHOT_BEGIN", xid, commit_lsn, end_lsn, commit_time)
 
     def _end(self, task: TableTask, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         progress, plan = task.progress, task.plan

@@ -30,6 +30,7 @@ from gateway.snapshot.sql import (
     FOREIGN,
     HORIZON,
     KEYS,
+    SHORT_LOCK_TIMEOUT,
     KeyColumn,
     column_list,
     facts_query,
@@ -73,6 +74,11 @@ class Surveyed:
     """The role may read all columns of the relation and of its leaves."""
     has_places: bool = True
     """The role may read `ctid`."""
+
+    @property
+    def sends_updates(self) -> bool:
+        """Return whether UPDATEs of the relation are published."""
+        return self.content.account is None or "u" in self.content.account.actions
 
     @property
     def relation_name(self) -> str:
@@ -298,15 +304,29 @@ class ReadPlans:
         self._text_only = True
 
     async def survey(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
-        """Survey the published ones of these relations; without row filters if one of the tables is
-        locked."""
-        publications = self._source.publications
+        """Survey the published ones of these relations; without its row filter if one is locked."""
         try:
             with suppress(asyncpg.LockNotAvailableError):
-                return await survey(self._sql, publications, relation_oids)
-            return await survey(self._sql, publications, relation_oids, prints_filters=False)
+                return await survey(self._sql, self._source.publications, relation_oids)
+            return await self._survey_parts(relation_oids)
         except DRIVER_ERRORS as error:
             raise classify_exception(error, "querying the tables of the snapshot") from error
+
+    async def _survey_parts(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
+        """Survey relations some of which are locked: in halves, until those are found. A lock is
+        only awaited for a moment, since there may be many, and others queue behind."""
+        publications, middle = self._source.publications, len(relation_oids) // 2
+        if not middle:
+            return await survey(self._sql, publications, relation_oids, prints_filters=False)
+        found: dict[int, Surveyed] = {}
+        for part in relation_oids[:middle], relation_oids[middle:]:
+            try:
+                async with transaction(self._sql, isolation="repeatable_read", readonly=True):
+                    await self._sql.execute(SHORT_LOCK_TIMEOUT)
+                    found |= await survey(self._sql, publications, part)
+            except asyncpg.LockNotAvailableError:
+                found |= await self._survey_parts(part)
+        return found
 
     async def of(self, surveyed: Iterable[Surveyed]) -> list[ReadPlan]:
         tables = list(surveyed)

@@ -23,6 +23,8 @@ SESSION_SETTINGS: Final = (
     "SET default_transaction_read_only = off",
     "SET default_transaction_deferrable = off",
 )
+SHORT_LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '100ms'"
+"""For one of many tables, each of which may be locked."""
 
 EQUAL: Final = "OPERATOR(pg_catalog.=)"
 CURRENT_SNAPSHOT: Final = "SELECT pg_catalog.pg_current_snapshot()::text"

@@ -33,6 +33,13 @@ CHANGED: Final = "its columns, files or publication have changed"
 """Why a table begins again whose read plan no longer fits."""
 RENAMED: Final = "it was renamed, for a time or for good"
 
+WARNED_RESTARTS: Final = 3
+"""From this many times on, that a table begins again is logged as a warning."""
+_RESTARTS_HINT: Final = (
+    "if this goes on, the snapshot of the table does not end: until it does, suspend what changes, creates, truncates or "
+    "rewrites the table or its partitions, and REINDEX CONCURRENTLY of the index of its key"
+)
+
 HOPELESS_ATTEMPTS: Final = 3
 """After this many failed attempts, the snapshot of the other tables may end without the table."""
 
@@ -46,7 +53,8 @@ class TableTask:
 
     __slots__ = (
         "_attempts", "_awaits_boundary", "_blocked_until", "_changed_count", "_encoded", "_failed_chunk",
-        "_failed_plan", "_is_set_aside", "_misses_keys", "_obstacle", "_plan", "_progress", "_state", "_void_segments",
+        "_failed_plan", "_is_set_aside", "_misses_keys", "_obstacle", "_plan", "_progress", "_restart_count", "_state",
+        "_void_segments",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +72,7 @@ class TableTask:
         self._progress: TableProgress | None = None
         self._plan: ReadPlan | None = None
         self._blocked_until = 0.0
-        self._attempts = self._changed_count = 0
+        self._attempts = self._changed_count = self._restart_count = 0
         self._obstacle: Obstacle | None = None
         self._failed_chunk: Chunk | None = None
         self._failed_plan: ReadPlan | None = None
@@ -327,7 +335,17 @@ class TableTask:
 
     def begin_again(self, reason: str) -> None:
         """Begin again, for a reason that is logged."""
-        log.info("table_restarted", table=self.full_name, reason=reason)
+        self._restart_count += 1
+        if self._restart_count < WARNED_RESTARTS:
+            log.info("table_restarted", table=self.full_name, reason=reason)
+        else:
+            log.warning(
+                "table_restarted",
+                table=self.full_name,
+                reason=reason,
+                restarts=self._restart_count,
+                hint=_RESTARTS_HINT,
+            )
         self._begin_again()
 
     def set_aside(self) -> None:

@@ -179,11 +179,13 @@ class TableTasks:
         self._queued.append(task)
 
     def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
-        """Queue the table, in place of its unfinished snapshot, if any."""
+        """Queue a published table, in place of its unfinished snapshot, if any. No check may have
+        found it yet."""
         is_under_way = oid in self._by_oid
         if is_under_way:
             self.cancel(oid)
         self._settled.discard(oid)
+        self._unpublished.discard(oid)
         self.wait(TableState(oid, namespace, name, self.snapshot.id, purpose), misses_keys=is_under_way)
 
     def never_read(self, state: TableState) -> None:
@@ -284,11 +286,11 @@ class TableTasks:
         for task in tasks:
             task.boundary_discarded()
 
-    def begin(self, task: TableTask, unfinished_xids: Iterable[int]) -> None:
+    def begin(self, task: TableTask, unfinished_xids: Iterable[int], boundary_xid: int) -> None:
         """Begin a table where its SNAPSHOT_BEGIN is published: its changes are recorded from here
         on."""
         assert task.progress is not None and task.plan is not None
-        task.progress.begin(unfinished_xids)
+        task.progress.begin(unfinished_xids, boundary_xid)
         self._recorder.begin(task.oid, task.progress, [task.plan.version.schema_id])
 
     def nothing_left(self, task: TableTask) -> None:

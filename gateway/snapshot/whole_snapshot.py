@@ -9,6 +9,7 @@ import structlog
 
 from gateway.snapshot.chunk_reader import new_id
 from gateway.snapshot.rules.stale_rows import StalenessJudge
+from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import StoredStates, StreamState, encode_stream
 
 log = structlog.get_logger()
@@ -22,8 +23,10 @@ class WholeSnapshot:
         self._stream_state = stream
         self._id = stream.snapshot_id if stream is not None else ""
         self._is_paused = stream is not None and stream.paused
-        self._published_ids = {state.snapshot_id for state in states.tables.values()}
-        """Ids of snapshots whose SNAPSHOT_BEGIN is published."""
+        # A table has the id from its set-up on, and is WAITING until SNAPSHOT_BEGIN is published.
+        begun = [state for state in states.tables.values() if state.status != Status.WAITING.value]
+        self._published_ids = {state.snapshot_id for state in begun}
+        """Ids of snapshots whose SNAPSHOT_BEGIN is certainly published. A second one does no harm."""
 
     @property
     def id(self) -> str:
@@ -46,8 +49,8 @@ class WholeSnapshot:
             log.info("snapshot_begins", snapshot_id=self._id, tables=table_count)
 
     def record_begin(self) -> bool:
-        """Record that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Return True the
-        first time, and False if it was recorded before."""
+        """Record that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Return whether it
+        is to be published now; False if it was recorded before."""
         is_new = self._id not in self._published_ids
         self._published_ids.add(self._id)
         return is_new
@@ -69,7 +72,7 @@ class WholeSnapshot:
         unfinished tables, which need what `judge` has recorded."""
         state = StreamState(snapshot_id=self._id, paused=self._is_paused)
         if judge is not None and has_tables:
-            state = replace(state, floor=judge.floor, unseen=tuple(sorted(judge.unseen)), is_active=True)
+            state = replace(state, floor=judge.floor_to_store, unseen=tuple(sorted(judge.unseen)), is_active=True)
         if state == self._stream_state:
             return {}
         self._stream_state = state

@@ -26,7 +26,7 @@ class Committed(Source):
     """Without streamed and prepared transactions."""
 
     def commit(self) -> None:
-        open_ = [xid for xid in self.open if self.table_locks.get(xid) != "reader"]
+        open_ = [xid for xid, each in self.open.items() if not each.is_ours]
         if open_:
             xid = self.random.choice(open_)
             self._end(xid, "commit", tuple(self.open[xid].changes))
@@ -58,9 +58,9 @@ class Reselecting(World):
         if self.broken == "received before" and self.table.track is not None:
             self.table.track.xids_without_keys.clear()
 
-    def _begin(self) -> None:
+    def _begin(self, xid: int) -> None:
         broken, self.broken = self.broken, ""
-        super()._begin()
+        super()._begin(xid)
         self.broken = broken
 
     def mark(self) -> None:

@@ -7,6 +7,7 @@ locks, and the WAL.
 * `big` is TOASTed: an UPDATE that does not touch it sends UNCHANGED.
 * Transactions may be streamed while open, prepared, rolled back. Ids have 64 bits and begin just
   below 2^32; the wire has 32.
+* A table may be published only later: changes from before that are not sent.
 """
 
 from __future__ import annotations
@@ -74,11 +75,16 @@ class Open:
     changes: list[Change] = field(default_factory=list)
     streamed: list[Change] | None = None
     prepared: bool = False
+    has_changed: bool = False
+    """It has changed the table, whether or not that is sent."""
+    is_ours: bool = False
+    """It is the gateway's: it reads a chunk, or emits a mark."""
 
 
 class Source:
-    def __init__(self, generator: random.Random) -> None:
+    def __init__(self, generator: random.Random, *, is_published: bool = True) -> None:
         self.random = generator
+        self.is_published = is_published
         self.wal: list[Entry] = []
         self.next_xid = FIRST_XID
         self.ended: set[int] = {FIRST_XID - 1}
@@ -137,7 +143,7 @@ class Source:
         self.open[self.new_xid()] = Open()
 
     def _some_open(self) -> int | None:
-        found = [xid for xid, each in self.open.items() if not each.prepared and self.table_locks.get(xid) != "reader"]
+        found = [xid for xid, each in self.open.items() if not each.prepared and not each.is_ours]
         return self.random.choice(found) if found else None
 
     def change(self) -> None:
@@ -179,7 +185,9 @@ class Source:
         self._log(xid, Change("UPDATE", old_key, key, (n, big if touches else UNCHANGED)))
 
     def _log(self, xid: int, change: Change) -> None:
-        self.open[xid].changes.append(change)
+        self.open[xid].has_changed = True
+        if self.is_published:
+            self.open[xid].changes.append(change)
 
     def stream(self) -> None:
         """Send what an open transaction has done so far; from then on it is a streamed one."""
@@ -193,7 +201,7 @@ class Source:
     def commit(self) -> None:
         if not self.open:
             return
-        xid = self.random.choice([x for x in self.open if self.table_locks.get(x) != "reader"] or [0])
+        xid = self.random.choice([x for x, each in self.open.items() if not each.is_ours] or [0])
         if not xid:
             return
         found = self.open[xid]
@@ -219,7 +227,7 @@ class Source:
         self.committing.append(xid)
 
     def roll_back(self) -> None:
-        xid = next((x for x, each in self.open.items() if each.prepared or self.table_locks.get(x) != "reader"), None)
+        xid = next((x for x, each in self.open.items() if not each.is_ours), None)
         if xid is None or self.table_locks.get(xid):
             return
         found = self.open.pop(xid)
@@ -251,7 +259,7 @@ class Source:
 
     def _lock_exclusively(self) -> int | None:
         """ACCESS EXCLUSIVE: nobody reads or has changed the table."""
-        if self.table_locks or any(each.changes or each.streamed for each in self.open.values()) or self.committing:
+        if self.table_locks or any(each.has_changed for each in self.open.values()) or self.committing:
             return None
         xid = self.new_xid()
         self.open[xid] = Open()
@@ -262,7 +270,11 @@ class Source:
         xid = self._lock_exclusively()
         if xid is not None:
             self.filenode += 1
-            self._end(xid, "commit", (Change("TRUNCATE"),))
+            self._end(xid, "commit", (Change("TRUNCATE"),) if self.is_published else ())
+
+    def publish(self) -> None:
+        """ALTER PUBLICATION ... ADD TABLE: transactions that have changed the table may be open."""
+        self.is_published = True
 
     def rewrite(self) -> None:
         """VACUUM FULL: rows get other places, and no event tells of it."""
@@ -282,19 +294,20 @@ class Source:
         """A transaction with ACCESS SHARE; its snapshot is taken after it has the lock."""
         if any(mode == "exclusive" for mode in self.table_locks.values()):
             return None
-        xid = self.new_xid()
-        self.open[xid] = Open()
+        xid = self.begin_ours()
         self.table_locks[xid] = "reader"
         return xid
 
-    def emit(self, mark: str, xid: int | None = None) -> int:
-        """A logical message, and the commit."""
-        if xid is None:
-            xid = self.new_xid()
-            self.open[xid] = Open()
-        self._end(xid, "mark", (), mark)
+    def begin_ours(self) -> int:
+        """A transaction of the gateway that has its id."""
+        xid = self.new_xid()
+        self.open[xid] = Open(is_ours=True)
         return xid
 
-    def give_up_reading(self, xid: int) -> None:
+    def emit(self, mark: str, xid: int) -> None:
+        """A logical message, and the commit."""
+        self._end(xid, "mark", (), mark)
+
+    def give_up(self, xid: int) -> None:
         del self.open[xid]
         self._release(xid)

@@ -43,6 +43,8 @@ class Target:
     stale_count: Counter[str] = field(default_factory=Counter)
     begin_count: Counter[str] = field(default_factory=Counter)
     is_whole_done: bool = False
+    whole_begun: set[str] = field(default_factory=set)
+    """Ids of the snapshots as a whole that have a SNAPSHOT_BEGIN."""
     _met: dict[str, set[bytes]] = field(default_factory=dict)
 
     def apply(self, delivered: Delivered) -> None:
@@ -63,6 +65,9 @@ class Target:
         topic = chunk["topic"]
         if not chunk["relation_oid"]:
             self.is_whole_done = kind == "SNAPSHOT_END"
+            if kind == "SNAPSHOT_BEGIN":
+                self.whole_begun.add(chunk["snapshot_id"])
+            assert chunk["snapshot_id"] in self.whole_begun, "a snapshot as a whole ended that had not begun"
         elif kind == "SNAPSHOT_BEGIN":
             self.begin_count[topic] += 1
             self._met[topic] = set()

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinator
@@ -22,7 +23,7 @@ from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import RESELECT, TableState
 from gateway.snapshot.table_errors import Obstacle
-from gateway.snapshot.table_task import TableTask
+from gateway.snapshot.table_task import CHANGED, TableTask
 from gateway.transactions.transaction import CHUNK_PREFIX
 from tests.snapshot.conftest import NOT_ASKED, Transactions, task_of
 
@@ -85,6 +86,18 @@ def test_a_table_knows_whether_values_are_owed_that_it_has_no_keys_for(judge: St
     assert not table.keys_to_read_again
     table.begin_again()
     assert (task.records_keys, task.may_miss_values) == (False, True)
+
+
+def test_a_table_that_begins_again_and_again_is_named_in_a_warning(judge: StalenessJudge) -> None:
+    table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20)
+    task = task_of(1, "b", table)
+    with capture_logs() as logs:
+        for _ in range(4):
+            table.begin()
+            task.begin_again(CHANGED)
+    assert {entry["event"] for entry in logs} == {"table_restarted"}
+    assert [entry["log_level"] for entry in logs] == ["info", "info", "warning", "warning"]
+    assert logs[-1]["restarts"] == 4 and "REINDEX CONCURRENTLY" in logs[-1]["hint"]
 
 
 class StreamsAtOnce(Transactions):

@@ -451,4 +451,5 @@ async def test_a_publication_of_inserts_alone_has_the_rows_as_they_were_read(
                 await asyncio.sleep(0.5)
         target = await scene.target()
         assert target.read_count[topic] >= 2990
+        assert [event["tables"] for event in scene.gateway.events("updates_not_sent")] == [["public.grows"]]
         assert topic in target.complete

@@ -11,11 +11,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from gateway.config.settings import Settings
 from gateway.events.row_encoder import RowEncoder
 from gateway.pgoutput.relation import Relation
 from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
-from gateway.snapshot.read_plan import Surveyed, survey
+from gateway.snapshot.read_plan import ReadPlans, Surveyed, survey
 from gateway.snapshot.rules.published_content import PublishedContent
 from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.rules.table_progress import Status
@@ -45,6 +46,16 @@ class Server(Transactions):
 
     async def fetchval(self, query: str) -> str:
         return "10:10:" if "snapshot" in query else "10"
+
+    async def execute(self, _: str) -> None: ...
+
+    async def rollback(self) -> None: ...
+
+    def is_closed(self) -> bool:
+        return False
+
+    def is_in_transaction(self) -> bool:
+        return True
 
 
 class Machine:
@@ -80,7 +91,7 @@ def locked(snapshot: SnapshotCoordinator, monkeypatch: pytest.MonkeyPatch) -> Su
 
     asked: Any = Server(), Machine()
     snapshot._recorder._sql, snapshot._recorder._machine = asked
-    snapshot._plans._machine = asked[1]
+    snapshot._plans._sql, snapshot._plans._machine = asked
     snapshot._plans._register = register
     found = Survey()
     monkeypatch.setattr(read_plan, "survey", found)
@@ -159,3 +170,19 @@ async def test_without_its_row_filter_a_table_is_found_whoever_has_locked_it(dat
     }
     assert {each.relation.name: each.row_filter for each in before.values()} == {"kept": "", "part": "((id > 5))"}
     assert {each.relation.name: each.row_filter for each in found.values()} == {"kept": "", "part": None}
+
+
+@pytest.mark.integration
+async def test_of_many_tables_only_the_locked_ones_have_no_row_filter(database: Database) -> None:
+    sql, other = await database.connect(), await database.connect()
+    names = [f"t{number}" for number in range(9)]
+    await sql.execute("".join(f"CREATE TABLE {name} (id int PRIMARY KEY);" for name in names))
+    await sql.execute("CREATE PUBLICATION held FOR TABLE " + ", ".join(f"{name} WHERE (id > 5)" for name in names))
+    await sql.execute("SET lock_timeout = '1s'")
+    oids = [row[0] for row in await sql.fetch("SELECT oid::int8 FROM pg_class WHERE relname = ANY ($1)", names)]
+    settings = Settings.model_validate({"source": {"dsn": database.dsn, "publications": ["held"]}})
+    plans = ReadPlans(settings, sql, NOT_ASKED, NOT_ASKED, text_only=False)
+    await other.execute("BEGIN; LOCK t0, t4 IN ACCESS EXCLUSIVE MODE")
+    found = {each.relation.name: each.row_filter for each in (await plans.survey(oids)).values()}
+    assert found == dict.fromkeys(names, "((id > 5))") | {"t0": None, "t4": None}
+    assert await sql.fetchval("SHOW lock_timeout") == "1s"

@@ -30,6 +30,8 @@ RULES = (
     "again",
     "in use",
     "floor",
+    "boundary",
+    "stored floor",
     "received before",
     "suspects",
     "streamed",
@@ -95,7 +97,7 @@ class World:
         self.random = random.Random(seed)
         self.in_few_chunks = seed % 2 == 1
         self.broken = broken
-        self.source = self.SOURCE(self.random)
+        self.source = self.SOURCE(self.random, is_published=self.random.random() < 0.5)
         for _ in range(self.random.randrange(60)):
             self.random.choice(self._load)()
         surplus: dict[int, tuple[int, Big | None]] = dict.fromkeys(self.random.sample(range(40), 6), (-1, (-1,)))
@@ -103,6 +105,7 @@ class World:
         self.durable = self.DURABLE(len(self.source.wal), surplus, floor=0 if broken == "floor" else floor)
         self.incarnation = 0
         self.marks: dict[str, tuple[str, int]] = {}
+        self.emitted: dict[str, int] = {}
         self._start()
 
     # -- the gateway
@@ -143,7 +146,8 @@ class World:
         """Between two transactions: all of it gets durable."""
         live, table = self.live, self.table
         live.status, live.untouched, live.begun = table.status, table.plan.untouched, table.plan.begun
-        live.again, live.unseen, live.floor = list(table.keys_to_read_again), set(self.judge.unseen), self.judge.floor
+        live.again, live.unseen = list(table.keys_to_read_again), set(self.judge.unseen)
+        live.floor = self.judge.floor if self.broken == "stored floor" else self.judge.floor_to_store
         if table.track is not None:
             suspects = table.track.suspects if self.broken == "handed on" else table.track.suspects_to_store
             live.suspects = suspects & {xid & 0xFFFFFFFF for xid in live.prepared}
@@ -153,7 +157,9 @@ class World:
         self.incarnation += 1
         for each in self.waiting.values():
             if not each.is_sent:
-                self.source.give_up_reading(each.xid)
+                self.source.give_up(each.xid)
+        while self.emitted:
+            self.source.give_up(self.emitted.popitem()[1])
         self._start()
 
     def look(self) -> None:
@@ -161,16 +167,20 @@ class World:
         self.judge.observe(self._look())
 
     def mark(self) -> None:
-        """Begin the table, or end it."""
+        """Begin the table once it is published, or end it."""
         wanted = {Status.WAITING: "begin", Status.READING: "end" if self.table.is_complete else ""}.get(
             self.table.status
         )
-        if wanted and (wanted, self.incarnation) not in self.marks.values():
+        if wanted and self.source.is_published and (wanted, self.incarnation) not in self.marks.values():
             if wanted == "end":
                 self.table.nothing_left()
             name = f"{wanted} {len(self.source.wal)}"
             self.marks[name] = (wanted, self.incarnation)
-            self.source.emit(name)
+            self.emitted[name] = self.source.begin_ours()
+
+    def commit_mark(self) -> None:
+        if self.emitted:
+            self.source.emit(*self.emitted.popitem())
 
     # -- readers
     # ------------------------------------------------------------------------------------------------------------
@@ -187,13 +197,13 @@ class World:
             return
         if self.source.filenode != self.live.filenode and self.broken != "filenode":
             self.table.begin_again()
-            self.source.give_up_reading(xid)
+            self.source.give_up(xid)
             return
         if chunk.range is not None:
             self.table.shorten(chunk, *cut(chunk.range, self.random.randrange(1, 4), BLOCKS))
         if not self.table.snapshot_taken(chunk, self._look()):
             self.table.give_back(chunk)
-            self.source.give_up_reading(xid)
+            self.source.give_up(xid)
             return
         if self.broken == "in use":
             self.judge.release(chunk)
@@ -311,16 +321,17 @@ class World:
             return
         del self.marks[entry.mark]
         if kind == "begin" and self.table.status is Status.WAITING:
-            self._begin()
+            self._begin(entry.wire_xid)
         elif kind == "end" and self.table.status is Status.ENDING:
             self.table.end()
             self.live.target = {k: row for k, row in self.live.target.items() if k in self.live.changed}
 
-    def _begin(self) -> None:
+    def _begin(self, xid: int) -> None:
         self.live.changed = set()
         self.live.filenode = self.source.filenode
         self.table.begin_again([Leaf(1, self.live.filenode, 0)])
-        self.table.begin({xid & 0xFFFFFFFF for xid in (*self.streams, *self.live.prepared)})
+        suspects = {xid & 0xFFFFFFFF for xid in (*self.streams, *self.live.prepared)}
+        self.table.begin(suspects, None if self.broken in ("floor", "boundary") else xid)
         assert self.table.track is not None
         if self.broken == "received before":
             self.table.track.xids_without_keys.clear()
@@ -355,13 +366,16 @@ class World:
 
     def run(self) -> str | None:
         """What is wrong at the end, if anything."""
-        gateway = [self.mark, self.read_chunk, self.commit_chunk, *[self.receive] * 3, self.look]
+        gateway = [self.mark, self.commit_mark, self.read_chunk, self.commit_chunk, *[self.receive] * 3, self.look]
         for _ in range(self.random.randrange(60, 240)):
             self.random.choice([*self._load, *gateway, *gateway])()
             if self.random.random() < 0.04:
                 self.seal()
             if self.random.random() < 0.015:
                 self.random.choice([self.kill, self.source.truncate, self.source.rewrite])()
+            if self.random.random() < 0.03:
+                self.source.publish()
+        self.source.publish()
         ending = [self.source.commit, self.source.show, self.source.show, *gateway]
         for _ in range(6000):  # the load ends; everything is let through, in a random order still
             if self._is_finished:

@@ -31,7 +31,7 @@ class Discovery:
     `has_streamed_before`: changes were delivered before, but no snapshot was taken.
     `is_after_gap`: changes were lost since the last transaction of the session before.
 
-    `names` are the publications. `published` is (schema, name) -> oid as of the last check.
+    `names` are the publications.
     """
 
     def __init__(
@@ -53,7 +53,6 @@ class Discovery:
         self._is_first = is_first
         self._has_streamed_before = has_streamed_before
         self._is_after_gap = is_after_gap
-        self.published: dict[tuple[str, str], int] = {}
         self._comparison = Comparison(sql, names)
         self._logged_names: dict[int, set[tuple[str, str]]] = {}
         """Other names of a relation that the log has reported as its name, now or for a time. A
@@ -86,7 +85,6 @@ class Discovery:
         found_before = {*tasks.by_oid, *tasks.settled, *(tasks.contents.by_oid.keys() - tasks.unpublished)}
         for oid in found_before - relations.keys():
             tasks.no_longer_published(oid)
-        self.published = {(r.namespace, r.name): oid for oid, r in relations.items()}
         excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
         await self._forget_unpublished(unseen - relations.keys() - excluded)
         new = [each for oid, each in relations.items() if oid not in tasks.settled and oid not in tasks.by_oid]
@@ -115,6 +113,12 @@ class Discovery:
                 tasks.add(state, misses_keys=not self._is_first)
         self._has_streamed_before = self._is_first = self._is_after_gap = False
         await self._compare()
+
+    async def published(self, sql: asyncpg.Connection) -> dict[tuple[str, str], int]:
+        """Return the oids of the tables that are published now, by schema and name. `sql`: a
+        session beside that of `check`. Raises classified errors."""
+        publications = await self._publications.facts(sql)
+        return {(r.namespace, r.name): r.relation_oid for facts in publications.values() for r in facts.relations}
 
     async def _forget_unpublished(self, oids: set[int]) -> None:
         """Forget existing tables that were published only for a time. Consumers have some of their

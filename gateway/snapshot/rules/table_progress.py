@@ -163,12 +163,12 @@ class TableProgress:
 
     # -- its course
 
-    def begin(self, suspects: Iterable[int] = ()) -> None:
+    def begin(self, suspects: Iterable[int] = (), boundary_xid: int | None = None) -> None:
         """Begin the relation where its SNAPSHOT_BEGIN is published: its changes are recorded from
-        here on. `suspects`: see KeyTrack."""
+        here on. `suspects`: see KeyTrack. `boundary_xid`: see StalenessJudge.begin."""
         assert self._status is Status.WAITING
         self._status = Status.READING
-        self._track = self.judge.begin(suspects)
+        self._track = self.judge.begin(suspects, boundary_xid)
 
     def resume(
         self, plan: CtidPlan, keys: KeysToReadAgain, suspects: Iterable[int], counts: tuple[int, int, int] = (0, 0, 0)
@@ -225,13 +225,15 @@ class TableProgress:
     # -- what the stream changes
 
     def record_unchanged_toast(self, key: bytes, old_key: bytes) -> None:
-        """Apply rule T (see stale_rows.py) to an UPDATE that left columns out.
+        """Apply rule T (see stale_rows.py) to an UPDATE that left columns out. It does not apply to
+        a relation that is read in one chunk: its blocks are read again after each change.
 
         Once all blocks are read, only a key that is still to be read passes this on to the key that
         takes its place. With `reselects`, other keys wait until the table is complete.
         """
         waits = old_key in self._keys and old_key not in self._keys_to_reselect
-        if self._status is Status.READING and (waits or not self._plan.is_done or not self._plan.leaves):
+        reads_key = waits or not self._plan.is_done or not self._plan.leaves
+        if self._status is Status.READING and reads_key and not self.is_read_at_once:
             self._read_again(key)
         elif self.reselects and self._status in (Status.READING, Status.ENDING) and key not in self._keys:
             self._keys.add(key)
