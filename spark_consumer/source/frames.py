@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.change_schema import BEFORE_PREFIX
 from schemas.wire_format import FRAME_BYTES
 from spark_consumer.columnar.arrays import numbers, repeated, strings
 from spark_consumer.columnar.head import OPERATIONS, schema_ids
@@ -163,16 +164,23 @@ class TableFrame:
                 first = chunk.offsets[rows[0]]
                 raise UnsupportedSchema(f"{place} from offset {first}, schema {schema_id}: {problem}") from problem
 
-    def decode(self, values: pa.Array, schema_text: str) -> list[pa.Array]:
+    def decode(self, values: pa.Array, schema_text: str, old_mark: str = BEFORE_PREFIX) -> list[pa.Array]:
         """Return old_key, before, after, unchanged and special of framed records with the same
-        schema."""
+        schema. `old_mark`: prefix of the entries of unchanged and special that belong to the old
+        row."""
         written = record_decoder(schema_text).decode(values, skip=FRAME_BYTES)
         names = _writer_names(schema_text)
         rows = [
             project(_with_names(written[name], names), self.schema.field(name).type)
             for name in ("old_key", "before", "after")
         ]
-        return [*rows, _rename_list(written["unchanged"], names), _rename_map(written["special"], names)]
+        unchanged, special = written["unchanged"], written["special"]
+        if names or old_mark != BEFORE_PREFIX:
+            fields = _true_names(unchanged.values, names, old_mark)
+            unchanged = pa.ListArray.from_arrays(unchanged.offsets, fields, type=STRINGS)
+            fields = _true_names(special.keys, names, old_mark)
+            special = pa.MapArray.from_arrays(special.offsets, fields, special.items, type=TEXTS)
+        return [*rows, unchanged, special]
 
 
 @lru_cache(256)
@@ -214,16 +222,10 @@ def _with_names(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
     )
 
 
-def _rename_list(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
-    if not names or not len(array.values):
-        return array
-    return pa.array([[true_name(field, names) for field in row] for row in array.to_pylist()], STRINGS)
-
-
-def _rename_map(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
-    if not names or not len(array.keys):
-        return array
-    return pa.array([[(true_name(field, names), text) for field, text in row] for row in array.to_pylist()], TEXTS)
+def _true_names(fields: pa.Array, names: Mapping[str, str], old_mark: str) -> pa.Array:
+    different = fields.dictionary_encode()
+    found = [true_name(field, names, old_mark) for field in different.dictionary.to_pylist()]
+    return strings(found).take(different.indices)
 
 
 def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
