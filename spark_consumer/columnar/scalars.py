@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.columnar.cursor import Bytes, Cursor, Longs, Rows, gather
@@ -139,6 +141,15 @@ def _little_endian(big: Bytes) -> Bytes:
     result[:, :width] = big[:, ::-1]
     result[:, width:] = np.where(big[:, :1] >= 128, 255, 0)
     return result
+
+
+def without_exponents(texts: pa.Array) -> pa.Array:
+    """Return Arrow's texts of decimals as PostgreSQL writes them: 0.0000000001, not 1E-10."""
+    has_exponent = pc.match_substring(texts, "E")
+    found = texts.filter(has_exponent).to_pylist()
+    if not found:
+        return texts
+    return pc.replace_with_mask(texts, has_exponent, strings([format(Decimal(text), "f") for text in found]))
 
 
 def fixed_decoder(size: int) -> Decoder:

@@ -20,6 +20,7 @@ from schemas.change_schema import BEFORE_PREFIX
 from schemas.wire_format import FRAME_BYTES
 from spark_consumer.columnar.arrays import numbers, repeated, strings
 from spark_consumer.columnar.head import OPERATIONS, schema_ids
+from spark_consumer.columnar.scalars import without_exponents
 from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 from spark_consumer.reader.column_names import true_name, true_names
@@ -294,13 +295,19 @@ def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
     nested = pa.types.is_list(target)
-    inner = target.value_type if nested else target
-    if pa.types.is_integer(values.type.value_type if nested else values.type) and pa.types.is_decimal(inner):
+    source, inner = (values.type.value_type, target.value_type) if nested else (values.type, target)
+    if pa.types.is_integer(source) and pa.types.is_decimal(inner):
         # Arrow checks types here, not values: it accepts only a decimal that holds every integer of
         # the type.
         wide = pa.decimal256(76, inner.scale)
         values = values.cast(pa.list_(wide) if nested else wide)
-    return values.cast(target)
+    cast = values.cast(target)
+    if not (pa.types.is_decimal(source) and pa.types.is_string(inner)):
+        return cast
+    if not nested:
+        return without_exponents(cast)
+    buffers, items = cast.buffers()[:2], without_exponents(cast.values)
+    return pa.Array.from_buffers(target, len(cast), buffers, cast.null_count, cast.offset, [items])
 
 
 def _kind(arrow_type: pa.DataType) -> str:
