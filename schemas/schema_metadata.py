@@ -15,7 +15,7 @@ from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
 Schema = dict[str, Any]
 
 _BOX_OID = 603
-"""The one built-in type whose array delimiter is not a comma."""
+"""The one built-in type whose array delimiter is not a comma. Its arrays and domains inherit it."""
 
 
 def recorded_types(schema: Schema) -> dict[int, TypeFacts]:
@@ -78,16 +78,17 @@ def _row_fields(schema: Schema) -> list[Schema]:
 
 def _facts(told: Schema, labels: dict[int, tuple[str, ...]]) -> TypeFacts:
     """`labels`: those of the types that came before, since a schema contains them once."""
-    base, element = told.get("base"), told.get("element")
+    base, element = (_facts(told[part], labels) if part in told else None for part in ("base", "element"))
+    inner = base or element
     return TypeFacts(
         oid=told["oid"],
         namespace=told["schema"],
         name=told["name"],
         kind=Kind(told.get("kind", Kind.BASE.value)),
-        delimiter=";" if told["oid"] == _BOX_OID else ",",
-        base=None if base is None else _facts(base, labels),
-        element=None if element is None else _facts(element, labels),
-        base_typmod=-1 if base is None else base["typmod"],
+        delimiter=";" if told["oid"] == _BOX_OID else "," if inner is None else inner.delimiter,
+        base=base,
+        element=element,
+        base_typmod=-1 if base is None else told["base"]["typmod"],
         labels=labels.setdefault(told["oid"], tuple(told["labels"]))
         if "labels" in told
         else labels.get(told["oid"], ()),

@@ -30,7 +30,6 @@ format."""
 _PLAIN_BYTES: Final = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_")
 _AVRO_UNSAFE = re.compile(r"_(?=x)|[^A-Za-z0-9_]|^[0-9]")
 _DEBEZIUM_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
-_TOPIC_PART = re.compile(r"(?:[A-Za-z0-9_]|-[0-9a-f]{2})*")
 _HASHED = re.compile(r".*--[0-9a-f]{32}")
 _HASH_DIGITS: Final = 32  # 128 bits: finding two table names with the same digits is infeasible
 _CUT_ESCAPE = re.compile(r"-[0-9a-f]?$")
@@ -64,12 +63,15 @@ def debezium_topic(prefix: str, namespace: str, relation: str) -> str:
 
 def relation_of_topic(prefix: str, topic: str) -> tuple[str, str] | None:
     """Return (schema, table) of a topic that has its relation's full name; None for any other
-    topic."""
-    head = f"{prefix}."
-    parts = topic[len(head) :].split(".")
-    if not topic.startswith(head) or len(parts) != 2 or not all(map(_TOPIC_PART.fullmatch, parts)):
+    topic, whose name may contain escapes that `topic_part` would not write."""
+    parts = topic.removeprefix(f"{prefix}.").split(".")
+    if len(parts) != 2:
         return None
-    return _relation_part(parts[0]), _relation_part(parts[1])
+    try:
+        namespace, relation = map(_relation_part, parts)
+    except UnicodeDecodeError:
+        return None
+    return (namespace, relation) if topic_name(prefix, namespace, relation) == topic else None
 
 
 def collision_name(topic: str) -> str:

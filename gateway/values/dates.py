@@ -66,7 +66,11 @@ def _days_of_text(text: bytes) -> int:
     match = _DATE.fullmatch(text)
     if match is None:
         raise UnrepresentableValue
-    return date(int(match[1]), int(match[2]), int(match[3])).toordinal() - _UNIX_ORDINAL
+    try:
+        day = date(int(match[1]), int(match[2]), int(match[3]))
+    except ValueError:  # February 29 of a year BC: " BC" is at the end of a timestamp
+        raise UnrepresentableValue from None
+    return day.toordinal() - _UNIX_ORDINAL
 
 
 def date_from_text(value: bytes) -> bytes:

@@ -8,7 +8,12 @@ import pyarrow as pa
 from spark_consumer.columnar.arrays import nullable, numbers
 from spark_consumer.columnar.cursor import Cursor, Longs, Rows
 from spark_consumer.columnar.scalars import STRING, Decoder
+from spark_consumer.columnar.skip import items_of, skip_optional
 from spark_consumer.errors import MalformedRecord
+
+_FEW_RECORDS = 64
+"""Below this number, skipping an item of each record in a loop takes less time than decoding one
+item of all of them with numpy. Measured: 29 ms instead of 2.6 s for 100,000 float8 in one array."""
 
 
 def optional_decoder(inner: Decoder, value_branch: int) -> Decoder:
@@ -26,7 +31,8 @@ def optional_decoder(inner: Decoder, value_branch: int) -> Decoder:
             return pa.nulls(count, inner.arrow_type)
         return _scatter(inner.decode(cursor, present if rows is None else rows[present], len(present)), count, present)
 
-    return Decoder(inner.arrow_type, decode)
+    skip = None if inner.skip is None else skip_optional(inner.skip, value_branch)
+    return Decoder(inner.arrow_type, decode, skip)
 
 
 def _scatter(values: pa.Array, count: int, places: Longs) -> pa.Array:
@@ -74,7 +80,9 @@ def _decode_blocks(
     cursor: Cursor, rows: Rows, count: int, parts: tuple[Decoder, ...]
 ) -> tuple[pa.Array, list[pa.Array]]:
     """Decode arrays and maps: blocks of items up to an empty block. Iteration k of the inner loop
-    reads item k of all records."""
+    reads item k of all records; if few have one, all their other items in the block as well."""
+    skips = [part.skip for part in parts if part.skip is not None]
+    few = _FEW_RECORDS if len(skips) == len(parts) else 0
     records = np.arange(count) if rows is None else rows
     total = np.zeros(count, np.int32)
     pieces: list[list[pa.Array]] = [[] for _ in parts]
@@ -84,6 +92,14 @@ def _decode_blocks(
         open_slots, sizes = _block_sizes(cursor, records, open_slots)
         turn, slots = 0, open_slots
         while len(slots):
+            if len(slots) < few:
+                left = sizes[sizes > turn] - turn
+                items = items_of(cursor, records[slots], left, skips)
+                for piece, part in zip(pieces, parts, strict=True):
+                    piece.append(part.decode(items, None, len(items.ends)))
+                owners.append(np.repeat(slots, left))
+                total[slots] += left
+                break
             for piece, part in zip(pieces, parts, strict=True):
                 piece.append(part.decode(cursor, records[slots], len(slots)))
             owners.append(slots)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_consumer.columnar.arrays import booleans, numbers, strings
 from spark_consumer.columnar.cursor import Bytes, Cursor, Longs, Rows, gather
+from spark_consumer.columnar.skip import Skip, skip_fixed, skip_span, skip_varint
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 
 Decode: TypeAlias = Callable[[Cursor, Rows, int], pa.Array]
@@ -18,11 +21,12 @@ Decode: TypeAlias = Callable[[Cursor, Rows, int], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The decoder of one Avro type: the Arrow type of the result, and the function that reads
-    it."""
+    """The decoder of one Avro type: the Arrow type of the result, and the function that reads it.
+    `skip`: None for records, arrays and maps, which are the items of no array of PostgreSQL."""
 
     arrow_type: pa.DataType
     decode: Decode
+    skip: Skip | None = None
 
 
 # Spark's own Arrow types: microseconds, in UTC where the Avro type is an instant.
@@ -39,7 +43,7 @@ def integer_decoder(name: str, logical: str | None) -> Decoder:
     """Return a decoder of int or long, including dates and times. An unknown logical type is read
     as its base type, as Avro requires."""
     if (name, logical) == ("long", "time-micros"):
-        return Decoder(pa.string(), _decode_time)
+        return Decoder(pa.string(), _decode_time, skip_varint)
     arrow_type = _INTEGERS.get((name, logical)) or _INTEGERS[name, None]
 
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
@@ -51,7 +55,7 @@ def integer_decoder(name: str, logical: str | None) -> Decoder:
             values = narrow
         return pa.Array.from_buffers(arrow_type, count, [None, pa.py_buffer(np.ascontiguousarray(values))])
 
-    return Decoder(arrow_type, decode)
+    return Decoder(arrow_type, decode, skip_varint)
 
 
 _DAY_US = 86_400_000_000
@@ -85,7 +89,7 @@ def bytes_decoder(arrow_type: pa.DataType) -> Decoder:
             _validate(array, "a string is not UTF-8")
         return array
 
-    return Decoder(arrow_type, decode)
+    return Decoder(arrow_type, decode, skip_span)
 
 
 def _validate(array: pa.Array, message: str) -> None:
@@ -112,7 +116,7 @@ def decimal_decoder(schema: Mapping[str, Any]) -> Decoder:
         _validate(array, f"a decimal has more than {precision} digits")
         return array
 
-    return Decoder(arrow_type, decode)
+    return Decoder(arrow_type, decode, skip_span if size is None else skip_fixed(size))
 
 
 def _spans_little_endian(cursor: Cursor, start: Longs, length: Longs) -> Bytes:
@@ -139,6 +143,15 @@ def _little_endian(big: Bytes) -> Bytes:
     return result
 
 
+def without_exponents(texts: pa.Array) -> pa.Array:
+    """Return Arrow's texts of decimals as PostgreSQL writes them: 0.0000000001, not 1E-10."""
+    has_exponent = pc.match_substring(texts, "E")
+    found = texts.filter(has_exponent).to_pylist()
+    if not found:
+        return texts
+    return pc.replace_with_mask(texts, has_exponent, strings([format(Decimal(text), "f") for text in found]))
+
+
 def fixed_decoder(size: int) -> Decoder:
     """Return a decoder of fixed to binary, since Spark has no binary of fixed length."""
 
@@ -147,7 +160,7 @@ def fixed_decoder(size: int) -> Decoder:
         offsets = np.arange(count + 1, dtype=np.int32) * size
         return pa.Array.from_buffers(pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(data)])
 
-    return Decoder(pa.binary(), decode)
+    return Decoder(pa.binary(), decode, skip_fixed(size))
 
 
 def enum_decoder(symbols: list[str]) -> Decoder:
@@ -159,7 +172,7 @@ def enum_decoder(symbols: list[str]) -> Decoder:
             raise MalformedRecord(f"the symbol index of an enum is not below {len(symbols)}")
         return words.take(numbers(index))
 
-    return Decoder(pa.string(), decode)
+    return Decoder(pa.string(), decode, skip_varint)
 
 
 def _decode_boolean(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
@@ -177,8 +190,8 @@ def _decode_float(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
     return numbers(np.ascontiguousarray(cursor.fixed(rows, 4)).view("<f4")[:, 0])
 
 
-BOOLEAN = Decoder(pa.bool_(), _decode_boolean)
-DOUBLE = Decoder(pa.float64(), _decode_double)
-FLOAT = Decoder(pa.float32(), _decode_float)
+BOOLEAN = Decoder(pa.bool_(), _decode_boolean, skip_fixed(1))
+DOUBLE = Decoder(pa.float64(), _decode_double, skip_fixed(8))
+FLOAT = Decoder(pa.float32(), _decode_float, skip_fixed(4))
 STRING = bytes_decoder(pa.string())
 BYTES = bytes_decoder(pa.binary())

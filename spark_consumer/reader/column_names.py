@@ -27,10 +27,10 @@ def true_names(change: Mapping[str, Any]) -> dict[str, str]:
     return names
 
 
-def true_name(field: str, names: Mapping[str, str]) -> str:
-    """Return PostgreSQL's name for an entry of `unchanged` or `special`, where "before." marks a
-    field of the old row."""
+def true_name(field: str, names: Mapping[str, str], old_mark: str = BEFORE_PREFIX) -> str:
+    """Return PostgreSQL's name for an entry of `unchanged` or `special`. `old_mark`: the prefix in
+    the result for a field of the old row, which "before." marks: no Avro field has a dot."""
     if field.startswith(BEFORE_PREFIX):
         own = field.removeprefix(BEFORE_PREFIX)
-        return f"{BEFORE_PREFIX}{names.get(own, own)}"
+        return f"{old_mark}{names.get(own, own)}"
     return names.get(field, field)

@@ -49,8 +49,8 @@ class Registry:
         """Return id and schema of the newest version of a subject. Raises SourceUnavailable, also
         where there is none."""
         try:
-            # by default confluent_kafka caches the result of `latest` for ever
-            found = self._client().get_latest_version(subject)
+            # confluent_kafka's get_latest_version would return its first answer for ever
+            found = self._client().get_version(subject, "latest")
         except Exception as problem:
             raise _unavailable(f"subject {subject}", problem) from problem
         if found.schema_id is None or found.schema is None:

@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.change_schema import BEFORE_PREFIX
 from schemas.wire_format import FRAME_BYTES
 from spark_consumer.columnar.arrays import numbers, repeated, strings
 from spark_consumer.columnar.head import OPERATIONS, schema_ids
+from spark_consumer.columnar.scalars import without_exponents
 from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
 from spark_consumer.reader.column_names import true_name, true_names
@@ -163,16 +165,23 @@ class TableFrame:
                 first = chunk.offsets[rows[0]]
                 raise UnsupportedSchema(f"{place} from offset {first}, schema {schema_id}: {problem}") from problem
 
-    def decode(self, values: pa.Array, schema_text: str) -> list[pa.Array]:
+    def decode(self, values: pa.Array, schema_text: str, old_mark: str = BEFORE_PREFIX) -> list[pa.Array]:
         """Return old_key, before, after, unchanged and special of framed records with the same
-        schema."""
+        schema. `old_mark`: prefix of the entries of unchanged and special that belong to the old
+        row."""
         written = record_decoder(schema_text).decode(values, skip=FRAME_BYTES)
         names = _writer_names(schema_text)
         rows = [
             project(_with_names(written[name], names), self.schema.field(name).type)
             for name in ("old_key", "before", "after")
         ]
-        return [*rows, _rename_list(written["unchanged"], names), _rename_map(written["special"], names)]
+        unchanged, special = written["unchanged"], written["special"]
+        if names or old_mark != BEFORE_PREFIX:
+            fields = _true_names(unchanged.values, names, old_mark)
+            unchanged = pa.ListArray.from_arrays(unchanged.offsets, fields, type=STRINGS)
+            fields = _true_names(special.keys, names, old_mark)
+            special = pa.MapArray.from_arrays(special.offsets, fields, special.items, type=TEXTS)
+        return [*rows, unchanged, special]
 
 
 @lru_cache(256)
@@ -214,16 +223,10 @@ def _with_names(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
     )
 
 
-def _rename_list(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
-    if not names or not len(array.values):
-        return array
-    return pa.array([[true_name(field, names) for field in row] for row in array.to_pylist()], STRINGS)
-
-
-def _rename_map(array: pa.Array, names: Mapping[str, str]) -> pa.Array:
-    if not names or not len(array.keys):
-        return array
-    return pa.array([[(true_name(field, names), text) for field, text in row] for row in array.to_pylist()], TEXTS)
+def _true_names(fields: pa.Array, names: Mapping[str, str], old_mark: str) -> pa.Array:
+    different = fields.dictionary_encode()
+    found = [true_name(field, names, old_mark) for field in different.dictionary.to_pylist()]
+    return strings(found).take(different.indices)
 
 
 def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
@@ -292,13 +295,19 @@ def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
 
 def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
     nested = pa.types.is_list(target)
-    inner = target.value_type if nested else target
-    if pa.types.is_integer(values.type.value_type if nested else values.type) and pa.types.is_decimal(inner):
+    source, inner = (values.type.value_type, target.value_type) if nested else (values.type, target)
+    if pa.types.is_integer(source) and pa.types.is_decimal(inner):
         # Arrow checks types here, not values: it accepts only a decimal that holds every integer of
         # the type.
         wide = pa.decimal256(76, inner.scale)
         values = values.cast(pa.list_(wide) if nested else wide)
-    return values.cast(target)
+    cast = values.cast(target)
+    if not (pa.types.is_decimal(source) and pa.types.is_string(inner)):
+        return cast
+    if not nested:
+        return without_exponents(cast)
+    buffers, items = cast.buffers()[:2], without_exponents(cast.values)
+    return pa.Array.from_buffers(target, len(cast), buffers, cast.null_count, cast.offset, [items])
 
 
 def _kind(arrow_type: pa.DataType) -> str:

@@ -14,6 +14,7 @@ from operator import and_
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, DateType, StructType, TimestampNTZType, TimestampType
 
 from schemas.topic_names import value_subject
 from spark_consumer.errors import UnsupportedSchema
@@ -25,6 +26,7 @@ from spark_consumer.source.options import parse_options
 from spark_consumer.tables import TableName
 
 POSITION = ("commit_lsn", "ordinal")
+_ARRAY_IN_KEY = "the key column {!r} is an array, and a change has no old row: the table needs REPLICA IDENTITY FULL"
 
 
 class KnownSchemas(dict[int, str]):
@@ -60,8 +62,7 @@ def flat(changes: DataFrame) -> DataFrame:
     for a DELETE, those of the old row, as far as its replica identity sent them. A column that was
     not sent with the new row has the value of the old row. If that was not sent either, the column
     is null, and `_unchanged` names it."""
-    after = changes.schema["after"].dataType
-    columns = [_value(changes, name).alias(name) for name in after.fieldNames()]  # type: ignore[attr-defined]
+    columns = [_value(changes, name).alias(name) for name in _struct(changes, "after").names]
     return changes.select(
         f.col("op").alias("_op"),
         f.col("commit_lsn").alias("_commit_lsn"),
@@ -74,8 +75,7 @@ def flat(changes: DataFrame) -> DataFrame:
 
 def _unsent(changes: DataFrame) -> Column:
     """Return the names of the columns of which neither the new row nor the old one was sent."""
-    key = changes.schema["old_key"].dataType.fieldNames()  # type: ignore[attr-defined]
-    in_key = f.array(*(f.when(f.col("old_key")[name].isNotNull(), f.lit(name)) for name in key))
+    in_key = f.array(*(f.when(f.col("old_key")[name].isNotNull(), f.lit(name)) for name in _key_columns(changes)))
     unsent = f.array_except("unchanged", in_key.cast("array<string>"))
     is_whole = (f.col("op") == "DELETE") | f.col("before").isNotNull()
     return f.when(is_whole, f.array().cast("array<string>")).otherwise(unsent)
@@ -89,10 +89,30 @@ def _old_value(changes: DataFrame, name: str) -> Column:
     """Return the column's value in the old row: from `before`, which REPLICA IDENTITY FULL sends,
     or from `old_key`."""
     before = f.col("before")[name]
-    if name not in changes.schema["old_key"].dataType.fieldNames():  # type: ignore[attr-defined]
-        return before
-    kind = changes.schema["after"].dataType[name].dataType  # type: ignore[index]
-    return f.coalesce(before, f.col("old_key")[name].cast(kind))
+    return f.coalesce(before, _key_value(changes, name)) if name in _key_columns(changes) else before
+
+
+def _key_columns(changes: DataFrame) -> list[str]:
+    """Return the columns of `old_key` whose values can become those of a row. Arrays cannot: they
+    are PostgreSQL's text there."""
+    row = _struct(changes, "after")
+    return [name for name in _struct(changes, "old_key").names if not isinstance(row[name].dataType, ArrayType)]
+
+
+def _struct(changes: DataFrame, name: str) -> StructType:
+    kind = changes.schema[name].dataType
+    assert isinstance(kind, StructType)
+    return kind
+
+
+def _key_value(changes: DataFrame, name: str) -> Column:
+    """Return the column's value in `old_key`, where some types are PostgreSQL's text. A value that
+    Spark's type cannot hold is null, as it is in a row: infinity, NaN, BC, five digits of year."""
+    value, kind = f.col("old_key")[name], _struct(changes, "after")[name].dataType
+    if isinstance(kind, DateType | TimestampType | TimestampNTZType):
+        text = value.cast("string")
+        value = f.when(text.rlike(r"^\d{4}-") & ~text.endswith(" BC"), value)
+    return value.try_cast(kind)
 
 
 def _new_value(changes: DataFrame, name: str) -> Column:
@@ -103,7 +123,10 @@ def _new_value(changes: DataFrame, name: str) -> Column:
 
 def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return rows as `flat` does, with a change of key as two rows: `_op` DELETE under the old key,
-    UPDATE under the new one. Without TRUNCATE."""
+    UPDATE under the new one. Without TRUNCATE.
+
+    A key with an array needs REPLICA IDENTITY FULL: a DELETE or a change of key without `before`
+    ends the query."""
     rows = changes.where(f.col("op") != "TRUNCATE")
     # PostgreSQL also sends the old key if it has not changed: under REPLICA IDENTITY FULL, and if a
     # part of it is TOASTed.
@@ -113,6 +136,10 @@ def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     has_old = f.col("before").isNotNull() | has_key
     moved = (f.col("op") == "UPDATE") & has_old & ~old.eqNullSafe(new)
     words = f.when(moved, f.array(f.lit("DELETE"), f.col("op"))).otherwise(f.array("op"))
+    arrays = [name for name in key if name not in _key_columns(changes)]
+    if arrays:
+        unknown = f.col("before").isNull() & ((f.col("op") == "DELETE") | has_key)
+        words = f.when(unknown, f.raise_error(_ARRAY_IN_KEY.format(arrays[0]))).otherwise(words)
     return flat(rows.withColumn("op", f.explode(words)))
 
 

@@ -28,6 +28,15 @@ def test_facts_of_every_kind_come_back_from_the_schema_as_they_were() -> None:
     assert found[built_in("int4").oid] == built_in("int4")
 
 
+def test_arrays_of_boxes_and_of_domains_over_box_keep_their_delimiter() -> None:
+    box = TypeFacts(603, "pg_catalog", "box", Kind.BASE, delimiter=";")
+    area = TypeFacts(20006, "public", "area", Kind.DOMAIN, delimiter=";", base=box)
+    types = [replace(array_of(part), delimiter=";") for part in (box, area)]
+    columns = [column(f"c{number}", facts) for number, facts in enumerate(types)]
+    found = recorded_types(json.loads(json.dumps(change_schema(relation(*columns), "cdc"))))
+    assert [found[facts.oid] for facts in types] == types
+
+
 def test_the_key_comes_back_by_its_true_names() -> None:
     description = replace(relation(column("a b", "int4", key=True), column("c", "text")), oid=4711)
     schema = change_schema(description, "cdc")

@@ -165,6 +165,19 @@ def test_topics_of_markers_and_messages_are_no_relation_s() -> None:
     assert relation_of_topic("cdc", "cdc.public.not~ours") is None
 
 
+@pytest.mark.parametrize("part", ["orders-de", "orders-61", "orders-C3-A9", "orders-ff", "orders-d", "o" * 240])
+def test_a_topic_that_no_table_has_by_default_is_no_relation_s(part: str) -> None:
+    for topic in (f"cdc.public.{part}", f"cdc.{part}.orders"):
+        assert relation_of_topic("cdc", topic) is None
+        assert topic_is_free("cdc", topic) is (len(topic) <= 249)
+
+
+@given(st.text("a-0123456789abcdefC._", max_size=12))
+def test_a_topic_is_a_relation_s_only_if_the_relation_has_it(rest: str) -> None:
+    relation = relation_of_topic("cdc", f"cdc.{rest}")
+    assert relation is None or topic_names("cdc", *relation)[0] == f"cdc.{rest}"
+
+
 def test_subjects_follow_the_topic() -> None:
     assert value_subject("cdc.public.orders") == "cdc.public.orders-value"
     assert key_subject("cdc.public.orders") == "cdc.public.orders-key"

@@ -21,6 +21,7 @@ from gateway.pgoutput.letters import KIND_NULL, KIND_TEXT
 from gateway.values.column_codec import codec
 from gateway.values.column_readers import Render, SlowPathNeeded, always_unusual
 from gateway.values.dates import (
+    date_from_text,
     read_timestamptz_text,
     time_from_text,
     timestamp_from_text,
@@ -169,7 +170,7 @@ def test_an_offset_of_any_session_gives_the_moment(moment: datetime, offset_s: i
     "text",
     [b"infinity", b"-infinity", b"2020-01-01 00:00:00", b"10000-01-01 00:00:00+00", b"2020-01-01 00:00:00+00 BC",
      b"9999-12-31 23:59:59-15", b"2020-01-01 00:00:00+1", b"2020-01-01 xx:00:00+00", b"2020-01-01 00:00:00.x+00",
-     b"20200-01-01 00:00:00+00", b"4713-01-01 00:00:00+00 BC"],
+     b"20200-01-01 00:00:00+00", b"4713-01-01 00:00:00+00 BC", b"0005-02-29 00:00:00+00 BC"],
 )  # fmt: skip
 def test_moments_that_avro_cannot_hold_are_special(text: bytes) -> None:
     for read in (timestamptz_from_text, read_whole):
@@ -184,6 +185,12 @@ def test_times_and_timestamps_that_are_none_are_special() -> None:
     for text in (b"infinity", b"2020-01-01 00:00:60", b"2020-01-01 00:00:00 BC", b"20200-01-01 00:00:00"):
         with pytest.raises(UnrepresentableValue):
             timestamp_from_text(text)
+
+
+def test_february_29_of_a_year_bc_is_special() -> None:
+    for read, text in ((timestamp_from_text, b"0005-02-29 00:00:00 BC"), (date_from_text, b"0005-02-29 BC")):
+        with pytest.raises(UnrepresentableValue):
+            read(text)
 
 
 def test_minutes_that_are_remembered_stay_right_when_there_are_too_many() -> None:

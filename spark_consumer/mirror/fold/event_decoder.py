@@ -22,12 +22,11 @@ from schemas.lsn import format_lsn
 from spark_consumer.columnar.arrays import booleans, numbers
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.fold.key_text import parse_keys
-from spark_consumer.mirror.tables.columns import decode_records
+from spark_consumer.mirror.tables.columns import OLD_ROW, decode_records
 from spark_consumer.mirror.tables.table_schema import TableSchema, special_key
 from spark_consumer.source.frames import STRINGS, TEXTS
 
 Mask = npt.NDArray[np.bool_]
-BEFORE = "before."
 
 
 def decode_events(
@@ -142,7 +141,7 @@ def _special_text(special: pa.Array, name: str) -> pa.Array:
 def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: TableSchema) -> pa.Array:
     """Return the keys before the changes: from the key tuple, else from the old tuple; null fields
     if there is neither."""
-    from_before = _row_key(before, special, shape, BEFORE)
+    from_before = _row_key(before, special, shape, OLD_ROW)
     has_key = _mask(old_key.is_valid())
     if not has_key.any():
         return from_before
@@ -216,21 +215,21 @@ def fill_from_before(
     if not len(flat):
         return after, unchanged, special
     has_before = _mask(before.is_valid())
-    missing = {name for name in pc.unique(flat).to_pylist() if not name.startswith(BEFORE)}
+    missing = {name for name in pc.unique(flat).to_pylist() if not name.startswith(OLD_ROW)}
     columns, filled = [], {}
     for field in after.type:
         column = _child(after, field.name)
         if field.name in missing:
-            fill = _names(unchanged, field.name) & has_before & ~_names(unchanged, BEFORE + field.name)
+            fill = _names(unchanged, field.name) & has_before & ~_names(unchanged, OLD_ROW + field.name)
             column = _choose(fill, _child(before, field.name), column)
             filled[field.name] = fill
         columns.append(column)
     lists, maps = unchanged.to_pylist(), special.to_pylist()
     for place, (names, texts) in enumerate(zip(lists, maps, strict=True)):
         now = [name for name in names if name in filled and filled[name][place]]
-        lists[place] = [name for name in names if name not in now and not name.startswith(BEFORE)]
+        lists[place] = [name for name in names if name not in now and not name.startswith(OLD_ROW)]
         known = dict(texts)
-        maps[place] = texts + [(name, known[BEFORE + name]) for name in now if BEFORE + name in known]
+        maps[place] = texts + [(name, known[OLD_ROW + name]) for name in now if OLD_ROW + name in known]
     row = pa.StructArray.from_arrays(columns, fields=list(after.type), mask=pc.is_null(after))
     return row, pa.array(lists, STRINGS), pa.array(maps, TEXTS)
 
@@ -239,5 +238,5 @@ def special_of_row(special: pa.Array) -> pa.Array:
     """Return special without the entries that belong to `before`."""
     if not len(special.keys):
         return special
-    kept = [[(name, text) for name, text in entries if not name.startswith(BEFORE)] for entries in special.to_pylist()]
+    kept = [[(name, text) for name, text in entries if not name.startswith(OLD_ROW)] for entries in special.to_pylist()]
     return pa.array(kept, TEXTS)

@@ -25,8 +25,8 @@ from pyspark.sql.types import StructType
 
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.columnar.arrays import booleans, numbers, strings
-from spark_consumer.mirror.fold.event_decoder import BEFORE, fill_from_before, special_of_row
-from spark_consumer.mirror.tables.columns import decode_records
+from spark_consumer.mirror.fold.event_decoder import fill_from_before, special_of_row
+from spark_consumer.mirror.tables.columns import OLD_ROW, decode_records
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.source.frames import INSTANT, RAW, TEXTS
 
@@ -149,7 +149,7 @@ def _special_of_before(special: pa.Array) -> pa.Array:
         return special
     return pa.array(
         [
-            [(name.removeprefix(BEFORE), text) for name, text in entries if name.startswith(BEFORE)]
+            [(name.removeprefix(OLD_ROW), text) for name, text in entries if name.startswith(OLD_ROW)]
             for entries in special.to_pylist()
         ],
         TEXTS,

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.lsn import format_lsn
+from spark_consumer.columnar.scalars import without_exponents
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.local.local_tables import LocalTable, open_table
 from spark_consumer.mirror.local.version_list import manifest_rows
@@ -147,6 +148,9 @@ def column_text(column: pa.ChunkedArray | pa.Array) -> list[str | None]:
         return [None if value is None else f"\\x{value.hex()}" for value in column.to_pylist()]
     if pa.types.is_list(kind):
         return _list_text(column)
+    if pa.types.is_decimal(kind):
+        whole = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+        column = without_exponents(whole.cast(pa.string()))
     texts: list[str | None] = pc.cast(column, pa.string()).to_pylist()
     return texts
 

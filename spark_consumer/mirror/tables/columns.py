@@ -25,7 +25,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.change_schema import BEFORE_PREFIX
 from spark_consumer.columnar.arrays import binaries, booleans, numbers
 from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.mirror.tables.table_schema import MissingValue, TableSchema
@@ -36,6 +35,9 @@ FILL = "walgate.fill"
 # Prefix of the name of a column that the newest version does not have. PostgreSQL does not allow
 # this character in a name.
 FORMER = "\0"
+# Prefix of the entries of `unchanged` and `special` that belong to the old row: a column may be
+# named "before.x". Nor does the name of a former column begin so.
+OLD_ROW = "before\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +173,9 @@ def _rename(schema: Schema, names: Mapping[str, str]) -> None:
 
 
 def decode_records(shape: TableSchema, values: pa.Array, schema_text: str) -> list[pa.Array]:
-    """Decode records in the columns of `shape`: old_key, before, after, unchanged and special.
-    `schema_text` may come from `adapted`."""
-    old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text)
+    """Decode records in the columns of `shape`: old_key, before, after, unchanged and special, with
+    OLD_ROW in the last two. `schema_text` may come from `adapted`."""
+    old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text, OLD_ROW)
     unchanged, special = _of_columns(unchanged, special, set(shape.columns))
     fills = _fills(schema_text)
     if not fills:
@@ -189,7 +191,7 @@ def _of_columns(unchanged: pa.Array, special: pa.Array, columns: Set[str]) -> tu
     does not get them."""
 
     def is_there(name: str) -> bool:
-        return name in columns or name.removeprefix(BEFORE_PREFIX) in columns
+        return name in columns or name.removeprefix(OLD_ROW) in columns
 
     def are_there(names: pa.Array) -> bool:
         return not len(names) or all(map(is_there, pc.unique(names).to_pylist()))
@@ -229,7 +231,7 @@ def _filled(row: pa.Array, fills: Mapping[str, MissingValue]) -> pa.Array:
 def _with_texts(special: pa.Array, texts: Mapping[str, str], before: np.ndarray, after: np.ndarray) -> pa.Array:
     rows = []
     for place, entries in enumerate(special.to_pylist()):
-        old = [(BEFORE_PREFIX + name, text) for name, text in texts.items()] if before[place] else []
+        old = [(OLD_ROW + name, text) for name, text in texts.items()] if before[place] else []
         rows.append([*entries, *(texts.items() if after[place] else ()), *old])
     return pa.array(rows, TEXTS)
 

@@ -16,7 +16,14 @@ from schemas.relation import ColumnDescription, MissingValue, RelationDescriptio
 from schemas.topic_names import avro_name
 from schemas.wire_format import frame
 from spark_consumer.mirror.fold.replica_identity import keys_of
-from spark_consumer.mirror.tables.columns import change_of_columns, decode_records, doubts_of, missing_values, texts_of
+from spark_consumer.mirror.tables.columns import (
+    OLD_ROW,
+    change_of_columns,
+    decode_records,
+    doubts_of,
+    missing_values,
+    texts_of,
+)
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import INT4, INT8, NUMERIC, NUMERIC_12_2, TEXT, relation
 
@@ -161,7 +168,7 @@ def test_of_a_dropped_column_an_old_record_has_no_entry() -> None:
         schemas[2][1], pa.array(values, pa.binary()), texts_of(schemas, 2)[1]
     )
     assert set(after.to_pylist()[0]) == {"id", "a", "before.x"}
-    assert unchanged.to_pylist() == [[], ["a", "before.a", "before.x"], [], []]
+    assert unchanged.to_pylist() == [[], ["a", f"{OLD_ROW}a", "before.x"], [], []]
     assert texts.to_pylist() == [[], [], [("a", "inf")], []]
 
 
@@ -197,5 +204,5 @@ def test_an_old_record_has_the_names_and_values_of_the_newest_version() -> None:
     assert before.to_pylist() == [{**filled, "pk": 1}, None]
     assert old_key.to_pylist() == [{"pk": 1}, None]
     assert unchanged.to_pylist() == [["b"], []]
-    texts_of_row = {"a": "NaN", "before.a": "inf", "n": "NaN", "before.n": "NaN"}
+    texts_of_row = {"a": "NaN", f"{OLD_ROW}a": "inf", "n": "NaN", f"{OLD_ROW}n": "NaN"}
     assert [dict(entries) for entries in special.to_pylist()] == [texts_of_row, {}]

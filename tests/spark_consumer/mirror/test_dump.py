@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,7 +16,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.delta.delta_table import DELETION_VECTORS
 from spark_consumer.mirror.delta.log_replay import DeltaFiles, open_delta
 from spark_consumer.mirror.local import dump
-from spark_consumer.mirror.local.dump import DumpedTable, newest
+from spark_consumer.mirror.local.dump import DumpedTable, newest, text_rows
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from tests.spark_consumer.feeder import INT8, TEXT, relation
 
@@ -93,6 +94,20 @@ def test_a_table_without_rows_has_a_file_with_its_columns(
     assert [len(table) for table in found] == [0, 3]
     types = [spark.read.parquet(str(tmp_path / "out" / f"public.{name}.parquet")).dtypes for name in "ab"]
     assert types[0] == types[1] == rows.dtypes
+
+
+def test_small_numbers_are_written_as_postgresql_does() -> None:
+    numbers = [Decimal(0), Decimal("1E-10"), None, Decimal("2.5")]
+    column = pa.chunked_array([numbers[:2], numbers[2:]], pa.decimal128(20, 10))
+    table = pa.table(
+        {"n": column, "list": pa.array([numbers, None, [], []], pa.list_(column.type)), "_special": [None] * 4}
+    )
+    assert list(text_rows(table, ["n", "list"], "_special")) == [
+        ("0.0000000000", '{"0.0000000000","0.0000000001",NULL,"2.5000000000"}'),
+        ("0.0000000001", None),
+        (None, "{}"),
+        ("2.5000000000", "{}"),
+    ]
 
 
 def test_a_folder_without_a_mirror_is_named(tmp_path: Path) -> None:

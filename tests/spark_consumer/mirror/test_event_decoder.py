@@ -10,12 +10,14 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from schemas.relation import RelationDescription, ReplicaIdentity
+from schemas.relation import RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.topic_names import avro_name
 from spark_consumer.mirror.fold.event_decoder import decode_events
 from spark_consumer.mirror.fold.fold_arrow import replay_events, states, whole_states
+from spark_consumer.mirror.fold.keyless_log import small_log
 from spark_consumer.mirror.fold.start_fold import arrow_fold
 from spark_consumer.mirror.tables.table_schema import TableSchema
+from spark_consumer.source.frames import RAW
 from tests.spark_consumer.feeder import FLOAT8, INT8, NUMERIC, NUMERIC_12_2, TEXT, relation
 from tests.spark_consumer.mirror.test_columns import record, schema, shape
 
@@ -84,6 +86,48 @@ def test_a_name_that_begins_with_a_dot_is_no_path() -> None:
     ordered, outcomes = replay_events(found)
     rows = [row["row"] for row in states(ordered, outcomes, None, made).to_pylist() if not row["deleted"]]
     assert rows == [{"id": 1, ".id": key, ".": "a", "id.id": "b"} for key in (10, 30)]
+
+
+PRICE = (NUMERIC, NUMERIC_12_2)
+NAMED_BEFORE: dict[str, TypeFacts | tuple[TypeFacts, int]] = {
+    "id": INT8, "x": PRICE, "before.x": PRICE, "before.note": TEXT,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_column_may_have_the_name_that_marks_a_value_of_the_old_row(*, is_whole: bool) -> None:
+    """Of the old row, x is special; of the new one, before.x is, and before.note was not sent."""
+    named = relation("named", NAMED_BEFORE, ("id",), ReplicaIdentity.FULL if is_whole else ReplicaIdentity.DEFAULT)
+    special_name, unsent_name = avro_name("before.x"), avro_name("before.note")
+    new = {"id": 1, "x": None, special_name: None, unsent_name: None}
+    change = {
+        "op": "UPDATE",
+        "before": {**new, unsent_name: "n1"} if is_whole else None,
+        "after": new,
+        "unchanged": [unsent_name],
+        "special": {special_name: "NaN", **({"before.x": "Infinity"} if is_whole else {})},
+    }
+    (event,) = events(named, change)[1].to_pylist()
+    assert event["row"]["before.note"] == ("n1" if is_whole else None)
+    assert event["unchanged"] == ([] if is_whole else ["before.note"])
+    assert event["special"] == [("before.x", "NaN")]
+
+
+def test_a_log_has_the_special_values_of_each_row_under_its_own_column() -> None:
+    named = relation("named", NAMED_BEFORE, (), ReplicaIdentity.FULL)
+    special_name = avro_name("before.x")
+    row = {"id": 1, "x": None, special_name: None, avro_name("before.note"): None}
+    change = {"op": "UPDATE", "before": row, "after": row, "special": {special_name: "NaN", "before.x": "Infinity"}}
+    raw = {
+        **dict.fromkeys(RAW.names), "op": "UPDATE", "commit_lsn": 1, "ordinal": 0, "schema_id": 1,
+        "value": record(named, **change),
+    }  # fmt: skip
+    records = pa.Table.from_pylist([raw], RAW)
+    log = small_log(records, shape(named), {1: json.dumps(schema(named))}, None)
+    assert [(row["_op"], row["_special"]) for row in log.to_pylist()] == [
+        ("UPDATE_BEFORE", [("x", "Infinity")]),
+        ("UPDATE", [("before.x", "NaN")]),
+    ]
 
 
 def page(seq: int, note: str | None, url: str | None = "U") -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from schemas.relation import RelationDescription, ReplicaIdentity
 from spark_consumer.mirror import slice_contents, versions
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.tables import TableName
+from tests.schemas.relations import numeric_typmod
 from tests.spark_consumer.feeder import FLOAT8, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.mirror.test_mirror import ACCOUNTS, mirrored, run_mirror
 from tests.spark_consumer.mirror.test_replica_identity import commit
@@ -22,6 +24,7 @@ from tests.spark_consumer.mirror.test_replica_identity import commit
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 PRICE = (NUMERIC, NUMERIC_12_2)
+NUMERIC_20_10 = numeric_typmod(20, 10)
 
 
 @pytest.fixture(params=[slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
@@ -108,6 +111,23 @@ def test_a_column_that_comes_back_has_no_special_value_of_the_former_one(
     insert(more, 6, price="NaN")
     run_mirror(spark, feeder, tmp_path)
     assert special() == {**expected, 6: {"price": "NaN"}}
+
+
+def test_small_numbers_become_text_in_rows_and_changes_as_in_postgresql(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """ALTER COLUMN TYPE numeric: the first rows are in the table by then, the others only in Kafka."""
+    old = feeder.table(relation("rates", {"id": INT8, "rate": (NUMERIC, NUMERIC_20_10)}, ("id",)))
+    numbers = [Decimal(0), Decimal("1E-10"), Decimal("-0.00000012"), Decimal("1.5")]
+    texts = ["0.0000000000", "0.0000000001", "-0.0000001200", "1.5000000000"]
+    commit(feeder, old, *((None, {"id": place, "rate": number}) for place, number in enumerate(numbers)))
+    run_mirror(spark, feeder, tmp_path)
+    commit(feeder, old, *((None, {"id": 10 + place, "rate": number}) for place, number in enumerate(numbers)))
+    new = feeder.alter(old, relation("rates", {"id": INT8, "rate": NUMERIC}, ("id",)))
+    commit(feeder, new, (None, {"id": 20, "rate": "1.50"}))
+    run_mirror(spark, feeder, tmp_path)
+    rows = versions.read(spark, str(tmp_path))[new.name].orderBy("id").collect()
+    assert [row["rate"] for row in rows] == [*texts, *texts, "1.50"]
 
 
 def test_an_added_column_has_nothing_of_what_an_older_release_left(

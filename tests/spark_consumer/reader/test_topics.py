@@ -17,7 +17,7 @@ from spark_consumer.reader.topics import table_of_topic, topic_of_table
 from spark_consumer.reader.transactions import TransactionReader
 from spark_consumer.source.rows import decode
 from spark_consumer.tables import TableName
-from tests.spark_consumer.feeder import INT8, Feeder, relation
+from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
 from tests.support import stock_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -78,6 +78,30 @@ def test_topics_and_tables_lead_to_each_other(feeder: Feeder) -> None:
         table_of_topic(registry, feeder.prefix, f"{feeder.prefix}.nobody-knows")
     with pytest.raises(SourceUnavailable):
         topic_of_table(Registry({"url": "http://127.0.0.1:1", "max.retries": "0"}), feeder.prefix, TableName("a", "b"))
+
+
+def test_the_newest_schema_is_asked_for_each_time(spark: SparkSession, feeder: Feeder) -> None:
+    """An application decodes a table before and after a column is added."""
+
+    def rows() -> list[dict[str, object]]:
+        raw = spark.read.format("walgate").options(**feeder.options()).load()
+        changes = decode(raw, "public.growing", feeder.options()).orderBy("commit_lsn")
+        return [row["after"].asDict() for row in changes.collect()]
+
+    def insert(table: Table, row: Row) -> None:
+        transaction = feeder.begin()
+        transaction.insert(table, row)
+        transaction.commit()
+        feeder.kafka_commit()
+
+    first = feeder.table(relation("growing", {"id": INT8}, ("id",)))
+    registry, subject = Registry({"url": feeder.registry_url}), value_subject(first.topic)
+    insert(first, {"id": 1})
+    assert (registry.latest(subject)[0], rows()) == (first.schema_id, [{"id": 1}])
+    second = feeder.alter(first, relation("growing", {"id": INT8, "note": TEXT}, ("id",)))
+    insert(second, {"id": 2, "note": "new"})
+    assert registry.latest(subject)[0] == second.schema_id
+    assert rows() == [{"id": 1, "note": None}, {"id": 2, "note": "new"}]
 
 
 @pytest.mark.long  # 1,100 schemas

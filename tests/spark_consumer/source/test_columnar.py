@@ -7,6 +7,7 @@ import io
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
+from unittest.mock import patch
 
 import fastavro
 import pyarrow as pa
@@ -14,6 +15,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from spark_consumer.columnar import nested
+from spark_consumer.columnar.cursor import Cursor
 from spark_consumer.columnar.scalars import time_text
 from spark_consumer.columnar.schema import RecordDecoder
 from spark_consumer.errors import MalformedRecord, UnsupportedSchema
@@ -34,6 +37,8 @@ def decimals(precision: int, scale: int) -> st.SearchStrategy[Decimal]:
 def decimal_type(precision: int, scale: int) -> dict[str, Any]:
     return {"type": "bytes", "logicalType": "decimal", "precision": precision, "scale": scale}
 
+
+FEW_RECORDS = st.sampled_from([0, 4, 64])
 
 SCALARS: list[tuple[Any, st.SearchStrategy[Any]]] = [
     ("boolean", st.booleans()),
@@ -100,8 +105,10 @@ def encode(schema: dict[str, Any], row: dict[str, Any]) -> bytes:
     return FRAMING + out.getvalue()
 
 
-def decode(schema: dict[str, Any], values: list[bytes]) -> list[dict[str, Any]]:
-    columns = RecordDecoder(schema).decode(pa.array(values, pa.binary()), skip=5)
+def decode(schema: dict[str, Any], values: list[bytes], few_records: int = 64) -> list[dict[str, Any]]:
+    """`few_records`: the number of arrays below which their items are located one by one."""
+    with patch.object(nested, "_FEW_RECORDS", few_records):
+        columns = RecordDecoder(schema).decode(pa.array(values, pa.binary()), skip=5)
     return [
         dict(zip(columns, row, strict=True))
         for row in zip(*(column.to_pylist() for column in columns.values()), strict=True)
@@ -136,19 +143,24 @@ def maps_as_dicts(decoded: Any, like: Any) -> Any:
     return decoded
 
 
-@settings(max_examples=200, deadline=None)
-@given(record_and_rows())
-def test_any_record_decodes_as_fastavro_decodes_it(given_: tuple[dict[str, Any], list[dict[str, Any]]]) -> None:
+@settings(max_examples=300, deadline=None)
+@given(record_and_rows(), FEW_RECORDS)
+def test_any_record_decodes_as_fastavro_decodes_it(
+    given_: tuple[dict[str, Any], list[dict[str, Any]]], few_records: int
+) -> None:
     schema, rows = given_
     values = [encode(schema, row) for row in rows]
     parsed = fastavro.parse_schema(schema)
     expected = [as_arrow_says(fastavro.schemaless_reader(io.BytesIO(value[5:]), parsed, None)) for value in values]
-    assert [maps_as_dicts(row, other) for row, other in zip(decode(schema, values), expected, strict=True)] == expected
+    decoded = decode(schema, values, few_records)
+    assert [maps_as_dicts(row, other) for row, other in zip(decoded, expected, strict=True)] == expected
 
 
 @settings(max_examples=100, deadline=None)
-@given(record_and_rows(), st.data())
-def test_a_truncated_record_raises(given_: tuple[dict[str, Any], list[dict[str, Any]]], data: st.DataObject) -> None:
+@given(record_and_rows(), FEW_RECORDS, st.data())
+def test_a_truncated_record_raises(
+    given_: tuple[dict[str, Any], list[dict[str, Any]]], few_records: int, data: st.DataObject
+) -> None:
     schema, rows = given_
     values = [encode(schema, row) for row in rows]
     cuttable = [place for place, value in enumerate(values) if len(value) > 5]
@@ -156,7 +168,7 @@ def test_a_truncated_record_raises(given_: tuple[dict[str, Any], list[dict[str, 
     place = data.draw(st.sampled_from(cuttable))
     values[place] = values[place][: data.draw(st.integers(5, len(values[place]) - 1))]
     with pytest.raises(MalformedRecord) as caught:
-        decode(schema, values)
+        decode(schema, values, few_records)
     assert caught.value.record == place
 
 
@@ -176,12 +188,38 @@ def test_extra_bytes_raise(
 
 
 @settings(max_examples=300, deadline=None)
-@given(record_and_rows(), st.lists(st.binary(max_size=60), min_size=1, max_size=5))
+@given(record_and_rows(), st.lists(st.binary(max_size=60), min_size=1, max_size=5), FEW_RECORDS)
 def test_arbitrary_bytes_never_raise_anything_but_the_documented_error(
-    given_: tuple[dict[str, Any], list[dict[str, Any]]], rubbish: list[bytes]
+    given_: tuple[dict[str, Any], list[dict[str, Any]]], rubbish: list[bytes], few_records: int
 ) -> None:
     with contextlib.suppress(MalformedRecord):
-        decode(given_[0], [FRAMING + value for value in rubbish])
+        decode(given_[0], [FRAMING + value for value in rubbish], few_records)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(SCALARS), st.lists(st.binary(max_size=60), min_size=1, max_size=5))
+def test_both_ways_to_read_arrays_refuse_the_same_bytes(
+    scalar: tuple[Any, st.SearchStrategy[Any]], rubbish: list[bytes]
+) -> None:
+    array = {"type": "array", "items": ["null", scalar[0]]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": array}]}
+    found: list[Any] = []
+    for few_records in (0, 64):
+        try:
+            found.append(repr(decode(schema, [FRAMING + value for value in rubbish], few_records)))
+        except MalformedRecord as problem:
+            found.append(problem.record)
+    assert found[0] == found[1]
+
+
+def test_one_long_array_among_short_ones_is_not_read_item_by_item_with_numpy() -> None:
+    array = {"type": "array", "items": ["null", "double"]}
+    schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": array}]}
+    rows: list[dict[str, Any]] = [{"x": [1.5] * (number % 4)} for number in range(100)]
+    rows[70] = {"x": [None if number % 3 == 0 else float(number) for number in range(20_000)]}
+    with patch.object(Cursor, "fixed", autospec=True, side_effect=Cursor.fixed) as move:
+        assert decode(schema, [encode(schema, row) for row in rows]) == rows
+    assert move.call_count < 10
 
 
 def test_the_first_of_several_malformed_records_is_the_one_that_is_named() -> None:

@@ -16,7 +16,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from spark_consumer.errors import UnsupportedSchema
-from spark_consumer.source.frames import project
+from spark_consumer.source.frames import STRINGS, project
+from tests.conftest import Database
 
 NUMBERS: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int32(), st.integers(-(2**31), 2**31 - 1)),
@@ -71,6 +72,9 @@ def test_a_value_that_would_change_is_refused(written: pa.DataType, value: Any, 
         (pa.float32(), float("inf"), pa.float64(), float("inf")),
         (pa.decimal128(12, 2), Decimal("1.25"), pa.decimal128(14, 2), Decimal("1.25")),
         (pa.decimal128(12, 2), Decimal("1.25"), pa.string(), "1.25"),
+        (pa.decimal128(20, 10), Decimal("0E-10"), pa.string(), "0.0000000000"),
+        (pa.list_(pa.decimal128(20, 10)), [Decimal("-1E-10"), None], STRINGS, ["-0.0000000001", None]),
+        (pa.string(), "0.0000000001", pa.decimal128(20, 10), Decimal("1E-10")),
         (pa.int32(), 12, pa.string(), "12"),
         (pa.int64(), 5, pa.decimal128(12, 2), Decimal("5.00")),
         (pa.decimal128(12, 2), Decimal("5.00"), pa.int64(), 5),
@@ -81,6 +85,23 @@ def test_a_value_that_would_change_is_refused(written: pa.DataType, value: Any, 
 )
 def test_a_value_that_fits_is_carried_over(written: pa.DataType, value: Any, target: pa.DataType, found: Any) -> None:
     assert read_as([value, None], written, target) == [found, None]
+
+
+async def test_a_decimal_is_carried_over_as_the_text_that_postgresql_has_after_alter_column_type(
+    database: Database,
+) -> None:
+    connection = await database.connect()
+    for precision, scale in ((20, 10), (38, 38), (9, 0), (12, 7)):
+        least, most = Decimal(f"1E-{scale}"), Decimal(f"{'9' * precision}E-{scale}")
+        values = [0 * least, least, -least, 12 * least, most, most.copy_negate(), None]
+        await connection.execute(f"CREATE TABLE t (n int, v numeric({precision}, {scale}))")
+        await connection.executemany("INSERT INTO t VALUES ($1, $2)", list(enumerate(values)))
+        await connection.execute("ALTER TABLE t ALTER v TYPE numeric")
+        texts = [row["v"] for row in await connection.fetch("SELECT v::text FROM t ORDER BY n")]
+        await connection.execute("DROP TABLE t")
+        written = pa.decimal128(precision, scale)
+        assert read_as(values, written, pa.string()) == texts
+        assert read_as([values], pa.list_(written), STRINGS) == [texts]
 
 
 @pytest.mark.parametrize("nested", [False, True])

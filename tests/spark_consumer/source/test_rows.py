@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_consumer.source.rows import feed, flat, keyed, last_states, versions
@@ -187,3 +189,65 @@ def test_a_key_never_has_the_value_of_a_deleted_row(changes: MakeFrame) -> None:
     )
     assert rows_of(last_states(history, ["id"]), "id", "big") == [(1, None)]
     assert days_of(history, ["id"], "id", "big") == [(1, "X", 1, 2), (5, "Y", 3, 4), (1, None, 4, None)]
+
+
+PERIOD = "id long, valid_to timestamp, day date, local timestamp_ntz, price decimal(12,2), note string"
+PERIOD_KEY = "id long, valid_to string, day string, local string, price string"
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NAIVE = NOON.replace(tzinfo=None)
+SOME = (NOON, NOON.date(), NAIVE, Decimal("1.50"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "values"),
+    [
+        (("2026-01-01 12:00:00+00", "2026-01-01", "2026-01-01 12:00:00", "1.50"), SOME),
+        (("infinity", "-infinity", "infinity", "NaN"), (None,) * 4),
+        (("0044-03-15 00:00:00+00 BC", "0044-03-15 BC", "0044-03-15 00:00:00 BC", "Infinity"), (None,) * 4),
+        (("10000-01-01 00:00:00+00", "10000-01-01", "10000-01-01 00:00:00", "-Infinity"), (None,) * 4),
+    ],
+)
+def test_a_value_of_the_old_key_that_has_no_type_in_spark_is_null_as_in_the_row(
+    changes: MakeFrame, texts: Tuple, values: Tuple
+) -> None:
+    """The row of a period ends, and is deleted."""
+    later = (datetime(2026, 2, 1, tzinfo=UTC), *SOME[1:])
+    history = changes(
+        PERIOD,
+        PERIOD_KEY,
+        insert(1, *values, "a"),
+        ("UPDATE", (1, *texts), None, (1, *later, "b"), []),
+        insert(2, *values, "c"),
+        ("DELETE", (2, *texts), None, None, []),
+    )
+    key = ["id", "valid_to", "day", "local", "price"]
+    moved = rows_of(keyed(history, key).orderBy("_commit_lsn", "_op"), "_op", *key)
+    assert moved == [
+        ("INSERT", 1, *values), ("DELETE", 1, *values), ("UPDATE", 1, *later), ("INSERT", 2, *values),
+        ("DELETE", 2, *values),
+    ]  # fmt: skip
+    assert rows_of(flat(history).where("_op = 'DELETE'"), *key) == [(2, *values)]
+    assert rows_of(last_states(history, key), *key, "note") == [(1, *later, "b")]
+
+
+SET, SET_KEY = "members array<int>, note string", "members string"
+
+
+def test_a_key_with_an_array_has_the_values_of_before(changes: MakeFrame) -> None:
+    history = changes(
+        SET,
+        SET_KEY,
+        insert([1, 2], "a"),
+        ("UPDATE", None, ([1, 2], "a"), ([1, 3], "b"), []),
+        insert([5], "c"),
+        ("DELETE", None, ([5], "c"), None, []),
+    )
+    assert rows_of(last_states(history, ["members"]), "members", "note") == [([1, 3], "b")]
+
+
+def test_a_key_with_an_array_that_is_known_as_text_only_ends_the_query(changes: MakeFrame) -> None:
+    """Of its deletion, no row would come. `flat` does not compare keys."""
+    history = changes(SET, SET_KEY, insert([1, 2], "a"), ("DELETE", ("{1,2}",), None, None, []))
+    assert rows_of(flat(history).orderBy("_commit_lsn"), "_op", "members") == [("INSERT", [1, 2]), ("DELETE", None)]
+    with pytest.raises(PySparkException, match="'members' is an array.*REPLICA IDENTITY FULL"):
+        last_states(history, ["members"]).collect()
