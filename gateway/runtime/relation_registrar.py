@@ -197,7 +197,7 @@ class RelationRegistrar:
                 "old_rows_incomplete",
                 relation=f"{root.namespace}.{root.name}",
                 partition=name,
-                reason="the table has REPLICA IDENTITY FULL, the partition has not: PostgreSQL sends only the key of its old rows",
+                reason="the table has REPLICA IDENTITY FULL, the partition has not: of its old rows, only the key is sent",
                 hint=f"if consumers need whole old rows: ALTER TABLE {name} REPLICA IDENTITY FULL, for each partition",
             )
         if in_force is not None:

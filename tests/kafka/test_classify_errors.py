@@ -15,8 +15,8 @@ from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.classify_errors import classify
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Topics, refused_topic
 from gateway.kafka.topic_admin import Refusal
+from gateway.kafka.topics import Topics, refused_topic
 from gateway.local import Kafka
 
 

@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import DataGap, Retry, StopForOperator
-from gateway.kafka.topics import Topics
 from gateway.kafka.topic_admin import TopicAdmin
+from gateway.kafka.topics import Topics
 from gateway.local import Kafka
 from schemas.topic_names import topic_name, topic_names, transaction_topic
 

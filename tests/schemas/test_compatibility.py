@@ -102,8 +102,10 @@ def test_a_key_column_of_another_type_is_named() -> None:
     ],
 )
 def test_a_key_in_debeziums_format_may_be_nullable(old: object, new: object, found: list[TypeChange]) -> None:
-    schemas = [{"type": "record", "name": "Key", "fields": [{"name": "c", "type": type_}]} for type_ in (old, new)]
-    assert incompatible_columns(*schemas) == found
+    before, after = (
+        {"type": "record", "name": "Key", "fields": [{"name": "c", "type": type_}]} for type_ in (old, new)
+    )
+    assert incompatible_columns(before, after) == found
 
 
 def test_the_fixed_records_are_left_to_the_registry() -> None:

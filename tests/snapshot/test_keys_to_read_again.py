@@ -44,7 +44,9 @@ def test_what_is_stored_is_what_it_holds(steps: list[tuple[str, int]]) -> None:
 
 
 def test_a_new_key_writes_one_segment() -> None:
-    keys = KeysToReadAgain({number: [b"%d %d" % (number, each) for each in range(SEGMENT_KEYS)] for number in range(20)})
+    keys = KeysToReadAgain(
+        {number: [b"%d %d" % (number, each) for each in range(SEGMENT_KEYS)] for number in range(20)}
+    )
     keys.add(b"one more")
     assert list(keys.pop_dirty()) == [20]
     assert not keys.is_dirty
