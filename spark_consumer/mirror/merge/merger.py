@@ -274,7 +274,7 @@ class Merger:
             tables[str(part.table)] += part.changes
         notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
-        notes += notes_of(batch_slice.marks, ended, over) + (
+        notes += notes_of(batch_slice.marks, ended, over, states.incomplete) + (
             [counted(differences, "difference")] if differences else []
         )
         report = BatchReport(
@@ -358,7 +358,7 @@ class Merger:
         for name in written:
             location = table_path(self.path, TableName.parse(name))
             if name in states.frozen and name not in versions:
-                states.filling.add(name)
+                states.note_incomplete(name)
             if (name not in states.frozen or name not in versions) and TABLE_FORMAT.exists(spark, location):
                 before, versions[name] = versions.get(name, 0), TABLE_FORMAT.version(spark, location)
                 if compacts:
