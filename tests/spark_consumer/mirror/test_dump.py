@@ -17,6 +17,7 @@ from spark_consumer.mirror.delta.log_replay import DeltaFiles, open_delta
 from spark_consumer.mirror.local import dump
 from spark_consumer.mirror.local.dump import DumpedTable, newest
 from spark_consumer.mirror.tables.table_schema import TableSchema
+from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, relation
 
 
@@ -93,6 +94,16 @@ def test_a_table_without_rows_has_a_file_with_its_columns(
     assert [len(table) for table in found] == [0, 3]
     types = [spark.read.parquet(str(tmp_path / "out" / f"public.{name}.parquet")).dtypes for name in "ab"]
     assert types[0] == types[1] == rows.dtypes
+
+
+@pytest.mark.parametrize("name", [("public", "a/b"), ("public", "x/../../y"), ("../..", "t")])
+def test_no_name_of_a_table_leads_out_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: tuple[str, str]
+) -> None:
+    empty = DumpedTable(str(TableName(*name)), 1, DeltaFiles(tmp_path, schema=pa.schema([("id", pa.int64())])))
+    monkeypatch.setattr(dump, "newest", lambda *_: [empty])
+    dump.dump_parquet(tmp_path, [], tmp_path / "to" / "out")
+    assert [path.parent for path in tmp_path.rglob("*.parquet")] == [tmp_path / "to" / "out"]
 
 
 def test_a_folder_without_a_mirror_is_named(tmp_path: Path) -> None:
