@@ -213,7 +213,8 @@ class Merger:
         # From here on, no other writer records a version.
         last = version_manifest.recorded_version(spark, self.path)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
-        self._states = TableStates.of(None if last is None else last.table_states)
+        states = TableStates.of(None if last is None else last.table_states)
+        self._states = table_selection.states_without_left_out(states, self.tables, self.exclude)
         snapshot_keys.remove_ended(
             spark, self.path, {name: each.begin_lsn for name, each in self._states.windows.items()}
         )
