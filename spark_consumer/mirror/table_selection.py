@@ -82,6 +82,6 @@ def too_late_error(table: str, path: str, commit_lsn: int) -> MirrorError:
     its changes up to `commit_lsn`."""
     return MirrorError(
         f"{table} is new to the mirror at {path}, which has already reached {format_lsn(commit_lsn)}",
-        hint="Use another path for it, or start after the mirror's last complete micro-batch "
-        f"(--starting-position lsn:{format_lsn(commit_lsn)}) to read only later changes.",
+        hint="Use another path for it, or start after the mirror's last complete micro-batch, with a new checkpoint "
+        f"(--starting-position lsn:{format_lsn(commit_lsn)} --checkpoint DIRECTORY), to read only later changes.",
     )

@@ -307,6 +307,31 @@ def test_a_table_in_quarantine_that_is_left_out_is_stale_no_more(
     assert not take(accounts.name).stale and reports[-1].stale == 0
 
 
+def test_a_batch_that_is_repeated_may_have_a_table_that_only_a_verify_has_read(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Its rows are compared and not written, so the mirror does not have the table."""
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 1}))
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "VERIFY")
+    feeder.chunk(accounts, [account(1)], "VERIFY")
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 2}))
+    feeder.bound("SNAPSHOT_END", accounts, "VERIFY", rows=1)
+
+    def take(merges: bool) -> dict[str, int]:
+        feeder.kafka_commit()
+        reports: list[BatchReport] = []
+        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+        mirror = waiting_mirror(str(tmp_path), schemas, reports.append)
+        mirror.apply(spark.read.format("walgate").options(**feeder.options(includeMarkers="true")).load(), 0)
+        mirror.finish(spark, merge=merges)
+        return reports[0].tables
+
+    assert take(merges=True) == {items.name: 2, accounts.name: 1}
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 3}), lambda t: t.insert(accounts, account(2)))
+    assert take(merges=False) == {items.name: 1, accounts.name: 1}
+
+
 @pytest.mark.long
 def test_an_excluded_table_stands_still_until_it_was_replaced(reader: Reader, feeder: Feeder) -> None:
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
