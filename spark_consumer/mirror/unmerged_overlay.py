@@ -212,7 +212,8 @@ def _after_piece(
     if known.rows is not None and not (shape.key and part.last_truncate is not None):
         as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
         there = [shapes[number] for number in part.schema_ids]
-        base = in_columns(spark, as_now, known.shape, shape, columns, there, casts=emptied is None)
+        casts = emptied is None and known.oid in (None, shape.oid)
+        base = in_columns(spark, as_now, known.shape, shape, columns, there, casts=casts)
         if shape.key and known.key != shape.key:
             replica_identity.check_key(base, known.location, known.table, shape)
     if shape.key:

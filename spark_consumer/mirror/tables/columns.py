@@ -129,7 +129,7 @@ def doubts_of(before: TableSchema, after: TableSchema, change: ColumnChange) -> 
             f"{', '.join(change.unfilled)}. Existing rows have null there"
         )
     if cast:
-        found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast")
+        found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast, or are null")
     return "; ".join(found)
 
 

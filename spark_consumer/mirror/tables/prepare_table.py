@@ -106,7 +106,8 @@ class TablePreparation:
             part = self._of_one_relation(spark, location, part, own, applied, last)
             if part.last_truncate is not None and part.last_truncate[0] <= applied:
                 part = replace(part, last_truncate=None)
-            refit = self._rewrite(spark, part, own, location, applied, last)
+            schema_id = self._schema_id_before(part, own, applied, last)
+            refit = self._rewrite(spark, part, schema_id, location, applied, last)
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), rewrite=refit)
             if refit is None:
                 # Otherwise it has rows of the new relation already.
@@ -116,9 +117,10 @@ class TablePreparation:
                         partial(replica_identity.convert, spark, location, part.table, shape, applied)
                     )
                 if work.needs_merge or not shape.key:
-                    TABLE_FORMAT.despite_conflicts(
-                        partial(TABLE_FORMAT.align, spark, location, columns, casts=not is_emptied)
-                    )
+                    before = self.shapes.find(schema_id)
+                    # Columns of another relation are other columns, whatever their names are.
+                    casts = not is_emptied and (before is None or before.oid == shape.oid)
+                    TABLE_FORMAT.despite_conflicts(partial(TABLE_FORMAT.align, spark, location, columns, casts=casts))
                 else:  # the rows are overwritten, and their columns too
                     TABLE_FORMAT.allow_names(spark, location, columns.names)
             keys = {} if last is None else last.keys
@@ -146,15 +148,15 @@ class TablePreparation:
         self,
         spark: SparkSession,
         part: TablePart,
-        own: pa.Table | DataFrame,
+        schema_id: int | None,
         location: str,
         applied: int,
         last: version_manifest.RecordedVersion | None,
     ) -> ColumnRewrite | None:
         """Return how to rewrite the columns, if some were renamed, replaced, or added with a
-        default. Raise MirrorError if `strict` and the effect on existing rows is unknown."""
+        default. Raise MirrorError if `strict` and the effect on existing rows is unknown.
+        `schema_id`: see _schema_id_before."""
         shape = self.shapes.of(part.newest)
-        schema_id = self._schema_id_before(part, own, applied, last)
         if schema_id == part.newest or (part.last_truncate is not None and shape.key):
             return None
         before = self.shapes.find(schema_id)
