@@ -121,10 +121,12 @@ def _first_change_of_schema(
     shapes: TableSchemas,
     merged: Merged,
 ) -> int | None:
-    """Return the commit LSN of the first transaction in which a table gets another key, or another
-    type of a column, as far as that needs a cut. Raise MirrorError, also for a table that is new to
-    the mirror although the mirror is already past its first change."""
-    _, last, path = merged
+    """Return the commit LSN of the first transaction in which a table gets another key, another
+    type of a column, or the name of another relation, as far as that needs a cut. Raise
+    MirrorError, also for a table that is new to the mirror although the mirror is already past its
+    first change."""
+    states, last, path = merged
+    oids = {} if last is None else last.oids
     cuts = []
     for part in content.parts:
         name = str(part.table)
@@ -132,11 +134,14 @@ def _first_change_of_schema(
         versions = {schema_id: shapes.of(schema_id) for schema_id in part.schema_ids}
         key_of = replica_identity.keys_of(versions)
         changes_key = len({key_of(schema_id) for schema_id in part.schema_ids}) > 1
-        if not (is_new or changes_key or misfits(versions.values(), versions[part.newest])):
+        is_recreated = len({shape.oid for shape in versions.values()}) > 1
+        if not (is_new or changes_key or is_recreated or misfits(versions.values(), versions[part.newest])):
             continue
         first = replica_identity.first_positions(own_records(raw, records, part.table))
         if last is not None and min(first.values())[0] <= last.commit_lsn:
             raise table_selection.too_late_error(name, path, last.commit_lsn)
+        others = {*states.former.get(name, ()), *(oid for other, oid in oids.items() if other != name)}
+        cuts.append(replica_identity.change_of_relation(part, first, versions, oids.get(name), others))
         cuts.append(replica_identity.change_of_key(part.table, first, key_of))
         cuts.append(change_of_types(part, first, versions))
     return min((cut for cut in cuts if cut is not None), default=None)
