@@ -223,7 +223,7 @@ def merge(
 ) -> None:
     """Merge appended changes into the tables of a mirror. A running mirror continues to append,
     and leaves these merges to this command."""
-    from spark_consumer.mirror import progress as mirror_progress
+    from spark_consumer.mirror import progress_lines as mirror_progress
     from spark_consumer.mirror.merge.merge_command import merge_once
     from spark_consumer.mirror.tables.catalog import Catalog
 
