@@ -94,6 +94,8 @@ def _slice_or_cut(
         return None
     content, records = summary or (BatchContent(size.last_lsn, None, 0, 0, []), {})
     cut = _first_change_of_schema(to_apply, records, content, shapes, merged)
+    if cut is None and verified is not None:
+        cut = _first_other_type(verified, shapes)
     if cut is None:
         cut = _first_other_key(content, verified, marks, shapes, merged[1])
     if cut is not None:
@@ -144,6 +146,18 @@ def _first_change_of_schema(
         cuts.append(replica_identity.change_of_relation(part, first, versions, oids.get(name), others))
         cuts.append(replica_identity.change_of_key(part.table, first, key_of))
         cuts.append(change_of_types(part, first, versions))
+    return min((cut for cut in cuts if cut is not None), default=None)
+
+
+def _first_other_type(verified: Verified, shapes: TableSchemas) -> int | None:
+    """Return the commit LSN of the first cut between chunks that a VERIFY has read, where a column
+    has another type: values that do not fit would be compared as nulls."""
+    cuts = []
+    for part in verified.content.parts:
+        versions = {schema_id: shapes.of(schema_id) for schema_id in part.schema_ids}
+        if misfits(versions.values(), versions[part.newest]):
+            own = own_records(verified.changes, verified.records, part.table)
+            cuts.append(change_of_types(part, replica_identity.first_positions(own), versions))
     return min((cut for cut in cuts if cut is not None), default=None)
 
 

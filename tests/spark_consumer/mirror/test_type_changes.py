@@ -161,6 +161,21 @@ def test_what_a_transaction_wrote_before_it_changed_a_type_is_null_if_it_does_no
     assert "the type was changed within a transaction: v" in notes(reports)
 
 
+def test_chunks_of_a_verify_are_compared_by_the_types_that_they_were_read_with(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    first = feeder.table(of(TEXT))
+    commit(feeder, first, *((None, row(number, value)) for number, value in enumerate("a57")))
+    run_mirror(spark, feeder, tmp_path)
+    feeder.bound("SNAPSHOT_BEGIN", first, "VERIFY")
+    feeder.chunk(first, [row(0, "a"), row(1, "5")], "VERIFY")
+    feeder.chunk(feeder.alter(first, of(INT8)), [row(2, 7)], "VERIFY")
+    feeder.bound("SNAPSHOT_END", first, "VERIFY", rows=3)
+    feeder.kafka_commit()
+    reports = run_mirror(spark, feeder, tmp_path, includeMarkers="true")
+    assert sum(report.differences for report in reports) == 0
+
+
 def test_a_version_shows_changes_before_and_after_a_change_of_type(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
