@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -36,14 +36,17 @@ class BatchReport:
 
 
 def notes_of(
-    marks: Sequence[StoredMark], ended: Mapping[str, SnapshotWindow], unfinished: Mapping[str, SnapshotWindow]
+    marks: Sequence[StoredMark],
+    ended: Mapping[str, SnapshotWindow],
+    unfinished: Mapping[str, SnapshotWindow],
+    incomplete: Collection[str] = (),
 ) -> list[str]:
     """Return messages for the operator about table marks. `unfinished`: see
-    table_states.unfinished."""
+    table_states.unfinished; `incomplete`: see TableStates, after the marks."""
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
     notes += [
         f"{name}: its snapshot ({window.purpose}) is over before its rows were complete, since it was cancelled or the table "
-        f"is no longer published. {_CONSEQUENCES[window.purpose].format(name)}"
+        f"is no longer published. {_CONSEQUENCES[FILL if name in incomplete else window.purpose].format(name)}"
         for name, window in unfinished.items()
     ]
     notes += [

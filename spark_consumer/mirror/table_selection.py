@@ -65,11 +65,23 @@ def without_left_out(last: RecordedVersion, tables: Sequence[TableName], exclude
     return replace(last, tables=selected(last.tables, tables, exclude))
 
 
+def states_without_left_out(states: TableStates, tables: Sequence[TableName], exclude: Sequence[str]) -> TableStates:
+    """Return the states without those of tables that are no longer selected: no snapshot of them
+    will end here."""
+    return replace(
+        states,
+        windows=selected(states.windows, tables, exclude),
+        frozen=selected(states.frozen, tables, exclude),
+        filling={name for name in states.filling if is_selected(name, tables, exclude)},
+        incomplete={name for name in states.incomplete if is_selected(name, tables, exclude)},
+    )
+
+
 def too_late_error(table: str, path: str, commit_lsn: int) -> MirrorError:
     """Return the error for a table that is new to the mirror although the mirror has already passed
     its changes up to `commit_lsn`."""
     return MirrorError(
         f"{table} is new to the mirror at {path}, which has already reached {format_lsn(commit_lsn)}",
-        hint="Use another path for it, or start after the mirror's last complete micro-batch "
-        f"(--starting-position lsn:{format_lsn(commit_lsn)}) to read only later changes.",
+        hint="Use another path for it, or start after the mirror's last complete micro-batch, with a new checkpoint "
+        f"(--starting-position lsn:{format_lsn(commit_lsn)} --checkpoint DIRECTORY), to read only later changes.",
     )

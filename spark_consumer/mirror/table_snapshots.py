@@ -130,7 +130,8 @@ def _rows_as_now(
         rows = replica_identity.converted(rows, table, location, shape, commit_lsn)
     except MirrorError:  # the log does not add up to rows: the table's next change raises this error
         return rows
-    return in_columns(spark, rows, before, shape, replica_identity.columns_of(shape), shapes, casts=True)
+    casts = before.oid == shape.oid
+    return in_columns(spark, rows, before, shape, replica_identity.columns_of(shape), shapes, casts=casts)
 
 
 def end_replace(

@@ -11,6 +11,8 @@ VERIFY     rows read are compared with those in the table, which stays as it is
 A table may be
 
 filling    not complete, since its FILL has not ended: it cannot be read
+incomplete filling, and only the end of its own FILL or REPLACE makes it complete: its FILL has
+           begun, and may have been cancelled since
 frozen     in quarantine (EXCLUDED): versions of the mirror keep the table's last version until a
            FILL or REPLACE has ended; rows that arrive meanwhile are written all the same
 stale      frozen, or not filled or replaced since a gap, in which changes were lost
@@ -123,7 +125,9 @@ class TableStates:
     snapshots of all tables in progress, id -> purpose; `done`: tables that one of these has
     completed.
 
-    `filling`: tables whose FILL is not complete. `frozen`: tables in quarantine, name -> reason.
+    `filling`: tables whose FILL is not complete. `incomplete`: those of them that stay so until a
+    snapshot of their own ends; the others had rows during a FILL of all tables, and are complete
+    when it ends. `frozen`: tables in quarantine, name -> reason.
     `gap`: reason why every table except those in `repaired` is stale; `gap_lsn`: LSN of the gap,
     which only a snapshot that began after it repairs. `excludes`: patterns of the tables left out
     by --exclude. `former`: for a table's name, the oids of other relations that had this name
@@ -134,6 +138,7 @@ class TableStates:
     whole: dict[str, str] = field(default_factory=dict)
     done: set[str] = field(default_factory=set)
     filling: set[str] = field(default_factory=set)
+    incomplete: set[str] = field(default_factory=set)
     frozen: dict[str, str] = field(default_factory=dict)
     gap: str | None = None
     gap_lsn: int = 0
@@ -162,21 +167,22 @@ class TableStates:
             self.whole[mark.facts["snapshot_id"]] = purpose
             return
         self.windows[name] = SnapshotWindow(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
-        if purpose == FILL:
-            self.filling.add(name)
+        if purpose == FILL or (purpose == REPLACE and name in self.filling):  # a FILL may begin again as a REPLACE
+            self.note_incomplete(name)
 
     def _end(self, name: str | None, facts: dict[str, Any]) -> None:
         if name is None:
             self.whole.pop(facts["snapshot_id"], None)
             if FILL not in self.whole.values():
                 self.done.clear()
-                self.filling = {table for table in self.filling if table in self.windows}
+                self.filling &= self.incomplete
             self._close(facts["snapshot_id"])
             return
         window = self.windows.pop(name, None)
         if facts["purpose"] == VERIFY:
             return
         self.filling.discard(name)
+        self.incomplete.discard(name)
         if window is not None:  # else the keys are not known, and rows that are no longer in the source stayed
             self.frozen.pop(name, None)
             if self.gap is not None and window.begin_lsn > self.gap_lsn:
@@ -198,6 +204,13 @@ class TableStates:
         """Note the first rows of a table: during a FILL of all tables, the table is incomplete."""
         if FILL in self.whole.values() and name not in self.done:
             self.filling.add(name)
+            if name in self.windows and self.windows[name].purpose != VERIFY:
+                self.incomplete.add(name)
+
+    def note_incomplete(self, name: str) -> None:
+        """Note that a table has a part of its rows until a snapshot of it ends."""
+        self.filling.add(name)
+        self.incomplete.add(name)
 
     def stale(self, tables: Iterable[str]) -> dict[str, str]:
         """Return those of these tables that differ from the source, and why."""
@@ -228,11 +241,21 @@ class TableStates:
             gap_lsn=facts.get("gap_lsn", 0),
             excludes=facts.get("excludes", []),
             former=facts.get("former", {}),
+            incomplete=set(facts["incomplete"]) if "incomplete" in facts else _incomplete(facts, windows),
             **sets,
         )
 
     def copy(self) -> TableStates:
         return TableStates.of(self.text())
+
+
+def _incomplete(facts: Mapping[str, Any], windows: Mapping[str, SnapshotWindow]) -> set[str]:
+    """Return the incomplete tables of a stored state of an earlier release, which did not
+    distinguish them: all that are filling, except those that may be so only because a FILL of all
+    tables is in progress."""
+    of_their_own = {name for name, window in windows.items() if window.purpose != VERIFY} | facts["frozen"].keys()
+    filling = set(facts["filling"])
+    return filling & of_their_own if FILL in facts["whole"].values() else filling
 
 
 def advance(

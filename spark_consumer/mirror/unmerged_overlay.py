@@ -53,6 +53,7 @@ from spark_consumer.mirror.table_states import StoredMark, TableStates, advance,
 from spark_consumer.mirror.tables.columns import texts_of
 from spark_consumer.mirror.tables.rewrite_columns import in_columns
 from spark_consumer.mirror.tables.table_schema import TableSchema
+from spark_consumer.mirror.tables.type_changes import change_of_types, misfits
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import EXCLUDED
 from spark_consumer.tables import TableName
@@ -161,8 +162,8 @@ def _overlaid(
     part: TablePart,
     schemas: Mapping[int, Schema],
 ) -> DataFrame:
-    """Return the table after its changes, applied in pieces if its key changes. Raise MirrorError
-    if a merge would."""
+    """Return the table after its changes, applied in pieces if its key or the type of a column
+    changes. Raise MirrorError if a merge would."""
     shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
     if isinstance(own, pa.Table) or part.changes <= READ_HERE:
         own = as_arrow_if_small(spark, own, part, len(shapes[part.newest].columns))
@@ -170,8 +171,11 @@ def _overlaid(
     rest: pa.Table | DataFrame | None = own
     while rest is not None:
         piece, cut = rest, None
-        if len({key_of(schema_id) for schema_id in part.schema_ids}) > 1:
-            cut = replica_identity.change_of_key(known.table, replica_identity.first_positions(rest), key_of)
+        versions = {schema_id: shapes[schema_id] for schema_id in part.schema_ids}
+        if len(set(map(key_of, versions))) > 1 or misfits(versions.values(), versions[part.newest]):
+            first = replica_identity.first_positions(rest)
+            cuts = replica_identity.change_of_key(known.table, first, key_of), change_of_types(part, first, versions)
+            cut = min((each for each in cuts if each is not None), default=None)
         if cut is not None:
             piece, rest = split_at_lsn(rest, cut)
             part = part_of(piece, known.table)
@@ -212,7 +216,8 @@ def _after_piece(
     if known.rows is not None and not (shape.key and part.last_truncate is not None):
         as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
         there = [shapes[number] for number in part.schema_ids]
-        base = in_columns(spark, as_now, known.shape, shape, columns, there, casts=emptied is None)
+        casts = emptied is None and known.oid in (None, shape.oid)
+        base = in_columns(spark, as_now, known.shape, shape, columns, there, casts=casts)
         if shape.key and known.key != shape.key:
             replica_identity.check_key(base, known.location, known.table, shape)
     if shape.key:

@@ -124,7 +124,9 @@ def register(spark: SparkSession, path: str, at: str | int | datetime = "latest"
         if other != name:
             raise MirrorError(
                 f"{other} and {name} would both be the view {view}",
-                hint="Register one schema at a time: versions.register(spark, path, schema=...).",
+                hint="Read these tables with versions.read(spark, path), or run the mirror with --exclude and one of their names."
+                if TableName.parse(other).namespace == table.namespace
+                else "Register one schema at a time: versions.register(spark, path, schema=...).",
             )
         version[name].createOrReplaceTempView(f"`{view.replace('`', '``')}`")
     for view in _registered.pop((spark, path, schema), set()) - names.keys():

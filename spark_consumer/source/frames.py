@@ -165,14 +165,20 @@ class TableFrame:
                 first = chunk.offsets[rows[0]]
                 raise UnsupportedSchema(f"{place} from offset {first}, schema {schema_id}: {problem}") from problem
 
-    def decode(self, values: pa.Array, schema_text: str, old_mark: str = BEFORE_PREFIX) -> list[pa.Array]:
+    def decode(
+        self, values: pa.Array, schema_text: str, old_mark: str = BEFORE_PREFIX, *, drops_misfits: bool = False
+    ) -> list[pa.Array]:
         """Return old_key, before, after, unchanged and special of framed records with the same
         schema. `old_mark`: prefix of the entries of unchanged and special that belong to the old
-        row."""
+        row. `drops_misfits`: as for `project`, in before and after."""
         written = record_decoder(schema_text).decode(values, skip=FRAME_BYTES)
         names = _writer_names(schema_text)
         rows = [
-            project(_with_names(written[name], names), self.schema.field(name).type)
+            project(
+                _with_names(written[name], names),
+                self.schema.field(name).type,
+                drops_misfits=drops_misfits and name != "old_key",
+            )
             for name in ("old_key", "before", "after")
         ]
         unchanged, special = written["unchanged"], written["special"]
@@ -229,11 +235,12 @@ def _true_names(fields: pa.Array, names: Mapping[str, str], old_mark: str) -> pa
     return strings(found).take(different.indices)
 
 
-def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
+def project(array: pa.StructArray, target: pa.DataType, *, drops_misfits: bool = False) -> pa.Array:
     """Return rows of an older or newer version in the columns of `target`: missing columns are
     null, others dropped, values unchanged.
 
-    Raises UnsupportedSchema if a value does not fit.
+    If a value does not fit, its column is null in all rows with `drops_misfits`; otherwise raises
+    UnsupportedSchema.
     """
     if array.type.equals(target):
         return array
@@ -250,6 +257,9 @@ def project(array: pa.StructArray, target: pa.DataType) -> pa.Array:
         try:
             children.append(child if child.type.equals(field.type) else carried_over(child, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            if drops_misfits:
+                children.append(pa.nulls(len(array), field.type))
+                continue
             raise UnsupportedSchema(
                 f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
                 hint="The type of the column was changed, and the conversion would lose values. Restart the query, or omit "

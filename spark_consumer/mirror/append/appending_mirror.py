@@ -24,9 +24,10 @@ from spark_consumer.mirror.paths import APPENDED_FORMAT, changes_path
 from spark_consumer.mirror.progress_lines import ProgressListener, ignore_progress, report_progress, task_share
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.retention import RETENTION_S
+from spark_consumer.mirror.slice_contents import marks_in, split_by_chunks
 from spark_consumer.mirror.spark_settings import tune, use_pool
 from spark_consumer.mirror.storage import TABLE_FORMAT
-from spark_consumer.mirror.table_states import TableStates
+from spark_consumer.mirror.table_states import TableStates, verified_chunks
 from spark_consumer.mirror.tables.catalog import Catalog
 from spark_consumer.mirror.tables.prepare_table import EMPTY
 from spark_consumer.output_position import OutputPosition, running_query, write_position
@@ -110,9 +111,12 @@ class AppendingMirror:
         rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
         try:
             with report_progress(self.working, f"micro-batch {batch}", task_share(spark), lambda: None):
-                found = summary_of(rows)
+                new, found = rows, summary_of(rows)
+                if found is not None and self._late(found):
+                    new = self._without_compared(rows, raw)
+                    found = summary_of(new)
                 if found is not None:
-                    self._append(rows, found, batch, began)
+                    self._append(new, found, batch, began)
                 else:
                     write_position(spark, self.path, OutputPosition(running_query(spark), batch))
         except TABLE_FORMAT.TAKEN_OVER as problem:
@@ -185,9 +189,20 @@ class AppendingMirror:
         raw = raw.where(f.col("table").isNotNull() | is_mark)
         return raw.where(~known | (f.col("commit_lsn") > self.reached_lsn))
 
+    def _late(self, found: AppendedBatch) -> list[str]:
+        """Return the tables that are new to the mirror although it is already past their first
+        rows."""
+        return [name for name, lsn in found.first_lsns.items() if name not in self._known and lsn <= self.reached_lsn]
+
+    def _without_compared(self, rows: DataFrame, raw: DataFrame) -> DataFrame:
+        """Return the rows without those up to `reached_lsn` that a VERIFY has read. If a batch is
+        repeated, it has them again, and a table of which there are no others is not in the mirror.
+        `raw`: the batch with all its table marks."""
+        passed = [mark for mark in verified_chunks(marks_in(raw)) if mark.commit_lsn <= self.reached_lsn]
+        return split_by_chunks(rows, passed)[1] if passed else rows
+
     def _append(self, rows: DataFrame, found: AppendedBatch, batch: int, began: float) -> None:
-        late = [name for name, lsn in found.first_lsns.items() if name not in self._known and lsn <= self.reached_lsn]
-        if late:
+        if late := self._late(found):
             raise table_selection.too_late_error(late[0], self.path, self.reached_lsn)
         spark = rows.sparkSession
         self._keep_schemas(spark, found.schema_ids)

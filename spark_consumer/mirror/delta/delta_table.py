@@ -23,7 +23,7 @@ from spark_consumer.mirror.delta.java_delta import delta_log_class, java_log, ja
 from spark_consumer.mirror.spark_settings import settings
 from spark_consumer.mirror.sql_names import literal, quoted
 from spark_consumer.mirror.table_format import APPLICATION
-from spark_consumer.mirror.tables.rewrite_columns import kept_texts, special_texts
+from spark_consumer.mirror.tables.rewrite_columns import cast_or_null, kept_texts, special_texts
 
 # Properties of a table with a column name that Parquet does not allow, or from which a column is
 # dropped.
@@ -100,9 +100,10 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
     """Give a table exactly the wanted columns. Each step is a separate commit, and is skipped if it
     was made before.
 
-    A new column is null in existing rows. A column whose type changed is cast (without `casts`:
-    null as well), which rewrites the table. A column's special texts are removed before the column
-    is, otherwise a later column of the same name would get them.
+    A new column is null in existing rows. A column whose type changed is cast, or null where that
+    is not possible (without `casts`: null as well), which rewrites the table. A column's special
+    texts are removed before the column is, otherwise a later column of the same name would get
+    them.
     """
     there = {field.name: field.dataType for field in rows(spark, location).schema}
     wants = {field.name: field.dataType for field in wanted}
@@ -135,10 +136,11 @@ def _forget_texts(spark: SparkSession, location: str, special: str, names: Itera
 
 def _cast(spark: SparkSession, location: str, changed: dict[str, DataType], *, keeps_values: bool) -> None:
     """Rewrite the rows with other column types, as PostgreSQL does for ALTER COLUMN TYPE without an
-    event in the stream. Unless `keeps_values`, the changed columns become null."""
+    event in the stream. Values that Spark cannot cast become null; unless `keeps_values`, all in
+    the changed columns do."""
     frame = rows(spark, location)
     columns = [
-        (f.col(quoted(name)) if keeps_values else f.lit(None)).cast(changed[name]).alias(name)
+        (cast_or_null(frame, name, changed[name]) if keeps_values else f.lit(None).cast(changed[name])).alias(name)
         if name in changed
         else f.col(quoted(name))
         for name in frame.columns

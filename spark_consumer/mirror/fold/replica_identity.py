@@ -169,6 +169,31 @@ def change_of_key(
     return min(others)
 
 
+def change_of_relation(
+    part: TablePart,
+    first: Mapping[int, tuple[int, int]],
+    shapes: Mapping[int, TableSchema],
+    known: int | None,
+    others: Collection[int],
+) -> int | None:
+    """Return the commit LSN of the first transaction after the first record in which another
+    relation has the table's name, if the mirror may refuse it (see `beginning_of_relation`), or
+    None. What is before it is merged first, so that a copy of the table that the error requires
+    concerns the new relation only.
+
+    `first`: first_positions; `shapes`: versions of the table, by schema id; `known`, `others`: as
+    for `beginning_of_relation`.
+    """
+    order = [shapes[schema_id].oid for schema_id in sorted(first, key=lambda schema_id: first[schema_id])]
+    named = [oid for oid in (known, *order, shapes[part.newest].oid) if oid is not None]
+    turns = [oid for place, oid in enumerate(named) if place == 0 or oid != named[place - 1]]
+    if len(turns) == len(set(turns)) and not set(turns[1:]) & set(others):
+        return None
+    begin_lsn = min(first.values())[0]
+    later = [at[0] for schema_id, at in first.items() if at[0] > begin_lsn and shapes[schema_id].oid != order[0]]
+    return min(later, default=None)
+
+
 def columns_of(shape: TableSchema) -> StructType:
     """Return the columns of the table of a relation: of rows, or of a log if it has no key."""
     return table_schema(shape) if shape.key else log_table_schema(shape)

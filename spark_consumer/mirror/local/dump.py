@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.lsn import format_lsn
+from schemas.topic_names import topic_part
 from spark_consumer.columnar.scalars import without_exponents
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.local.local_tables import LocalTable, open_table
@@ -121,12 +122,14 @@ def dump_json(path: Path, names: Iterable[str], out: TextIO) -> None:
 
 
 def dump_parquet(path: Path, names: Iterable[str], to: Path) -> None:
-    """Write one Parquet file for each table, with typed columns and `_special`."""
+    """Write one Parquet file for each table, with typed columns and `_special`. Names are escaped
+    as in paths.table_path."""
     to.mkdir(parents=True, exist_ok=True)
     for table in newest(path, list(names)):
         pieces = [*table.files.batches()] or [table.files.schema.empty_table()]
         rows = pa.concat_tables(pieces, promote_options="permissive")
-        pq.write_table(rows, to / f"{table.name}.parquet")
+        name = TableName.parse(table.name)
+        pq.write_table(rows, to / f"{topic_part(name.namespace)}.{topic_part(name.name)}.parquet")
 
 
 def text_rows(table: pa.Table, columns: list[str], special: str) -> Iterator[TextRow]:

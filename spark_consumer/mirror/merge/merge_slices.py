@@ -1,7 +1,8 @@
 """Slices of appended changes, each of which a merge applies in one step.
 
-Within a slice the changes of a table have one key, and no snapshot's end or chunk comes before
-changes that must not be in the table yet.
+Within a slice the changes of a table have one key, and columns of one type each unless that changes
+within a transaction; no snapshot's end or chunk comes before changes that must not be in the table
+yet.
 
 A slice is cut when the one before it has been merged, since the states and keys of the tables
 decide where the next cut is.
@@ -33,6 +34,7 @@ from spark_consumer.mirror.slice_contents import (
 )
 from spark_consumer.mirror.table_states import StoredMark, TableStates, first_cut, verified_chunks
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
+from spark_consumer.mirror.tables.type_changes import change_of_types, misfits
 from spark_consumer.mirror.verify.comparison import first_later_change
 from spark_consumer.mirror.version_manifest import RecordedVersion
 from spark_consumer.reader.table_marks import SNAPSHOT_BEGIN, SNAPSHOT_END
@@ -56,7 +58,8 @@ def slices(
     rows: DataFrame, batch: int, size: BatchSize, shapes: TableSchemas, merged: Callable[[], Merged]
 ) -> Iterator[BatchSlice]:
     """Yield the slices of `rows` in order; the caller merges each before it asks for the next.
-    `merged`: returns what was merged until then. Raise MirrorError as _first_change_of_key does."""
+    `merged`: returns what was merged until then. Raise MirrorError as _first_change_of_schema
+    does."""
     left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
     while left:
         part, its_size = left.pop()
@@ -90,7 +93,9 @@ def _slice_or_cut(
     if summary is None and not marks:
         return None
     content, records = summary or (BatchContent(size.last_lsn, None, 0, 0, []), {})
-    cut = _first_change_of_key(to_apply, records, content, shapes, merged)
+    cut = _first_change_of_schema(to_apply, records, content, shapes, merged)
+    if cut is None and verified is not None:
+        cut = _first_other_type(verified, shapes)
     if cut is None:
         cut = _first_other_key(content, verified, marks, shapes, merged[1])
     if cut is not None:
@@ -111,27 +116,48 @@ def _cut_by_marks(
     return min((cut for cut in cuts if cut is not None), default=None)
 
 
-def _first_change_of_key(
+def _first_change_of_schema(
     raw: DataFrame,
     records: dict[TableName, pa.Table] | None,
     content: BatchContent,
     shapes: TableSchemas,
     merged: Merged,
 ) -> int | None:
-    """Return the commit LSN of the first transaction in which the key of a table changes. Raise
+    """Return the commit LSN of the first transaction in which a table gets another key, another
+    type of a column, or the name of another relation, as far as that needs a cut. Raise
     MirrorError, also for a table that is new to the mirror although the mirror is already past its
     first change."""
-    _, last, path = merged
+    states, last, path = merged
+    oids = {} if last is None else last.oids
     cuts = []
     for part in content.parts:
-        is_new = last is not None and str(part.table) not in last.tables
-        key_of = replica_identity.keys_of({schema_id: shapes.of(schema_id) for schema_id in part.schema_ids})
-        if not is_new and len({key_of(schema_id) for schema_id in part.schema_ids}) == 1:
+        name = str(part.table)
+        is_new = last is not None and name not in last.tables
+        versions = {schema_id: shapes.of(schema_id) for schema_id in part.schema_ids}
+        key_of = replica_identity.keys_of(versions)
+        changes_key = len({key_of(schema_id) for schema_id in part.schema_ids}) > 1
+        is_recreated = len({shape.oid for shape in versions.values()}) > 1
+        if not (is_new or changes_key or is_recreated or misfits(versions.values(), versions[part.newest])):
             continue
         first = replica_identity.first_positions(own_records(raw, records, part.table))
         if last is not None and min(first.values())[0] <= last.commit_lsn:
-            raise table_selection.too_late_error(str(part.table), path, last.commit_lsn)
+            raise table_selection.too_late_error(name, path, last.commit_lsn)
+        others = {*states.former.get(name, ()), *(oid for other, oid in oids.items() if other != name)}
+        cuts.append(replica_identity.change_of_relation(part, first, versions, oids.get(name), others))
         cuts.append(replica_identity.change_of_key(part.table, first, key_of))
+        cuts.append(change_of_types(part, first, versions))
+    return min((cut for cut in cuts if cut is not None), default=None)
+
+
+def _first_other_type(verified: Verified, shapes: TableSchemas) -> int | None:
+    """Return the commit LSN of the first cut between chunks that a VERIFY has read, where a column
+    has another type: values that do not fit would be compared as nulls."""
+    cuts = []
+    for part in verified.content.parts:
+        versions = {schema_id: shapes.of(schema_id) for schema_id in part.schema_ids}
+        if misfits(versions.values(), versions[part.newest]):
+            own = own_records(verified.changes, verified.records, part.table)
+            cuts.append(change_of_types(part, replica_identity.first_positions(own), versions))
     return min((cut for cut in cuts if cut is not None), default=None)
 
 
@@ -143,9 +169,9 @@ def _first_other_key(
     last: RecordedVersion | None,
 ) -> int | None:
     """Return the commit LSN of the first cut between rows of a table with different keys, or keys
-    of different types, that `_first_change_of_key` does not see: between changes and a chunk that a
-    VERIFY has read, and behind the end of a snapshot, whose keys would not match those of later
-    changes."""
+    of different types, that `_first_change_of_schema` does not see: between changes and a chunk
+    that a VERIFY has read, and behind the end of a snapshot, whose keys would not match those of
+    later changes."""
     read = {} if verified is None else {str(part.table): part for part in verified.content.parts}
     places = {(mark.table, mark.kind): mark.commit_lsn for mark in marks}
     cuts = []

@@ -213,7 +213,8 @@ class Merger:
         # From here on, no other writer records a version.
         last = version_manifest.recorded_version(spark, self.path)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
-        self._states = TableStates.of(None if last is None else last.table_states)
+        states = TableStates.of(None if last is None else last.table_states)
+        self._states = table_selection.states_without_left_out(states, self.tables, self.exclude)
         snapshot_keys.remove_ended(
             spark, self.path, {name: each.begin_lsn for name, each in self._states.windows.items()}
         )
@@ -274,7 +275,7 @@ class Merger:
             tables[str(part.table)] += part.changes
         notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
-        notes += notes_of(batch_slice.marks, ended, over) + (
+        notes += notes_of(batch_slice.marks, ended, over, states.incomplete) + (
             [counted(differences, "difference")] if differences else []
         )
         report = BatchReport(
@@ -358,7 +359,7 @@ class Merger:
         for name in written:
             location = table_path(self.path, TableName.parse(name))
             if name in states.frozen and name not in versions:
-                states.filling.add(name)
+                states.note_incomplete(name)
             if (name not in states.frozen or name not in versions) and TABLE_FORMAT.exists(spark, location):
                 before, versions[name] = versions.get(name, 0), TABLE_FORMAT.version(spark, location)
                 if compacts:

@@ -47,7 +47,7 @@ class ColumnChange:
 
     `fills`: values of new columns in old rows. `by_name`: new or former columns of which it is not
     known what became of them, since attnums are missing. `unfilled`: new columns whose values in
-    old rows are too large to be in the schema.
+    old rows are too large to be in the schema, or not values of the column's present type.
     """
 
     sources: Mapping[str, str | None]
@@ -89,7 +89,8 @@ def change_of_columns(
         else:
             sources[name] = None
             if is_numbered and number is not None and number in missing:
-                if (value := missing[number]) is None:
+                value = missing[number]
+                if value is None or not _has_value(value, after.row.field(name).type):
                     unfilled.append(name)
                 else:
                     fills[name] = value
@@ -127,11 +128,11 @@ def doubts_of(before: TableSchema, after: TableSchema, change: ColumnChange) -> 
         )
     if change.unfilled:
         found.append(
-            "columns were added with a default that is too large to be in the schema: "
+            "columns were added with a default of another type, or one that is too large to be in the schema: "
             f"{', '.join(change.unfilled)}. Existing rows have null there"
         )
     if cast:
-        found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast")
+        found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast, or are null")
     return "; ".join(found)
 
 
@@ -174,8 +175,9 @@ def _rename(schema: Schema, names: Mapping[str, str]) -> None:
 
 def decode_records(shape: TableSchema, values: pa.Array, schema_text: str) -> list[pa.Array]:
     """Decode records in the columns of `shape`: old_key, before, after, unchanged and special, with
-    OLD_ROW in the last two. `schema_text` may come from `adapted`."""
-    old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text, OLD_ROW)
+    OLD_ROW in the last two. `schema_text` may come from `adapted`. A column whose values do not fit
+    is null: see type_changes.py."""
+    old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text, OLD_ROW, drops_misfits=True)
     unchanged, special = _of_columns(unchanged, special, set(shape.columns))
     fills = _fills(schema_text)
     if not fills:
@@ -234,6 +236,14 @@ def _with_texts(special: pa.Array, texts: Mapping[str, str], before: np.ndarray,
         old = [(OLD_ROW + name, text) for name, text in texts.items()] if before[place] else []
         rows.append([*entries, *(texts.items() if after[place] else ()), *old])
     return pa.array(rows, TEXTS)
+
+
+def _has_value(value: MissingValue, wanted: pa.DataType) -> bool:
+    try:
+        fill_value(value, wanted)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return False
+    return True
 
 
 def fill_value(value: MissingValue, wanted: pa.DataType) -> pa.Array:

@@ -21,6 +21,7 @@ from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.tables.columns import ColumnChange, change_of_columns, doubts_of, missing_values
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
+from spark_consumer.mirror.tables.type_changes import misfits
 from spark_consumer.mirror.tables.write_table import NEW, ColumnRewrite, TableWork
 from spark_consumer.tables import TableName
 
@@ -88,6 +89,7 @@ class TablePreparation:
         columns = replica_identity.columns_of(shape)
         replica_identity.check_log_names(part.table, shape)
         replica_identity.check_names(part.table, columns.names)
+        self._note_misfits(part, own)
         if not TABLE_FORMAT.exists(spark, location):
             part = self._of_one_relation(spark, location, part, own, NEW, last)
             self._note_rename(part.table, shape.oid, last)
@@ -106,7 +108,8 @@ class TablePreparation:
             part = self._of_one_relation(spark, location, part, own, applied, last)
             if part.last_truncate is not None and part.last_truncate[0] <= applied:
                 part = replace(part, last_truncate=None)
-            refit = self._rewrite(spark, part, own, location, applied, last)
+            schema_id = self._schema_id_before(part, own, applied, last)
+            refit = self._rewrite(spark, part, schema_id, location, applied, last)
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), rewrite=refit)
             if refit is None:
                 # Otherwise it has rows of the new relation already.
@@ -116,9 +119,10 @@ class TablePreparation:
                         partial(replica_identity.convert, spark, location, part.table, shape, applied)
                     )
                 if work.needs_merge or not shape.key:
-                    TABLE_FORMAT.despite_conflicts(
-                        partial(TABLE_FORMAT.align, spark, location, columns, casts=not is_emptied)
-                    )
+                    before = self.shapes.find(schema_id)
+                    # Columns of another relation are other columns, whatever their names are.
+                    casts = not is_emptied and (before is None or before.oid == shape.oid)
+                    TABLE_FORMAT.despite_conflicts(partial(TABLE_FORMAT.align, spark, location, columns, casts=casts))
                 else:  # the rows are overwritten, and their columns too
                     TABLE_FORMAT.allow_names(spark, location, columns.names)
             keys = {} if last is None else last.keys
@@ -146,15 +150,15 @@ class TablePreparation:
         self,
         spark: SparkSession,
         part: TablePart,
-        own: pa.Table | DataFrame,
+        schema_id: int | None,
         location: str,
         applied: int,
         last: version_manifest.RecordedVersion | None,
     ) -> ColumnRewrite | None:
         """Return how to rewrite the columns, if some were renamed, replaced, or added with a
-        default. Raise MirrorError if `strict` and the effect on existing rows is unknown."""
+        default. Raise MirrorError if `strict` and the effect on existing rows is unknown.
+        `schema_id`: see _schema_id_before."""
         shape = self.shapes.of(part.newest)
-        schema_id = self._schema_id_before(part, own, applied, last)
         if schema_id == part.newest or (part.last_truncate is not None and shape.key):
             return None
         before = self.shapes.find(schema_id)
@@ -198,6 +202,20 @@ class TablePreparation:
     def _note_doubts(self, table: TableName, before: TableSchema, shape: TableSchema, change: ColumnChange) -> None:
         if doubts := doubts_of(before, shape, change):
             self._note_doubt(table, doubts)
+
+    def _note_misfits(self, part: TablePart, own: pa.Table | DataFrame) -> None:
+        """Note columns whose type changed within a transaction, if values may not fit."""
+        shape, schema_ids = self.shapes.of(part.newest), part.schema_ids
+        if not misfits(map(self.shapes.of, schema_ids), shape):
+            return
+        if shape.key and part.last_truncate is not None:
+            schema_ids = replica_identity.schema_ids_after(own, part.last_truncate)
+        if found := misfits(map(self.shapes.of, schema_ids), shape):
+            self._note_doubt(
+                part.table,
+                f"the type was changed within a transaction: {', '.join(found)}. Values that it had written before are "
+                "null if they do not fit",
+            )
 
     def _note_rename(self, table: TableName, oid: int, last: version_manifest.RecordedVersion | None) -> None:
         """Note that a table new in the mirror was there under another name."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import DataType, MapType, StructType
@@ -41,9 +42,22 @@ def rewritten(
             column = f.when(has_row, f.col(quoted(_fill_column(name))))
         else:
             source = change.sources[name]
-            column = f.col(quoted(source)) if source in rows.columns else f.lit(None)
+            column = cast_or_null(rows, source, item.dataType) if source in rows.columns else f.lit(None)
         columns.append(column.cast(item.dataType).alias(name))
     return made.select(*columns)
+
+
+def cast_or_null(rows: DataFrame, name: str, kind: DataType) -> Column:
+    """Return a column of `rows` in another type: null where Spark cannot cast a value, and in every
+    row if it has no cast between the types."""
+    if rows.schema[name].dataType == kind:
+        return f.col(quoted(name))
+    cast = f.col(quoted(name)).try_cast(kind)
+    try:
+        rows.select(cast)
+    except AnalysisException:
+        return f.lit(None).cast(kind)
+    return cast
 
 
 def _has_row(before: TableSchema, log: DataFrame) -> Column:
@@ -123,7 +137,7 @@ def in_columns(
 
 def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
     """Return the rows with exactly these columns, as `TableFormat.align` does: a value of another
-    type is cast if `casts`, else null."""
+    type is cast if `casts` and it can be, else null."""
     there = {field.name: field.dataType for field in frame.schema}
     wants = {field.name: field.dataType for field in wanted}
     special = special_texts(there, wants)
@@ -132,7 +146,8 @@ def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
         column = f.col(quoted(field.name)) if field.name in there else f.lit(None)
         if field.name == special:
             column = kept_texts(special, there.keys() & wants.keys())
-        same = there.get(field.name) == field.dataType
-        column = column if same or casts else f.lit(None)
-        columns.append((column if same else column.cast(field.dataType)).alias(field.name))
+        if there.get(field.name) != field.dataType:
+            is_cast = casts and field.name in there
+            column = cast_or_null(frame, field.name, field.dataType) if is_cast else f.lit(None).cast(field.dataType)
+        columns.append(column.alias(field.name))
     return frame.select(*columns)

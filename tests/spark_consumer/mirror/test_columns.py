@@ -25,7 +25,7 @@ from spark_consumer.mirror.tables.columns import (
     texts_of,
 )
 from spark_consumer.mirror.tables.table_schema import TableSchema
-from tests.spark_consumer.feeder import INT4, INT8, NUMERIC, NUMERIC_12_2, TEXT, relation
+from tests.spark_consumer.feeder import INT4, INT8, NUMERIC, NUMERIC_12_2, TEXT, TIMESTAMP, relation
 
 SEVEN = MissingValue(b"\2\x0e")
 Column = (
@@ -58,6 +58,15 @@ def change(
     before, after = shape(old), shape(new)
     found = change_of_columns(before, after, missing_values([before, after]))
     return dict(found.sources), set(found.fills), found.by_name
+
+
+def test_a_default_that_the_present_type_cannot_hold_is_not_filled_in() -> None:
+    """The type was changed after the column had been added."""
+    added = version(id=(INT8, 1), a=(TEXT, 2), b=(TEXT, 3), c=(INT4, 4, SEVEN))
+    before, after = shape(FIRST), shape(version(id=(INT8, 1), a=(TEXT, 2), b=(TEXT, 3), c=(TIMESTAMP, 4)))
+    found = change_of_columns(before, after, missing_values([before, shape(added), after]))
+    assert (found.unfilled, dict(found.fills)) == (("c",), {})
+    assert "c. Existing rows have null there" in doubts_of(before, after, found)
 
 
 FIRST = version(id=(INT8, 1), a=(TEXT, 2), b=(TEXT, 3))

@@ -18,6 +18,7 @@ from spark_consumer.mirror.delta.log_replay import DeltaFiles, open_delta
 from spark_consumer.mirror.local import dump
 from spark_consumer.mirror.local.dump import DumpedTable, newest, text_rows
 from spark_consumer.mirror.tables.table_schema import TableSchema
+from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, relation
 
 
@@ -108,6 +109,16 @@ def test_small_numbers_are_written_as_postgresql_does() -> None:
         (None, "{}"),
         ("2.5000000000", "{}"),
     ]
+
+
+@pytest.mark.parametrize("name", [("public", "a/b"), ("public", "x/../../y"), ("../..", "t")])
+def test_no_name_of_a_table_leads_out_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: tuple[str, str]
+) -> None:
+    empty = DumpedTable(str(TableName(*name)), 1, DeltaFiles(tmp_path, schema=pa.schema([("id", pa.int64())])))
+    monkeypatch.setattr(dump, "newest", lambda *_: [empty])
+    dump.dump_parquet(tmp_path, [], tmp_path / "to" / "out")
+    assert [path.parent for path in tmp_path.rglob("*.parquet")] == [tmp_path / "to" / "out"]
 
 
 def test_a_folder_without_a_mirror_is_named(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumer.jobs.run import Run
-from spark_consumer.mirror import progress_lines as progress
+from spark_consumer.mirror import progress_lines
 from spark_consumer.mirror.progress_lines import Progress, facts_of, line_of, report_progress
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.source.options import parse_options
@@ -42,7 +42,7 @@ def test_how_many_changes_a_micro_batch_has_is_told_by_what_waited(capsys: pytes
 
 
 def test_it_is_told_as_long_as_the_work_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.01)
+    monkeypatch.setattr(progress_lines, "EVERY_S", 0.01)
     told, thrice = list[Progress](), threading.Event()
 
     def tell(made: Progress) -> None:
@@ -63,7 +63,7 @@ def test_it_is_told_as_long_as_the_work_lasts(monkeypatch: pytest.MonkeyPatch) -
 def test_a_batch_and_its_merge_tell_how_far_they_are(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "EVERY_S", 0.02)
+    monkeypatch.setattr(progress_lines, "EVERY_S", 0.02)
     tables = [feeder.table(relation(f"items_{number}", {"id": INT8}, ("id",))) for number in range(4)]
     transaction = feeder.begin()
     for table in tables:

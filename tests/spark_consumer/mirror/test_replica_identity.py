@@ -17,6 +17,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import versions
 from spark_consumer.mirror.fold.replica_identity import (
     change_of_key,
+    change_of_relation,
     check_log_names,
     first_positions,
     schema_ids_after,
@@ -24,6 +25,7 @@ from spark_consumer.mirror.fold.replica_identity import (
 from spark_consumer.mirror.local.dump import newest
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
@@ -37,6 +39,7 @@ ITEMS = TableName("public", "items")
 COLUMNS: dict[str, TypeFacts | tuple[TypeFacts, int]] = {"id": INT8, "name": TEXT}
 LOG = relation("items", COLUMNS, (), ReplicaIdentity.FULL)
 KEYED = relation("items", COLUMNS, ("id",))
+COPIED = "id bigint, name string, _special map<string, string>"
 BY_ID = relation("items", {"id": INT8, "code": INT8}, ("id",))
 BY_CODE = relation("items", {"id": INT8, "code": INT8}, ("code",))
 
@@ -345,6 +348,54 @@ def test_a_relation_that_gets_its_former_name_back_is_refused(
     with pytest.raises(Exception, match="another table was renamed to this name") as caught:
         run_mirror(spark, feeder, tmp_path)
     assert "--exclude" in str(caught.value) and "--on-recreated=empty" not in str(caught.value)
+
+
+def test_a_shadow_table_that_takes_the_name_is_merged_once_it_was_copied(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """The advice of the error helps although changes of both relations wait for one merge."""
+    shadow_of = replace(KEYED, name="items_new", oid=KEYED.oid + 1)
+    first, shadow = feeder.table(KEYED), feeder.table(shadow_of)
+    commit(feeder, first, (None, item(1, "a")))
+    commit(feeder, shadow, (None, item(1, "a")))
+    run_mirror(spark, feeder, tmp_path)
+    commit(feeder, first, (None, item(2, "b")))
+    commit(feeder, shadow, (None, item(2, "b")))
+    renamed = feeder.alter(first, replace(KEYED, oid=shadow_of.oid))
+    commit(feeder, renamed, (None, item(3, "c")))
+    for _ in range(2):
+        with pytest.raises(MirrorError, match="another table was renamed to this name"):
+            run_mirror(spark, feeder, tmp_path)
+        assert len(newest(tmp_path, ["public.items"])) == 1
+    location = table_path(str(tmp_path), ITEMS)
+    copied = spark.createDataFrame([(number, name, None) for number, name in ((1, "a"), (2, "b"), (3, "c"))], COPIED)
+    copied.write.format("delta").mode("overwrite").save(location)
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [item(1, "a"), item(2, "b"), item(3, "c")]
+    commit(feeder, renamed, (item(3, "c"), item(3, "d")))
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path)[2] == item(3, "d")
+
+
+@pytest.mark.parametrize(
+    ("oids", "known", "others", "cut"),
+    [
+        ([(100, 10), (200, 20)], 100, set(), None),
+        ([(100, 10), (200, 20)], 100, {200}, 20),
+        ([(200, 20)], 100, {200}, None),
+        ([(100, 20), (200, 20)], 100, {200}, None),
+        ([(200, 20), (100, 30)], 100, set(), 30),
+        ([(100, 10), (200, 20), (300, 30)], 100, {300}, 20),
+    ],
+    ids=["recreated", "swapped", "swapped before", "in one transaction", "and back", "twice"],
+)
+def test_a_batch_is_cut_where_a_relation_comes_that_had_another_name(
+    oids: list[tuple[int, int]], known: int | None, others: set[int], cut: int | None
+) -> None:
+    shapes = {oid: TableSchema.of(change_schema(replace(KEYED, oid=oid), "cdc")) for oid, _ in oids}
+    first = {oid: (lsn, 0) for oid, lsn in oids}
+    part = TablePart(ITEMS, 1, 1, sorted(first), oids[-1][0], None, oids[0][1])
+    assert change_of_relation(part, first, shapes, known, others) == cut
 
 
 def test_a_table_that_was_there_by_another_name_is_reported(

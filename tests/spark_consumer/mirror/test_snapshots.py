@@ -77,6 +77,17 @@ def in_one_transaction(feeder: Feeder, *changes: Callable[[Any], Any]) -> int:
     return transaction.commit()
 
 
+def exclude_from_here(feeder: Feeder, table: Table, other: Table, row: Row) -> None:
+    """Insert a row into another table in the transaction from which on this one is excluded."""
+    excluded = {
+        "relation_oid": table.description.oid, "schema": "public", "name": table.description.name, "topic": table.topic,
+        "event_count": 3, "reason": "a row is too large",
+    }  # fmt: skip
+    transaction = feeder.begin()
+    transaction.insert(other, row)
+    transaction.commit(damage=lambda marker: marker["manifest"].update(excluded=[excluded]))
+
+
 # Where changes are merged, what a version shows before is compared too (merge_waiting).
 @pytest.mark.parametrize(
     "merges", [pytest.param(False, marks=pytest.mark.long, id="appended"), pytest.param(True, id="merged")]
@@ -273,19 +284,61 @@ def test_hundreds_of_chunks_are_one_comparison_and_no_plan_grows_with_them(reade
     assert reader.rows(items) == items.rows and len(items.rows) == 4
 
 
+def test_a_table_in_quarantine_that_is_left_out_is_stale_no_more(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)), lambda t: t.insert(items, {"id": 1}))
+    exclude_from_here(feeder, accounts, items, {"id": 2})
+    reports: list[BatchReport] = []
+
+    def take(*exclude: str) -> versions.MirrorVersion:
+        feeder.kafka_commit()
+        mirror = waiting_mirror(
+            str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append, exclude=exclude
+        )
+        options = feeder.options(includeMarkers="true", **({"exclude": ",".join(exclude)} if exclude else {}))
+        mirror.apply(spark.read.format("walgate").options(**options).load(), 0)
+        mirror.finish(spark, merge=True)
+        return versions.read(spark, str(tmp_path))
+
+    assert take().stale == {accounts.name: "a row is too large"} and reports[-1].stale == 1
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 3}))
+    assert not take(accounts.name).stale and reports[-1].stale == 0
+
+
+def test_a_batch_that_is_repeated_may_have_a_table_that_only_a_verify_has_read(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Its rows are compared and not written, so the mirror does not have the table."""
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 1}))
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "VERIFY")
+    feeder.chunk(accounts, [account(1)], "VERIFY")
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 2}))
+    feeder.bound("SNAPSHOT_END", accounts, "VERIFY", rows=1)
+
+    def take(merges: bool) -> dict[str, int]:
+        feeder.kafka_commit()
+        reports: list[BatchReport] = []
+        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+        mirror = waiting_mirror(str(tmp_path), schemas, reports.append)
+        mirror.apply(spark.read.format("walgate").options(**feeder.options(includeMarkers="true")).load(), 0)
+        mirror.finish(spark, merge=merges)
+        return reports[0].tables
+
+    assert take(merges=True) == {items.name: 2, accounts.name: 1}
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 3}), lambda t: t.insert(accounts, account(2)))
+    assert take(merges=False) == {items.name: 1, accounts.name: 1}
+
+
 @pytest.mark.long
 def test_an_excluded_table_stands_still_until_it_was_replaced(reader: Reader, feeder: Feeder) -> None:
     accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)), lambda t: t.insert(items, {"id": 1}))
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(2)))
     before = dict(accounts.rows)
-    excluded = {
-        "relation_oid": accounts.description.oid, "schema": "public", "name": "accounts", "topic": accounts.topic,
-        "event_count": 3, "reason": "a row is too large",
-    }  # fmt: skip
-    transaction = feeder.begin()
-    transaction.insert(items, {"id": 2})
-    transaction.commit(damage=lambda marker: marker["manifest"].update(excluded=[excluded]))
+    exclude_from_here(feeder, accounts, items, {"id": 2})
     reports = reader.take()
     assert reader.rows(accounts) == before and reader.rows(items) == items.rows
     assert reader.picture().stale == {"public.accounts": "a row is too large"}

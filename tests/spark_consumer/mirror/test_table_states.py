@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_consumer.mirror.report import notes_of
 from spark_consumer.mirror.table_states import (
@@ -41,6 +45,81 @@ def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> N
     assert done.filling == {"public.a"}
     ended, _ = advance(done, [mark("SNAPSHOT_END", 20, None)])
     assert not ended.filling and not ended.done
+
+
+WHOLE = [mark("SNAPSHOT_BEGIN", 90, None, snapshot_id="two"), mark("SNAPSHOT_END", 99, None, snapshot_id="two")]
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        [mark("SNAPSHOT_BEGIN", 20, purpose="REPLACE")],
+        [mark("SNAPSHOT_BEGIN", 20, purpose="VERIFY"), mark("SNAPSHOT_END", 21, purpose="VERIFY")],
+    ],
+    ids=["began again", "verified"],
+)
+def test_a_table_whose_first_snapshot_was_cancelled_stays_incomplete(later: Sequence[StoredMark]) -> None:
+    begun = [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 11)]
+    cancelled = [*begun, *later, mark("SNAPSHOT_END", 30, None)]
+    made, _ = advance(TableStates(), [*cancelled, *WHOLE])
+    assert made.filling == {"public.a"}
+    made, _ = advance(TableStates.of(made.text()), WHOLE)
+    assert made.filling == made.incomplete == {"public.a"}
+    replaced = [mark("SNAPSHOT_BEGIN", 110, purpose="REPLACE"), mark("SNAPSHOT_END", 120, purpose="REPLACE")]
+    made, _ = advance(made, replaced)
+    assert not made.filling and not made.incomplete
+
+
+def test_a_cancelled_snapshot_of_an_incomplete_table_is_told_as_that() -> None:
+    begun, _ = advance(TableStates(), [mark("SNAPSHOT_BEGIN", 11), mark("SNAPSHOT_BEGIN", 20, purpose="REPLACE")])
+    ends = [mark("SNAPSHOT_END", 30, None)]
+    made, ended = advance(begun, ends)
+    (note,) = notes_of(ends, ended, unfinished(begun, ends), made.incomplete)
+    assert "cannot be read until a snapshot of it is complete" in note
+
+
+def test_an_older_state_tells_which_tables_are_incomplete() -> None:
+    """Those whose rows only came within a FILL of all tables are complete when it ends."""
+    window = {"snapshot_id": "one", "begin_lsn": 10, "key": None, "has_two_keys": False}
+    stored = {
+        "open": {"public.a": {**window, "purpose": "FILL"}, "public.b": {**window, "purpose": "VERIFY"}},
+        "whole": {"one": "FILL"},
+        "done": [],
+        "filling": ["public.a", "public.b", "public.c", "public.d"],
+        "frozen": {"public.c": "it is poison"},
+        "gap": None,
+        "repaired": [],
+    }
+    assert TableStates.of(json.dumps(stored)).incomplete == {"public.a", "public.c"}
+    stored["whole"] = {}
+    assert TableStates.of(json.dumps(stored)).incomplete == {"public.a", "public.b", "public.c", "public.d"}
+
+
+TABLES = ("public.a", "public.b", None)
+MARKS = st.builds(
+    lambda kind, table, purpose, snapshot: mark(kind, 0, table, purpose=purpose, snapshot_id=snapshot),
+    st.sampled_from(["SNAPSHOT_BEGIN", "SNAPSHOT_END", "EXCLUDED", "GAP"]),
+    st.sampled_from(TABLES),
+    st.sampled_from(["FILL", "REPLACE", "VERIFY"]),
+    st.sampled_from(["one", "two"]),
+)
+
+
+@given(st.lists(MARKS, max_size=20))
+def test_a_table_that_began_is_not_complete_before_a_snapshot_of_it_ends(marks: list[StoredMark]) -> None:
+    marks = [StoredMark(each.kind, each.table, place + 1, 0, each.facts) for place, each in enumerate(marks)]
+    made, _ = advance(TableStates(), marks, {"public.b": len(marks) // 2})
+    for table in filter(None, TABLES):
+        ends = [
+            (each.kind, each.facts["purpose"])
+            for each in marks
+            if each.table == table and each.kind.startswith("SNAPSHOT") and each.facts["purpose"] != "VERIFY"
+        ]
+        begun = [place for place, each in enumerate(ends) if each == ("SNAPSHOT_BEGIN", "FILL")]
+        ended = [place for place, (kind, _) in enumerate(ends) if kind == "SNAPSHOT_END"]
+        assert table in made.filling or not begun or (ended and ended[-1] > begun[-1])
+    assert made.incomplete <= made.filling
+    assert TableStates.of(made.text()) == made
 
 
 def test_an_excluded_table_stands_still_until_it_was_replaced() -> None:

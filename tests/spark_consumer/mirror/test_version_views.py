@@ -4,6 +4,7 @@ programs."""
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql import SparkSession
@@ -67,6 +68,24 @@ def test_views_and_statements_show_all_tables_as_of_one_commit(
     )
     with pytest.raises(MirrorError, match=rf"no version up to 0/1: the mirror begins at {format_lsn(lsns[0])}"):
         version_list.view_statements(tmp_path, "0/1", "duckdb")
+
+
+@pytest.mark.parametrize(
+    ("names", "schema", "way_on"),
+    [
+        (["public.Orders", "public.orders"], "", "--exclude"),
+        (["public.Orders", "public.orders"], "public", "--exclude"),
+        (["a_b.c", "a.b_c"], "", "one schema at a time"),
+    ],
+)
+def test_who_is_refused_two_tables_as_one_view_is_told_a_way_on(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], schema: str, way_on: str
+) -> None:
+    spark, made = MagicMock(), {name: MagicMock() for name in names}
+    monkeypatch.setattr(versions, "read", lambda *_: made)
+    with pytest.raises(MirrorError, match="would both be the view") as caught:
+        versions.register(spark, "path", schema=schema)
+    assert way_on in str(caught.value)
 
 
 @pytest.mark.parametrize("dialect", ["duckdb", "trino"])
