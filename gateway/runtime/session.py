@@ -23,7 +23,7 @@ from gateway.pgoutput import Relation
 from gateway.postgres.asyncpg_internals import Address, address_of
 from gateway.postgres.classify_errors import StreamCut, beside_stream
 from gateway.postgres.connection import connect_sql, leave_with
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials, login_of
 from gateway.postgres.publication import filters_that_can_fail
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import Recovery, recovery_of
@@ -146,8 +146,8 @@ class Session:
         settings, memory = self._settings, self._memory
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
-        sql = await self._connect_sql(stack)
-        self._server = address_of(sql)
+        sql = await self._connect_sql(stack, login_of(settings.source), avoid=memory.left_behind)
+        self._server = self._board.server = address_of(sql)
         await self._note_crash(sql)
         reads_new_tables = settings.snapshot.mode == "initial"
         catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
@@ -165,7 +165,7 @@ class Session:
 
         # A connection apart from that of the periodic check: asyncpg runs one query at a time.
         writer = start.record_writer()
-        registrar = start.registrar(await self._connect_sql(stack), writer)
+        registrar = start.registrar(await self._connect_sql(stack, catalog.login), writer)
         await registrar.prepare(catalog.relations)
         machine = start.machine(writer)
         table_errors = QuarantinePolicy(
@@ -251,8 +251,10 @@ class Session:
             return ""
         return "; or set source.large_transactions = stream: the transaction is then sent in parts"
 
-    async def _connect_sql(self, stack: AsyncExitStack) -> asyncpg.Connection:
-        sql = await connect_sql(login_of(self._settings.source), avoid=self._memory.left_behind)
+    async def _connect_sql(
+        self, stack: AsyncExitStack, login: Credentials, *, avoid: Sequence[Address] = ()
+    ) -> asyncpg.Connection:
+        sql = await connect_sql(login, avoid=avoid)
         stack.callback(sql.terminate)
         return sql
 
@@ -268,7 +270,8 @@ class Session:
             return None
         self._wait_for("the stored snapshot state")
         states, frame = await start.snapshot_states()
-        registrar = start.registrar(await self._connect_sql(stack), writer)
+        login = start.catalog.login
+        registrar = start.registrar(await self._connect_sql(stack, login), writer)
 
         async def announce(
             relations: Sequence[tuple[Relation, RelationVersion | None]],
@@ -277,7 +280,7 @@ class Session:
             topics = [start.topics.of_relation((relation.namespace, relation.name)) for relation, _ in relations]
             return list(zip(versions, topics, strict=True))
 
-        sql = await connect_reader(login_of(settings.source))
+        sql = await connect_reader(login)
         stack.callback(sql.terminate)
         snapshot = SnapshotCoordinator(
             settings,
@@ -286,6 +289,7 @@ class Session:
             start.delivery,
             announce,
             states,
+            login=login,
             position_key=position.key,
             frame=frame,
             is_first=states.stream is None and position.last_commit_lsn == 0,

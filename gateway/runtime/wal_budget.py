@@ -20,7 +20,7 @@ from gateway.config.settings import Settings
 from gateway.errors import Retry
 from gateway.observe import metrics
 from gateway.observe.status_board import StatusBoard
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.dialect import dialect_of
 from gateway.runtime.session_memory import SessionMemory
@@ -131,10 +131,10 @@ class WalBudget:
         log.error(
             "gap_recorded", slot=position.slot, resume_lsn=str(position.resume_lsn), reason=memory.released.reason
         )
-        await self._queue_snapshot()
+        await self._queue_snapshot(catalog.login)
         memory.released = None
 
-    async def _queue_snapshot(self) -> None:
+    async def _queue_snapshot(self, login: Credentials) -> None:
         settings = self._settings
         if settings.snapshot.mode == "never" or not settings.snapshot.commands:
             log.error(
@@ -143,5 +143,5 @@ class WalBudget:
                 "snapshot of the tables: walgate snapshot start",
             )
             return
-        await emit_command(login_of(settings.source), encode_command("start", (), "REPLACE", settings.source.slot))
+        await emit_command(login, encode_command("start", (), "REPLACE", settings.source.slot))
         log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")

@@ -36,6 +36,7 @@ from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.pgoutput import Relation
 from gateway.postgres.classify_errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.connection import transaction
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, new_id
@@ -80,6 +81,7 @@ class SnapshotCoordinator:
         register: RegisterRelations,
         states: StoredStates,
         *,
+        login: Credentials,
         position_key: bytes,
         frame: bytes,
         is_first: bool,
@@ -87,7 +89,8 @@ class SnapshotCoordinator:
         publications: PublicationLoader,
         is_after_gap: bool = False,
     ) -> None:
-        """`is_after_gap`: changes were lost since the last transaction."""
+        """`login`: of the sessions that read. `is_after_gap`: changes were lost since the last
+        transaction."""
         self._settings = settings
         self._check_interval_s = settings.source.check_interval_s
         self._sql = sql
@@ -108,12 +111,12 @@ class SnapshotCoordinator:
             settings.snapshot, sql, settings.source.publications, publications, self._tasks,
             is_first=is_first, has_streamed_before=states.stream is None and not is_first, is_after_gap=is_after_gap,
         )  # fmt: skip
-        self._readers = ReaderTasks(settings, self._tasks, self._plans, self._pending)
+        self._readers = ReaderTasks(settings, login, self._tasks, self._plans, self._pending)
         self._publisher = ChunkPublisher(
             settings.snapshot, machine, delivery, self._pending, self._recorder, self._tasks, self._readers,
             self._reselecting,
         )  # fmt: skip
-        self._unreadable = UnreadableTables(settings, self._tasks, self._pending)
+        self._unreadable = UnreadableTables(settings, login, self._tasks, self._pending)
         self._progress = ProgressLog()
         self._is_check_due = False
         self._least_wait_s = CHECKS_APART_S
