@@ -46,6 +46,7 @@ from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.startup.periodic_check import check_held
 from gateway.startup.repeated_failure import ServerCrashed, from_record, wait_s
 from gateway.startup.server_notices import LeftOut
+from gateway.startup.wal_release import is_released
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
@@ -296,6 +297,7 @@ class Session:
             text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
             publications=start.catalog.publications,
             is_after_gap=position.gap is not None and position.gap.end_lsn == position.resume_lsn,
+            reads_again=is_released(position),
         )
         with beside_stream():
             await snapshot.prepare()

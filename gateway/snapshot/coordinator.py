@@ -88,15 +88,17 @@ class SnapshotCoordinator:
         text_only: bool,
         publications: PublicationLoader,
         is_after_gap: bool = False,
+        reads_again: bool = False,
     ) -> None:
         """`login`: of the sessions that read. `is_after_gap`: changes were lost since the last
-        transaction."""
+        transaction. `reads_again`: all tables are read again, since the gateway gave changes up."""
         self._settings = settings
         self._check_interval_s = settings.source.check_interval_s
         self._sql = sql
         self._machine = machine
         self._states = states
         self._is_first = is_first
+        self._reads_again = reads_again
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
         self._recorder = ChangeRecorder(sql, machine, self._on_message)
         self._tasks = TableTasks(
@@ -145,6 +147,10 @@ class SnapshotCoordinator:
             await self._record_changes()
             self._machine.on_left_out = self._reselecting.left_out
         await self._check_catalog()
+        if self._reads_again:
+            # This is stored in the Kafka transaction that moves the position from the gap's end.
+            log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")
+            self._start(Command("start"))
 
     async def _check_catalog(self) -> None:
         self._is_check_due = False
