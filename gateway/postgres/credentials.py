@@ -168,6 +168,14 @@ def check_form(dsn: str, doing: str) -> None:
         )
 
 
+def names_one_host(dsn: str) -> bool:
+    """Return whether the DSN names one host only, or leaves it to the defaults."""
+    try:
+        return "," not in (urlsplit(dsn).netloc.rpartition("@")[2] or _parameter(dsn, "host"))
+    except ValueError:
+        return False  # login.py reports the form of a DSN
+
+
 def unnamed_database(dsn: str) -> str:
     """Return the beginning of a hint for an error about the database if the DSN names none; else
     ""."""

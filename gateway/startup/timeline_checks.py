@@ -32,7 +32,9 @@ def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
     if expected is not None and timeline < expected:
         yield LeftBehind(
             f"the server is on timeline {timeline}, but the resume LSN is on {expected}: this server is an old primary",
-            hint="the other hosts of source.dsn are tried next: make sure that the current primary is one of them",
+            hint="the other hosts of source.dsn are tried next: make sure that the current primary is one of them. Only if this "
+            "server was restored from a backup and no other primary runs, let it be the only host of source.dsn, and run walgate "
+            "accept-gap --until-now (docs/gap.md)",
         )
 
 
