@@ -321,7 +321,7 @@ class Session:
         feedback = StandbyStatus(start.stream, position.resume_lsn, server.wal_sender_timeout_s)
         # The start has judged the changes that were left out before harmless: the slot is older
         # than its publication.
-        is_harmless = isinstance(memory.reported, LeftOut)
+        is_harmless = isinstance(memory.reported, LeftOut) and not memory.reported.whole_until
         if is_harmless:
             memory.reported = None
         self._stream = start.stream

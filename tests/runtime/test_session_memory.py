@@ -40,6 +40,14 @@ CHANGES: list[tuple[WalgateError, dict[str, Any]]] = [
     (ReadWhole(STOP), {"whole_once": True}),
     (ChunksAreStreamed("x"), {"whole_once": True}),
     (WholeFirst(STOP, Lsn(150)), {"careful_until": Lsn(150), "whole_once": True}),
+    (
+        WholeFirst(LossReported("x", LeftOut("x", ends_stream=True)), Lsn(150)),
+        {
+            "careful_until": Lsn(150),
+            "whole_once": True,
+            "reported": LeftOut("x", ends_stream=True, whole_until=150),
+        },
+    ),
     (QuarantineRelation(STOP, RELATION), {"quarantine": {7: RELATION}}),
     (RowsOfPartition("x"), {"partitions_have_topics": True}),
     (NotPrimary("x"), {"left_behind": [("h", 1)]}),
