@@ -76,6 +76,7 @@ class Session:
         self._resume_lsn = 0
         self._server: Address | None = None
         self._reads_whole = False
+        self._streams_without_messages = False
         self._recovery = Recovery("", "")
         self._stream: ReplicationStream | None = None
         self._kafka: KafkaTransactions | None = None
@@ -242,7 +243,7 @@ class Session:
         source = self._settings.source
         if self._settings.streams_open_transactions:
             # It was streamed before, until one of its savepoints with messages was rolled back.
-            if self._reads_whole and source.messages:
+            if self._streams_without_messages and source.messages:
                 return (
                     "; or set source.messages = false: the transaction is then sent in parts, even if some of its savepoints "
                     "are rolled back"
@@ -306,8 +307,7 @@ class Session:
     async def _start_stream(self, start: StartResult, machine: TransactionMachine) -> StandbyStatus:
         source, memory, position = self._settings.source, self._memory, start.position
         failpoint("before_start_replication")
-        # position.skip_lsn is a commit LSN, which is unknown while a transaction is streamed.
-        self._reads_whole, memory.whole_once = memory.whole_once or position.skip_lsn > 0, False
+        self._choose_streaming(position)
         server = start.catalog.server
         options = pgoutput_options(
             server.version_num,
@@ -335,6 +335,16 @@ class Session:
         failpoint("after_start_replication")
         check_held(await start.catalog.slot(), position.resume_lsn)
         return feedback
+
+    def _choose_streaming(self, position: Position) -> None:
+        """Choose whether in-progress transactions are streamed: what an error has asked for is for
+        this session only."""
+        memory = self._memory
+        # position.skip_lsn is a commit LSN, which is unknown while a transaction is streamed.
+        is_skipping = position.skip_lsn > 0
+        self._reads_whole = memory.whole_once or is_skipping
+        self._streams_without_messages = memory.whole_for_messages and not is_skipping
+        memory.whole_once = memory.whole_for_messages = False
 
     def _note(self, said: ServerMessage) -> None:
         """Log a warning from the server that does not affect what is sent, but only once, since the

@@ -36,7 +36,7 @@ CHANGES: list[tuple[WalgateError, dict[str, Any]]] = [
     (NeedsText("x"), {"text_only": True}),
     (UnknownBinary("public.t", "c", "point"), {"text_only": True}),
     (NeedsOptional("public.t", 7, "c", "a reason"), {"optional_fields": {(7, "c")}}),
-    (RolledBackMessages("x"), {"whole_once": True}),
+    (RolledBackMessages("x"), {"whole_once": True, "whole_for_messages": True}),
     (ReadWhole(STOP), {"whole_once": True}),
     (ChunksAreStreamed("x"), {"whole_once": True}),
     (WholeFirst(STOP, Lsn(150)), {"careful_until": Lsn(150), "whole_once": True}),
