@@ -123,6 +123,15 @@ async def _is_renamed(place: Place) -> None:
     await place.insert()
     await Written(place.topics, place.prefix).has("flows", place.inserted)
     await place.stop()
+    await place.insert()
+    await place.sql.execute("ALTER PUBLICATION another RENAME TO third")
+    await place.insert()
+    await place.sql.execute("CREATE PUBLICATION another FOR ALL TABLES")
+    said = await place.ends()
+    assert "it exists now, so it was recreated" in said and "set source.publications to its new name" in said, said
+    place.set(source__publications='["third"]')
+    await place.streams()
+    await place.stop()
 
 
 async def test_a_publication_that_was_renamed_is_read_on_under_its_new_name(place: Place) -> None:
