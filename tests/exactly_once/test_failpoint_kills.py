@@ -122,9 +122,7 @@ async def test_a_kill_at_any_failpoint_loses_doubles_and_invents_nothing(lanes: 
             print(f"{rounds * len(here)} kills at {len(here)} failpoints: {verdict}")
 
     names = [
-        name
-        for name in FAILPOINTS
-        if not any(name in pair for pair in FIRST_START) and not name.startswith(OF_OTHERS)
+        name for name in FAILPOINTS if not any(name in pair for pair in FIRST_START) and not name.startswith(OF_OTHERS)
     ]
     await in_each(lanes, run)
 
