@@ -48,8 +48,9 @@ class NextSession(Protocol):
         """Request values in text format."""
         ...
 
-    def read_whole(self) -> None:
-        """Read once without streaming of in-progress transactions."""
+    def read_whole(self, *, for_messages: bool = False) -> None:
+        """Read once without streaming of in-progress transactions. `for_messages`: some of their
+        messages were rolled back."""
         ...
 
     def deliver_one_by_one(self, until_lsn: Any) -> None:

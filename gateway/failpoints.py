@@ -41,6 +41,7 @@ FAILPOINTS: dict[str, str] = {
     "after_epoch_marker": "The new epoch is durable.",
     "before_start_replication": "START_REPLICATION is about to be sent.",
     "after_start_replication": "The stream is open; nothing was read.",
+    "gap_recorded": "The gap after an advance of the slot is durable in Kafka; nothing else knows of it.",
     # reading
     "socket_read": "Bytes came from the server; none of them is decoded.",
     "decoded": "Every frame of one read went through the state machine.",

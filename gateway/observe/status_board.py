@@ -71,6 +71,9 @@ class StatusBoard:
         self._parts: dict[PartName, PartStatus] = {name: PartStatus(name, since=clock()) for name in PARTS}
         self._mirrors: dict[str, MirrorStatus] = {}
         self._commits = CommitTimes()
+        self.server: tuple[str, int] | str | None = None
+        """Host and port, or the socket, of the server of the current session, or of the last
+        one."""
         self.wal = WalClock()
         self.slot: SlotStatus | None = None
         self.held: RetainedWal | None = None

@@ -1,8 +1,8 @@
 """Classification of errors of PostgreSQL and of the connection to it, by what happens next.
 
-The table by SQLSTATE is in gateway/startup/reaction_by_sqlstate.py. Texts of the server are translated, so
-they are only looked at for two codes, and only to describe more exactly what has happened.
-docs/server-errors.md shows the outcome for every SQLSTATE of the manual.
+The table by SQLSTATE is in gateway/startup/reaction_by_sqlstate.py. Texts of the server are
+translated, so they are only looked at for two codes, and only to describe more exactly what has
+happened. docs/server-errors.md shows the outcome for every SQLSTATE of the manual.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from gateway.config.source import SourceSettings
 from gateway.errors import RetrySlowly, StopForOperator, WalgateError
+from gateway.postgres.asyncpg_internals import Address
 from gateway.postgres.authentication import ChannelBinding
 
 COMMAND_TIMEOUT_S: Final = 30.0
@@ -28,11 +29,12 @@ _ENCODED: Final = {"@": "%40", "/": "%2F", "?": "%3F", "#": "%23"}
 @dataclass(frozen=True, slots=True)
 class Credentials:
     """The DSN to log in with. `password_command` or `password_file` replaces a password in the
-    DSN."""
+    DSN. If `server` is set, it is the only host of the DSN that is asked."""
 
     dsn: str = field(repr=False)
     password_command: str = field(default="", repr=False)
     password_file: Path | None = None
+    server: Address | None = None
 
     async def password(self) -> str | None:
         """Return the current password; None: that of the DSN, PGPASSWORD or a passfile applies.
@@ -52,8 +54,9 @@ class Credentials:
         return None
 
 
-def login_of(source: SourceSettings) -> Credentials:
-    return Credentials(source.dsn.get_secret_value(), source.password_command, source.password_file)
+def login_of(source: SourceSettings, server: Address | None = None) -> Credentials:
+    """Return the login of the settings, to one host of the DSN if `server` is set."""
+    return Credentials(source.dsn.get_secret_value(), source.password_command, source.password_file, server)
 
 
 def _read(path: Path) -> bytes:
@@ -163,6 +166,14 @@ def check_form(dsn: str, doing: str) -> None:
             "primary only",
             hint="set target_session_attrs=primary",
         )
+
+
+def names_one_host(dsn: str) -> bool:
+    """Return whether the DSN names one host only, or leaves it to the defaults."""
+    try:
+        return "," not in (urlsplit(dsn).netloc.rpartition("@")[2] or _parameter(dsn, "host"))
+    except ValueError:
+        return False  # login.py reports the form of a DSN
 
 
 def unnamed_database(dsn: str) -> str:

@@ -82,8 +82,8 @@ async def log_in(
     avoid: Sequence[Address] = (),
 ) -> asyncpg.Connection:
     """Return a connection to the first host that accepts the login and satisfies
-    target_session_attrs; hosts in `avoid` are tried last, in its order. Raises classified errors,
-    which name the hosts."""
+    target_session_attrs; hosts in `avoid` are tried last, in its order. If `login.server` is set,
+    only that host is tried. Raises classified errors, which name the hosts."""
     options = {"command_timeout": command_timeout, "statement_cache_size": statement_cache_size}
     target = await _read_dsn(login, doing, settings, options, connection_class)
     failures: list[WalgateError] = []
@@ -183,6 +183,8 @@ async def _read_dsn(
         raise unreadable_file(login.dsn, doing) or classify_exception(error, doing) from error
     except (asyncpg.ClientConfigurationError, ValueError):
         raise without_authority(login.dsn, doing) or unusable_dsn(doing) from None
+    if login.server is not None:
+        addresses = [login.server]
     return _Target(addresses, parameters, config, channel_binding, connection_class)
 
 

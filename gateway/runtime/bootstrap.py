@@ -29,7 +29,6 @@ from gateway.kafka.topics import Topics
 from gateway.kafka.transaction_delivery import Delivery, Frames
 from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_replication
-from gateway.postgres.credentials import login_of
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, naming_blockers
 from gateway.postgres.wal_retention import cause_of
@@ -163,7 +162,6 @@ class Bootstrap:
         self._stack = stack
         self._board = board
         self._wait_for = board.wait_for
-        self._login = login_of(settings.source)
 
     async def run(self, catalog: SourceCatalog) -> StartResult:
         """Carry out a start up to START_REPLICATION. Raises WalgateError."""
@@ -234,18 +232,16 @@ class Bootstrap:
                 self._wait_for("the topics")
                 await self._topics.ensure_relations(self._catalog.relations)
                 failpoint("before_slot_creation")
-                async with naming_blockers(self._login, self._catalog.backend_pid, self._wait_for, self._note_blockers):
-                    lsn = await self._catalog.create_slot()
+                catalog = self._catalog
+                async with naming_blockers(catalog.login, catalog.backend_pid, self._wait_for, self._note_blockers):
+                    lsn = await catalog.create_slot()
                 failpoint("after_slot_creation")
                 return lsn
             case Identify():
                 self._wait_for("the replication stream")
                 largest = self._settings.kafka.max_record_bytes
                 self._stream = await connect_replication(
-                    self._login,
-                    largest_row=HELD_FACTOR * largest,
-                    largest_message=largest,
-                    avoid=self._memory.left_behind,
+                    self._catalog.login, largest_row=HELD_FACTOR * largest, largest_message=largest
                 )
                 self._stack.push_async_callback(close, self._stream.close)
                 return await self._stream.identify()

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from typing import Protocol
 
 import structlog
@@ -26,9 +27,10 @@ from gateway.errors import DataGap, NextSession, Retry, StopForOperator
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.transaction_delivery import Delivery
-from gateway.postgres.classify_errors import CannotDecode
+from gateway.postgres.classify_errors import CannotDecode, LossReported
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.runtime.stream_status import StreamStatus
+from gateway.startup.server_notices import LeftOut
 from gateway.transactions.commit_policy import Filling
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position, advance
@@ -41,12 +43,16 @@ log = structlog.get_logger()
 class WholeFirst(Retry):
     """Begin again, and deliver each transaction up to `whole_until` before the next one is read."""
 
-    def __init__(self, error: StopForOperator | CannotDecode, whole_until: Lsn) -> None:
+    def __init__(self, error: StopForOperator | CannotDecode | LossReported, whole_until: Lsn) -> None:
         super().__init__(f"{error.message}; everything committed before it will be delivered first", hint=error.hint)
         self.whole_until = whole_until
+        self._reported = error.reported if isinstance(error, LossReported) else None
 
     def change(self, next_session: NextSession) -> None:
         next_session.deliver_one_by_one(self.whole_until)
+        if isinstance(self._reported, LeftOut):
+            # Otherwise the next start would wait for the publication.
+            next_session.remember_report(replace(self._reported, whole_until=self.whole_until))
 
 
 class SnapshotStates(Protocol):
@@ -195,7 +201,7 @@ class KafkaTransactions:
         """Note that nothing more is read."""
         self._close_if_due()
 
-    async def give_up(self, error: StopForOperator | CannotDecode) -> None:
+    async def give_up(self, error: StopForOperator | CannotDecode | LossReported) -> None:
         """Close nothing more, because closing may be what failed, and return when what was closed
         before is durable and acknowledged. Raises WholeFirst if transactions that committed before
         `error` share a Kafka transaction with the one that failed: the next session delivers them

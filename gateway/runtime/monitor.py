@@ -34,6 +34,7 @@ from gateway.observe.logs import library_lines
 from gateway.observe.mirror_status import MirrorStatus, read_mirror
 from gateway.observe.status_board import StatusBoard
 from gateway.observe.status_types import TITLES, PartName, RetainedWal, SlotStatus
+from gateway.postgres.asyncpg_internals import address_of
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
@@ -62,7 +63,6 @@ class Monitor:
     def __init__(self, settings: Settings, board: StatusBoard) -> None:
         self._settings = settings
         self._board = board
-        self._login = login_of(settings.source)
         self._held: deque[tuple[float, int]] = deque()
         self._alarm = (0, 0.0)
 
@@ -99,7 +99,8 @@ class Monitor:
         again_s = _AGAIN_S[0]
         while True:
             try:
-                sql = await connect_sql(self._login, timeout_s=CONNECT_TIMEOUT_S)
+                login = login_of(self._settings.source, self._board.server)
+                sql = await connect_sql(login, timeout_s=CONNECT_TIMEOUT_S)
             except WalgateError as error:
                 self._down("postgresql", error)
                 await asyncio.sleep(again_s)
@@ -117,9 +118,10 @@ class Monitor:
                 sql.terminate()
 
     async def _read(self, sql: asyncpg.Connection) -> None:
+        """Watch the server until a session has another one."""
         looked_at = beat_at = -float("inf")
         heartbeat_s = self._settings.source.heartbeat_interval_s
-        while True:
+        while self._board.server in (None, address_of(sql)):
             begun = time.monotonic()
             server_time, lsn = await read_clock(sql, PROBE_TIMEOUT_S)
             self._board.wal.note(lsn, server_time, (begun + time.monotonic()) / 2)

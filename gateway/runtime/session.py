@@ -23,7 +23,7 @@ from gateway.pgoutput import Relation
 from gateway.postgres.asyncpg_internals import Address, address_of
 from gateway.postgres.classify_errors import StreamCut, beside_stream
 from gateway.postgres.connection import connect_sql, leave_with
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials, login_of
 from gateway.postgres.publication import filters_that_can_fail
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import Recovery, recovery_of
@@ -46,6 +46,7 @@ from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.startup.periodic_check import check_held
 from gateway.startup.repeated_failure import ServerCrashed, from_record, wait_s
 from gateway.startup.server_notices import LeftOut
+from gateway.startup.wal_release import is_released
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
@@ -75,6 +76,7 @@ class Session:
         self._resume_lsn = 0
         self._server: Address | None = None
         self._reads_whole = False
+        self._streams_without_messages = False
         self._recovery = Recovery("", "")
         self._stream: ReplicationStream | None = None
         self._kafka: KafkaTransactions | None = None
@@ -146,8 +148,8 @@ class Session:
         settings, memory = self._settings, self._memory
         self._wait_for("PostgreSQL")
         failpoint("before_preflight")
-        sql = await self._connect_sql(stack)
-        self._server = address_of(sql)
+        sql = await self._connect_sql(stack, login_of(settings.source), avoid=memory.left_behind)
+        self._server = self._board.server = address_of(sql)
         await self._note_crash(sql)
         reads_new_tables = settings.snapshot.mode == "initial"
         catalog = SourceCatalog(sql, settings, memory.next_moment, memory.logged, reads_new_tables=reads_new_tables)
@@ -165,7 +167,7 @@ class Session:
 
         # A connection apart from that of the periodic check: asyncpg runs one query at a time.
         writer = start.record_writer()
-        registrar = start.registrar(await self._connect_sql(stack), writer)
+        registrar = start.registrar(await self._connect_sql(stack, catalog.login), writer)
         await registrar.prepare(catalog.relations)
         machine = start.machine(writer)
         table_errors = QuarantinePolicy(
@@ -241,7 +243,7 @@ class Session:
         source = self._settings.source
         if self._settings.streams_open_transactions:
             # It was streamed before, until one of its savepoints with messages was rolled back.
-            if self._reads_whole and source.messages:
+            if self._streams_without_messages and source.messages:
                 return (
                     "; or set source.messages = false: the transaction is then sent in parts, even if some of its savepoints "
                     "are rolled back"
@@ -251,8 +253,10 @@ class Session:
             return ""
         return "; or set source.large_transactions = stream: the transaction is then sent in parts"
 
-    async def _connect_sql(self, stack: AsyncExitStack) -> asyncpg.Connection:
-        sql = await connect_sql(login_of(self._settings.source), avoid=self._memory.left_behind)
+    async def _connect_sql(
+        self, stack: AsyncExitStack, login: Credentials, *, avoid: Sequence[Address] = ()
+    ) -> asyncpg.Connection:
+        sql = await connect_sql(login, avoid=avoid)
         stack.callback(sql.terminate)
         return sql
 
@@ -268,7 +272,8 @@ class Session:
             return None
         self._wait_for("the stored snapshot state")
         states, frame = await start.snapshot_states()
-        registrar = start.registrar(await self._connect_sql(stack), writer)
+        login = start.catalog.login
+        registrar = start.registrar(await self._connect_sql(stack, login), writer)
 
         async def announce(
             relations: Sequence[tuple[Relation, RelationVersion | None]],
@@ -277,7 +282,7 @@ class Session:
             topics = [start.topics.of_relation((relation.namespace, relation.name)) for relation, _ in relations]
             return list(zip(versions, topics, strict=True))
 
-        sql = await connect_reader(login_of(settings.source))
+        sql = await connect_reader(login)
         stack.callback(sql.terminate)
         snapshot = SnapshotCoordinator(
             settings,
@@ -286,12 +291,14 @@ class Session:
             start.delivery,
             announce,
             states,
+            login=login,
             position_key=position.key,
             frame=frame,
             is_first=states.stream is None and position.last_commit_lsn == 0,
             text_only=not start.catalog.may_be_binary(text_only=self._memory.text_only),
             publications=start.catalog.publications,
             is_after_gap=position.gap is not None and position.gap.end_lsn == position.resume_lsn,
+            reads_again=is_released(position),
         )
         with beside_stream():
             await snapshot.prepare()
@@ -300,8 +307,7 @@ class Session:
     async def _start_stream(self, start: StartResult, machine: TransactionMachine) -> StandbyStatus:
         source, memory, position = self._settings.source, self._memory, start.position
         failpoint("before_start_replication")
-        # position.skip_lsn is a commit LSN, which is unknown while a transaction is streamed.
-        self._reads_whole, memory.whole_once = memory.whole_once or position.skip_lsn > 0, False
+        self._choose_streaming(position)
         server = start.catalog.server
         options = pgoutput_options(
             server.version_num,
@@ -315,7 +321,7 @@ class Session:
         feedback = StandbyStatus(start.stream, position.resume_lsn, server.wal_sender_timeout_s)
         # The start has judged the changes that were left out before harmless: the slot is older
         # than its publication.
-        is_harmless = isinstance(memory.reported, LeftOut)
+        is_harmless = isinstance(memory.reported, LeftOut) and not memory.reported.whole_until
         if is_harmless:
             memory.reported = None
         self._stream = start.stream
@@ -329,6 +335,16 @@ class Session:
         failpoint("after_start_replication")
         check_held(await start.catalog.slot(), position.resume_lsn)
         return feedback
+
+    def _choose_streaming(self, position: Position) -> None:
+        """Choose whether in-progress transactions are streamed: what an error has asked for is for
+        this session only."""
+        memory = self._memory
+        # position.skip_lsn is a commit LSN, which is unknown while a transaction is streamed.
+        is_skipping = position.skip_lsn > 0
+        self._reads_whole = memory.whole_once or is_skipping
+        self._streams_without_messages = memory.whole_for_messages and not is_skipping
+        memory.whole_once = memory.whole_for_messages = False
 
     def _note(self, said: ServerMessage) -> None:
         """Log a warning from the server that does not affect what is sent, but only once, since the

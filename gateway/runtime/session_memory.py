@@ -65,6 +65,8 @@ class SessionMemory:
     """The next session reads without streaming of in-progress transactions: while they are
     streamed, it is unknown which messages are rolled back, and at which LSN a transaction
     commits."""
+    whole_for_messages: bool = False
+    """It does so because messages were rolled back."""
     partitions_have_topics: bool = False
     """Partitions get topics even if their roots are published: rows of one were sent as its own."""
     quarantine: dict[int, Quarantined] = field(default_factory=dict)
@@ -93,8 +95,8 @@ class SessionMemory:
     def read_as_text(self) -> None:
         self.text_only = True
 
-    def read_whole(self) -> None:
-        self.whole_once = True
+    def read_whole(self, *, for_messages: bool = False) -> None:
+        self.whole_once, self.whole_for_messages = True, for_messages
 
     def deliver_one_by_one(self, until_lsn: Lsn) -> None:
         self.careful_until = until_lsn

@@ -12,7 +12,9 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.failpoints import failpoint
 from gateway.names import transactional_id
+from gateway.postgres.asyncpg_internals import address_of
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.credentials import Credentials, login_of, names_one_host
 from gateway.postgres.publication import PublicationLoader, tables_that_held_rows
 from gateway.postgres.server import load_facts
 from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts
@@ -41,6 +43,7 @@ def expected_of(settings: Settings) -> Expected:
         failover=source.failover,
         keys_needed=settings.writes_debezium and settings.debezium.compacted_topics,
         advance_bytes=source.wal_budget_bytes if source.on_wal_budget == "advance" else None,
+        is_only_host=names_one_host(source.dsn.get_secret_value()),
     )
 
 
@@ -87,6 +90,12 @@ class SourceCatalog:
         """Process ID of the server process that answers these queries and creates the slot."""
         pid: int = self._sql.get_server_pid()
         return pid
+
+    @property
+    def login(self) -> Credentials:
+        """The login of further sessions: to the server that answers these queries. Another host of
+        the DSN may be a standby, or an old primary."""
+        return login_of(self._source, address_of(self._sql))
 
     @property
     def transactional_id(self) -> str:

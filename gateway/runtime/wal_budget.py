@@ -18,14 +18,13 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import Retry
+from gateway.failpoints import failpoint
 from gateway.observe import metrics
 from gateway.observe.status_board import StatusBoard
-from gateway.postgres.credentials import login_of
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.dialect import dialect_of
 from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.source_catalog import SourceCatalog
-from gateway.snapshot.commands import emit_command, encode_command
 from gateway.startup.facts import Facts
 from gateway.startup.position_changes import accept_gap
 from gateway.startup.slot_checks import check_holder
@@ -119,29 +118,24 @@ class WalBudget:
         return release_to(facts, self._memory.position, self._memory.released, self._bytes)
 
     async def record(self, catalog: SourceCatalog) -> None:
-        """Record what was given up, with a GAP marker and in the position, and queue a snapshot
-        that reads the rows again. Raises Retry while Kafka does not answer."""
+        """Record what was given up, with a GAP marker and in the position: the snapshot coordinator
+        then reads all tables again. Raises Retry while Kafka does not answer."""
         memory = self._memory
         if memory.released is None:
             return
+        reason = memory.released.reason
         async with AsyncExitStack() as stack:
             start = Bootstrap(self._settings, dialect_of(self._settings), memory, stack, self._board)
-            steps = accept_gap(start.fresh_position, catalog.expected, released=memory.released.reason)
+            steps = accept_gap(start.fresh_position, catalog.expected, released=reason)
             position = await start.carry_out(catalog, steps)
-        log.error(
-            "gap_recorded", slot=position.slot, resume_lsn=str(position.resume_lsn), reason=memory.released.reason
-        )
-        await self._queue_snapshot()
+        failpoint("gap_recorded")
         memory.released = None
-
-    async def _queue_snapshot(self) -> None:
-        settings = self._settings
-        if settings.snapshot.mode == "never" or not settings.snapshot.commands:
+        if position.gap is None or position.gap.reason != reason:
+            return  # nothing was given up, or the start stops because of another loss
+        log.error("gap_recorded", slot=position.slot, resume_lsn=str(position.resume_lsn), reason=reason)
+        if not self._settings.takes_snapshots:
             log.error(
                 "no_snapshot_queued",
-                hint="set snapshot.commands = true and a snapshot.mode other than never, restart the gateway, and take a new "
-                "snapshot of the tables: walgate snapshot start",
+                hint="set a snapshot.mode other than never, restart the gateway, and take a new snapshot of the tables: walgate "
+                "snapshot start",
             )
-            return
-        await emit_command(login_of(settings.source), encode_command("start", (), "REPLACE", settings.source.slot))
-        log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")

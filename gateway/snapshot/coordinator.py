@@ -36,7 +36,7 @@ from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
 from gateway.pgoutput import Relation
 from gateway.postgres.classify_errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.connection import transaction
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.chunk_reader import ReadChunk, connect_reader, new_id
@@ -81,20 +81,25 @@ class SnapshotCoordinator:
         register: RegisterRelations,
         states: StoredStates,
         *,
+        login: Credentials,
         position_key: bytes,
         frame: bytes,
         is_first: bool,
         text_only: bool,
         publications: PublicationLoader,
         is_after_gap: bool = False,
+        reads_again: bool = False,
     ) -> None:
-        """`is_after_gap`: changes were lost since the last transaction."""
+        """`login`: of the sessions that read. `is_after_gap`: changes were lost since the last
+        transaction. `reads_again`: all tables are read again, since the gateway gave changes up."""
         self._settings = settings
+        self._login = login
         self._check_interval_s = settings.source.check_interval_s
         self._sql = sql
         self._machine = machine
         self._states = states
         self._is_first = is_first
+        self._reads_again = reads_again
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
         self._recorder = ChangeRecorder(sql, machine, self._on_message)
         self._tasks = TableTasks(
@@ -109,12 +114,12 @@ class SnapshotCoordinator:
             settings.snapshot, sql, settings.source.publications, publications, self._tasks,
             is_first=is_first, has_streamed_before=states.stream is None and not is_first, is_after_gap=is_after_gap,
         )  # fmt: skip
-        self._readers = ReaderTasks(settings, self._tasks, self._plans, self._pending)
+        self._readers = ReaderTasks(settings, login, self._tasks, self._plans, self._pending)
         self._publisher = ChunkPublisher(
             settings.snapshot, machine, delivery, self._pending, self._recorder, self._tasks, self._readers,
             self._reselecting,
         )  # fmt: skip
-        self._unreadable = UnreadableTables(settings, self._tasks, self._pending)
+        self._unreadable = UnreadableTables(settings, login, self._tasks, self._pending)
         self._progress = ProgressLog()
         self._is_check_due = False
         self._least_wait_s = CHECKS_APART_S
@@ -143,6 +148,10 @@ class SnapshotCoordinator:
             await self._record_changes()
             self._machine.on_left_out = self._reselecting.left_out
         await self._check_catalog()
+        if self._reads_again:
+            # This is stored in the Kafka transaction that moves the position from the gap's end.
+            log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")
+            await self._start(Command("start"))
 
     async def _check_catalog(self) -> None:
         self._is_check_due = False
@@ -195,7 +204,7 @@ class SnapshotCoordinator:
         The publications are queried, since the command may name a table that was published after
         the last check. The stream waits meanwhile: the tables are stored with the command.
         """
-        sql = await connect_reader(login_of(self._settings.source))  # the other session is in use
+        sql = await connect_reader(self._login)  # the other session is in use
         try:
             with beside_stream():
                 published = await self._discovery.published(sql)

@@ -15,7 +15,7 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.errors import NeedsText, Retry, RetrySlowly
 from gateway.postgres.classify_errors import DRIVER_ERRORS
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials
 from gateway.snapshot.chunk_reader import (
     ChunkTooLarge,
     ReadChunk,
@@ -64,11 +64,13 @@ class ReaderTasks:
     """The readers; `run` is one of them. A table that cannot be read is logged and tried again
     later, while the others are read."""
 
-    def __init__(self, settings: Settings, tasks: TableTasks, plans: ReadPlans, pending: PendingChunks) -> None:
+    def __init__(
+        self, settings: Settings, login: Credentials, tasks: TableTasks, plans: ReadPlans, pending: PendingChunks
+    ) -> None:
         self._settings = settings.snapshot
         self._publications = list(settings.source.publications)
         self._check_interval_s = settings.source.check_interval_s
-        self._login = login_of(settings.source)
+        self._login = login
         self._tasks = tasks
         self._plans = plans
         self._pending = pending

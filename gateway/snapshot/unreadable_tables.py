@@ -13,7 +13,7 @@ from gateway.config.settings import Settings
 from gateway.errors import WalgateError
 from gateway.postgres.classify_errors import DRIVER_ERRORS
 from gateway.postgres.connection import transaction
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials
 from gateway.snapshot.chunk_reader import chunk_query, connect_reader
 from gateway.snapshot.pending_chunks import PendingChunks
 from gateway.snapshot.progress_log import log_unreadable
@@ -37,8 +37,8 @@ class UnreadableTables:
     """Finds the tables that the snapshot ends without (`set_hopeless_aside`, called by the
     coordinator), and tries them again (`run`, a task of its own)."""
 
-    def __init__(self, settings: Settings, tasks: TableTasks, pending: PendingChunks) -> None:
-        self._login = login_of(settings.source)
+    def __init__(self, settings: Settings, login: Credentials, tasks: TableTasks, pending: PendingChunks) -> None:
+        self._login = login
         self._publications = settings.source.publications
         self._pause_s = settings.source.check_interval_s * RETRIES_A_PAUSE
         self._tasks = tasks

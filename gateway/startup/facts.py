@@ -176,7 +176,8 @@ class Stored:
 @dataclass(frozen=True, slots=True)
 class Expected:
     """Values that the settings and the position require; None where there is no position.
-    `backend_pid` is the process ID of the gateway's own WAL sender, once it runs."""
+    `backend_pid` is the process ID of the gateway's own WAL sender, once it runs. `is_only_host`
+    means that the DSN names one host only."""
 
     slot: str
     publications: tuple[str, ...]
@@ -186,6 +187,7 @@ class Expected:
     backend_pid: int | None = None
     keys_needed: bool = False  # new topics are compacted
     advance_bytes: int | None = None  # the slot is advanced when it retains this much WAL
+    is_only_host: bool = False
 
 
 def published_types(publications: Mapping[str, PublicationFacts]) -> frozenset[int]:

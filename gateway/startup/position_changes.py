@@ -120,7 +120,7 @@ def accept_gap(
     after: Facts = yield LoadFacts()
     _raise(check_holder(after, expected))
     position = yield from _position_of(stored, fresh_position(after), after)
-    _raise(_unacceptable(stored, after, position, expected))
+    _raise(_unacceptable(stored, after, position, expected, until_now=until_now))
     reason = _proven_gap(before, after, position, expected)
     slot = after.slot
     if released is not None:
@@ -158,10 +158,14 @@ def accept_gap(
     return position
 
 
-def _unacceptable(stored: Stored, facts: Facts, position: Position, expected: Expected) -> Iterator[Finding]:
-    """Yield conditions that a GAP marker cannot repair."""
+def _unacceptable(
+    stored: Stored, facts: Facts, position: Position, expected: Expected, *, until_now: bool
+) -> Iterator[Finding]:
+    """Yield conditions that a GAP marker cannot repair. A server on an earlier timeline was
+    restored, if the operator says so, and the DSN names no other host that may be the primary."""
     yield from (finding for finding in check_slot(facts, expected) if not isinstance(finding, DataGap))
-    yield from check_left_behind(facts, replace(expected, timeline=position.timeline))
+    if not (until_now and expected.is_only_host):
+        yield from check_left_behind(facts, replace(expected, timeline=position.timeline))
     if not stored.marker_topic_used:
         yield StopForOperator(
             f"accept-gap: the marker topic of topic prefix {position.prefix!r} is empty: it was deleted and recreated",

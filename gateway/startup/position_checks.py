@@ -174,8 +174,8 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
     if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
         beyond = f"the stored resume LSN {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
         yield DataGap(
-            f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka contains "
-            "changes that the server does not have",
+            f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka may contain changes "
+            "that the server does not have",
             hint=_CHECK_SERVER
             + "If the server was restored, with its slot, to an earlier state, or is a standby that was "
             "promoted before it had received all WAL, " + UNTIL_NOW_BEHIND_RESUME_LSN,

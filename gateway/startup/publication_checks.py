@@ -28,7 +28,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
             yield RetrySlowly(
                 f"publication {name} does not exist",
                 hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; changes made before the publication is created "
-                "are not sent",
+                "are not sent. If it was renamed, see docs/tables.md (Use another publication)",
             )
         elif not publication.relations:
             yield OperatorWarning(

@@ -65,10 +65,12 @@ def kind_of(notice: Notice) -> NoticeKind:
 class LeftOut:
     """A publication is missing at the point of the WAL that the server decodes. `message` is the
     server's. `ends_stream` means that it was an error instead of a warning (before 18): decoding
-    does not get past this point."""
+    does not get past this point. Transactions that commit before `whole_until` were received, and
+    are to be delivered first."""
 
     message: str
     ends_stream: bool
+    whole_until: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ def judge_reported(
     publications, and that nothing was delivered from it yet. `missing` are publications that do not
     exist now."""
     if isinstance(reported, LeftOut):
+        if resume_lsn < reported.whole_until:
+            return None
         return _judge_left_out(reported, may_be_older, missing, slot)
     if isinstance(reported, (DecodingFailed, ServerCrashed)):
         return judge_repeated_failure(reported, resume_lsn=resume_lsn, slot=slot)
@@ -115,8 +119,8 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
         return DataGap(
             f"the server cannot send changes, because a publication did not exist when they were made ({left_out.message}); "
             f"{now}",
-            hint="changes to the publication's tables can no longer be sent through this slot, and recreating the publication "
-            "is not enough: "
+            hint="if the publication was renamed, set source.publications to its new name and start the gateway. Otherwise, "
+            "changes to its tables can no longer be sent through this slot, and recreating the publication is not enough: "
             + (
                 "first recreate the missing publications (CREATE PUBLICATION ... FOR TABLE ...), then "
                 if missing

@@ -356,7 +356,9 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
     if position.epoch > 0 and identity.timeline != position.timeline:
         yield from _judge(check_timeline(identity.timeline, position.timeline))
         history: str = yield TimelineHistory(identity.timeline)
-        findings = check_promotion(position.resume_lsn, position.timeline, identity.timeline, history)
+        findings = check_promotion(
+            position.resume_lsn, position.last_commit_lsn, position.timeline, identity.timeline, history
+        )
         yield from _judge_behind_fence(findings)
     return identity.timeline
 

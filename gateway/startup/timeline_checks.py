@@ -32,7 +32,9 @@ def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
     if expected is not None and timeline < expected:
         yield LeftBehind(
             f"the server is on timeline {timeline}, but the resume LSN is on {expected}: this server is an old primary",
-            hint="the other hosts of source.dsn are tried next: make sure that the current primary is one of them",
+            hint="the other hosts of source.dsn are tried next: make sure that the current primary is one of them. Only if this "
+            "server was restored from a backup and no other primary runs, let it be the only host of source.dsn, and run walgate "
+            "accept-gap --until-now (docs/gap.md)",
         )
 
 
@@ -53,7 +55,9 @@ def parse_history(content: str) -> dict[int, Lsn]:
     return switches
 
 
-def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, history: str) -> Iterator[Finding]:
+def check_promotion(
+    resume_lsn: Lsn, last_commit_lsn: Lsn, old_timeline: int, new_timeline: int, history: str
+) -> Iterator[Finding]:
     """Check that the promoted server has everything that was delivered. `history` is that of
     `new_timeline`, the server's; the position is on `old_timeline`."""
     if old_timeline == new_timeline:
@@ -63,6 +67,14 @@ def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, histo
         yield DataGap(
             f"timeline {new_timeline} of the server is not a child of {old_timeline}, the timeline of the resume LSN",
             hint="this may be another copy of the server: point source.dsn to the primary that succeeded the old one",
+        )
+    elif resume_lsn > left_at > last_commit_lsn:
+        # An idle position follows WAL without transactions for Kafka.
+        yield DataGap(
+            f"the new primary forked off timeline {old_timeline} at {left_at}, before the resume LSN {resume_lsn}: the "
+            f"{resume_lsn - left_at} bytes of WAL in between were never on this server. All transactions in Kafka committed "
+            "before that, so this server has them; but what it commits before its WAL has passed the resume LSN cannot be sent",
+            hint=UNTIL_NOW_BEHIND_RESUME_LSN,
         )
     elif resume_lsn > left_at:
         yield DataGap(

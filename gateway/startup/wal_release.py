@@ -17,10 +17,14 @@ another program with the same name is left alone.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from gateway.startup.facts import Facts
 from gateway.transactions.position import Position
 from schemas.lsn import Lsn
+
+_BUDGET_REACHED: Final = "source.wal_budget_bytes was reached"
+"""Beginning of the reason of a gap that the gateway itself has made. It is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,14 @@ class ReleasedWal:
 
     @property
     def reason(self) -> str:
-        return f"source.wal_budget_bytes was reached: the slot was advanced to {self.end_lsn}"
+        return f"{_BUDGET_REACHED}: the slot was advanced to {self.end_lsn}"
+
+
+def is_released(position: Position) -> bool:
+    """Return whether the changes before the resume LSN were given up by the gateway itself, and
+    nothing was delivered since."""
+    gap = position.gap
+    return gap is not None and gap.end_lsn == position.resume_lsn and gap.reason.startswith(_BUDGET_REACHED)
 
 
 def retained_bytes(facts: Facts) -> int:

@@ -89,7 +89,7 @@ class RolledBackMessages(Retry):
     starts again without streaming; the server then leaves them out."""
 
     def change(self, next_session: NextSession) -> None:
-        next_session.read_whole()
+        next_session.read_whole(for_messages=True)
 
 
 class TransactionMachine(LogicalMessages):

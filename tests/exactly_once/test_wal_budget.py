@@ -7,6 +7,7 @@ Judged by the slot as PostgreSQL has it, and by what stock clients read from Kaf
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -146,3 +147,27 @@ async def test_wal_is_given_up_only_where_the_setting_says_so_and_never_silently
     await place.stop()
     await place.gateway.streaming()  # a start finds nothing to complain of
     await place.stop()
+
+
+async def test_rows_behind_a_recorded_gap_are_read_again_by_the_next_process(place: Place) -> None:
+    """The process is killed when the gap is durable, and nothing but Kafka knows of it."""
+    place.gateway.settings["source__on_wal_budget"] = "advance"
+    await place.gateway.streaming(failpoints="gap_recorded:kill")
+    await place.insert(1)
+    await place.written.has("flows", {1})
+    lost = await place.exceed(2)
+    await _until_confirmed(place, lost)
+    await place.proxy.accept()
+    assert await place.gateway.wait() == -signal.SIGKILL
+    await until_free(place.sql, place.slot)
+    assert not place.gateway.events("gap_recorded")
+    await place.gateway.streaming(source__on_wal_budget="warn")
+    await place.written.has("flows", {1, 2})
+    (gap,) = await place.written.markers("GAP")
+    assert gap["marker_lsn"] < lost <= gap["end_lsn"]
+    await place.insert(3)
+    await place.written.has("flows", {1, 2, 3})
+    await place.stop()
+    await place.gateway.streaming()
+    await place.stop()
+    assert len(place.gateway.events("snapshot_queued")) == 1, "it is read again once"

@@ -577,10 +577,14 @@ async def test_a_slot_that_is_older_than_its_publication_is_made_again(old_place
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("was_promoted", [False, True])
 async def test_a_server_that_was_set_back_is_read_on(
-    own_database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+    was_promoted: bool, own_database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Restored from a backup: what it has lost stays in Kafka, marked, and LSNs go on rising."""
+    """Restored from a backup: what it has lost stays in Kafka, marked, and LSNs go on rising.
+
+    `was_promoted`: the backup is on an earlier timeline.
+    """
     server = own_database.server
     async for place in _place(own_database, kafka, registry, topic_prefix, tmp_path):
         await place.streams()
@@ -590,8 +594,13 @@ async def test_a_server_that_was_set_back_is_read_on(
         backup = data.with_name("backup")
         shutil.copytree(data, backup, symlinks=True)
         give_as(data, backup)
+        if was_promoted:
+            (data / "standby.signal").touch()
+            give_as(data, data / "standby.signal")
         await server.start()
         place.sql = await own_database.connect()
+        if was_promoted:
+            assert await place.sql.fetchval("SELECT pg_promote()")
         await place.streams()
         await place.stop()
         await server.stop("fast")
@@ -600,8 +609,14 @@ async def test_a_server_that_was_set_back_is_read_on(
         await server.start()
         place.sql = await own_database.connect()
 
-        said = await place.ends()
-        assert "the server is in an earlier state" in said and "walgate accept-gap --until-now" in said
+        if was_promoted:
+            place.gateway.start()
+            await place.gateway.logged("this server is an old primary")
+            assert await place.gateway.stop() == 0
+            assert "walgate accept-gap --until-now" in place.gateway.events("restarting")[-1]["hint"]
+        else:
+            said = await place.ends()
+            assert "the server is in an earlier state" in said and "walgate accept-gap --until-now" in said
         while (
             "before the resume LSN"
             in (told := await command(place.gateway.settings, "accept-gap", "--until-now")).stderr

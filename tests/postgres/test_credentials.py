@@ -9,7 +9,7 @@ import pytest
 
 from gateway.errors import RetrySlowly
 from gateway.postgres import credentials
-from gateway.postgres.credentials import Credentials
+from gateway.postgres.credentials import Credentials, names_one_host
 
 DSN = "postgresql://u@h/d"
 
@@ -85,3 +85,23 @@ async def test_a_command_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPa
 
 def test_a_login_does_not_show_what_it_holds() -> None:
     assert "geheim" not in repr(Credentials("postgresql://u:geheim@h/d", password_command="echo geheim"))
+
+
+@pytest.mark.parametrize(
+    ("dsn", "is_one"),
+    [
+        ("postgresql://u:a,b@h:5432/d", True),
+        ("postgresql://u@h:5432,h:5433/d", False),
+        ("postgresql://u@/d?host=h", True),
+        ("postgresql://u@/d?host=h,i", False),
+        ("postgresql:///d", True),
+        ("postgresql://[h/d", False),
+    ],
+)
+def test_the_hosts_of_a_dsn_are_known_before_it_is_used(
+    dsn: str, is_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PGHOST", raising=False)
+    assert names_one_host(dsn) == is_one
+    monkeypatch.setenv("PGHOST", "h,i")
+    assert not names_one_host("postgresql:///d")

@@ -2,9 +2,11 @@
 
 Story: source.dsn names both servers. After the failover the old primary is started again, by
 mistake or by a tool, and takes connections. The gateway saw that it was left behind, waited, and
-asked the same host again at each attempt.
+asked the same host again at each attempt. Later, only the stream and the queries of the catalog
+left the old primary alone: a snapshot was read there, and the monitor wrote heartbeats there.
 
-Scenario: the gateway has read the new primary, and starts with the old one in front of it.
+Scenario: the gateway has read the new primary, and starts with the old one in front of it. A
+snapshot is taken.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from pathlib import Path
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
+from gateway.names import APPLICATION_NAME
 from tests.conftest import TEST_SETTINGS
 from tests.support.theatre import theatre
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SESSIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = $1"
 
 
 async def test_the_next_host_is_tried_behind_an_old_primary(
@@ -28,7 +33,8 @@ async def test_the_next_host_is_tried_behind_an_old_primary(
         connection = await new.connect()
         await connection.execute("SELECT pg_promote()")
         await connection.close()
-        async with theatre(topic_prefix, new, kafka, registry, tmp_path / "gateway.log") as stage:
+        settings = {"snapshot__mode": "on_command", "source__heartbeat_interval_s": "0.5"}
+        async with theatre(topic_prefix, new, kafka, registry, tmp_path / "gateway.log", **settings) as stage:
             await stage.sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
             await stage.gateway.streaming()
             assert await stage.gateway.stop() == 0
@@ -46,4 +52,10 @@ async def test_the_next_host_is_tried_behind_an_old_primary(
             found = await asyncio.wait_for(stage.delivered(lambda found: bool(found.committed("t"))), 60)
             found.close()
             assert found.rows("t") == [{"id": 1}]
+            command = '{"command": "start", "tables": ["public.t"]}'
+            await stage.sql.execute("SELECT pg_logical_emit_message(true, 'walgate.snapshot', $1)", command)
+            await stage.gateway.logged('"snapshot_done"')
+            admin = await old.connect()
+            assert await admin.fetchval(SESSIONS, APPLICATION_NAME) == 0
+            await admin.close()
             assert await stage.gateway.stop() == 0

@@ -60,9 +60,9 @@ async def test_new_timeline_is_seen_at_once_and_told_from_a_loss(start_postgres:
         expected = Expected("s", ("p",), timeline=1)
         assert list(check_left_behind(facts, expected)) == []
         history = await stream.timeline_history(2)
-        (kept,) = check_promotion(resume_lsn, 1, 2, history)
+        (kept,) = check_promotion(resume_lsn, resume_lsn, 1, 2, history)
         assert isinstance(kept, OperatorWarning)
-        (lost,) = check_promotion(facts.server.flush_lsn, 1, 2, history)
+        (lost,) = check_promotion(facts.server.flush_lsn, facts.server.flush_lsn, 1, 2, history)
         assert isinstance(lost, DataGap)
         await stream.start("s", resume_lsn, pgoutput_options(180000, ["p"]))
     finally:

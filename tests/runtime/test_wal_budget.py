@@ -13,9 +13,12 @@ from gateway.config.settings import Settings
 from gateway.errors import Retry
 from gateway.observe.metrics import REGISTRY
 from gateway.observe.status_board import StatusBoard
+from gateway.runtime import wal_budget as module
 from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.wal_budget import WalBudget
 from gateway.startup.facts import Facts
+from gateway.startup.wal_release import ReleasedWal, is_released
+from gateway.transactions.position import Gap, Position
 from schemas.lsn import Lsn
 from tests.startup.facts import ACTIVE, EXPECTED, with_slot
 
@@ -115,3 +118,33 @@ async def test_a_later_advance_that_was_not_made_is_made_when_the_server_is_back
     with pytest.raises(Retry):
         await budget(memory, "advance").keep(kept)
     assert server.asked == [first_lsn, first_lsn + 1000, first_lsn + 2000]
+
+
+class Recorder:
+    """Stands for Bootstrap: the steps of accept_gap end with this position."""
+
+    position = ACTIVE
+
+    def __init__(self, *_: object) -> None: ...
+
+    def fresh_position(self, _: Facts) -> Position:
+        return ACTIVE
+
+    async def carry_out(self, _catalog: object, _steps: object) -> Position:
+        return self.position
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+async def test_a_gap_is_told_only_if_it_was_recorded(is_recorded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slot was not advanced after all, or changes were lost in another way too."""
+    released = ReleasedWal(Lsn(100), Lsn(200))
+    gap = Gap(Lsn(100), Lsn(200), released.reason)
+    monkeypatch.setattr(Recorder, "position", replace(ACTIVE, resume_lsn=Lsn(200), gap=gap if is_recorded else None))
+    monkeypatch.setattr(module, "Bootstrap", Recorder)
+    memory, server = SessionMemory(position=ACTIVE, released=released), SlowServer(moves=True)
+    kept: Any = server
+    with capture_logs() as told:
+        await budget(memory, "advance").record(kept)
+    assert [event["event"] for event in told] == ["gap_recorded"] * is_recorded
+    assert memory.released is None
+    assert is_released(Recorder.position) == is_recorded

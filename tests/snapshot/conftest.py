@@ -41,7 +41,7 @@ def snapshot() -> SnapshotCoordinator:
     )
     return SnapshotCoordinator(
         settings, NOT_ASKED, STREAM, NOT_ASKED, NOT_ASKED, StoredStates(),
-        position_key=b"", frame=b"", is_first=True, text_only=False, publications=NOT_ASKED,
+        login=NOT_ASKED, position_key=b"", frame=b"", is_first=True, text_only=False, publications=NOT_ASKED,
     )  # fmt: skip
 
 

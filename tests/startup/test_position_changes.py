@@ -14,6 +14,7 @@ from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.position_changes import accept_gap, adopt, adopt_from_debezium, readmit, skip
 from gateway.startup.start import CreateSlot, DropSlot, FenceFormer, FindWritten, Record, Step, Steps
+from gateway.startup.timeline_checks import LeftBehind
 from gateway.transactions.position import Gap, Position
 from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.lsn import Lsn
@@ -126,6 +127,24 @@ def test_everything_before_now_is_given_up_only_on_demand() -> None:
     position, steps = done(accept_gap(fresh, EXPECTED, until_now=True))
     assert position.resume_lsn == 1900
     assert steps.index(DropSlot()) < steps.index(CreateSlot()) < steps.index(steps[-1])
+
+
+def test_a_server_that_was_restored_to_an_earlier_timeline_is_read_on_when_its_wal_has_passed() -> None:
+    known = stored(replace(ACTIVE, timeline=3))
+    alone = replace(EXPECTED, is_only_host=True)
+    position, _ = done(accept_gap(fresh, alone, until_now=True), FACTS, known)
+    assert (position.timeline, position.resume_lsn) == (FACTS.server.timeline, 1900)
+    with pytest.raises(StopForOperator, match="would repeat"):
+        done(accept_gap(fresh, alone, until_now=True), with_server(flush_lsn=Lsn(1200)), known)
+
+
+@pytest.mark.parametrize(("until_now", "is_only_host"), [(False, True), (True, False)])
+def test_an_old_primary_is_not_read_on_by_mistake(until_now: bool, is_only_host: bool) -> None:
+    """Another host of the DSN may be the current primary."""
+    expected = replace(EXPECTED, is_only_host=is_only_host)
+    with pytest.raises(LeftBehind) as refused:
+        done(accept_gap(fresh, expected, until_now=until_now), without_slot(), stored(replace(ACTIVE, timeline=3)))
+    assert "accept-gap --until-now" in refused.value.hint and "the only host" in refused.value.hint
 
 
 def test_what_a_marker_cannot_repair_is_refused() -> None:

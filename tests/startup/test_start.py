@@ -261,6 +261,15 @@ def test_left_out_changes_are_a_gap_once_something_was_delivered(publications: A
         started(facts, STORED, reported=LeftOut("skipped", ends_stream=False))
 
 
+def test_what_was_committed_before_changes_were_left_out_is_delivered_before_the_gap_is_judged() -> None:
+    renamed = replace(FACTS, publications={})
+    left_out = LeftOut("skipped", ends_stream=False, whole_until=ACTIVE.resume_lsn + 1)
+    started(renamed, STORED, reported=left_out)
+    with pytest.raises(DataGap, match="cannot send changes") as caught:
+        started(renamed, STORED, reported=replace(left_out, whole_until=ACTIVE.resume_lsn))
+    assert "if the publication was renamed, set source.publications to its new name" in caught.value.hint
+
+
 def test_an_adopted_slot_that_is_older_than_its_publication_has_lost_nothing() -> None:
     nothing = Stored({ACTIVE.key: replace(ACTIVE, last_commit_lsn=Lsn(0))}, marker_topic_used=True)
     started(FACTS, nothing, adopt_slot=True, reported=LeftOut("skipped", ends_stream=False))

@@ -27,17 +27,21 @@ def test_what_is_no_history_is_waited_for(content: str) -> None:
         parse_history(content)
 
 
-@given(st.integers(0, 200), st.integers(0, 200))
-def test_position_beyond_the_switch_is_a_gap(resume: int, left_at: int) -> None:
-    (finding,) = check_promotion(Lsn(resume), 1, 2, f"1\t{Lsn(left_at)}\twhy\n")
+@given(st.integers(0, 200), st.integers(0, 200), st.integers(0, 200))
+def test_position_beyond_the_switch_is_a_gap(resume: int, idle: int, left_at: int) -> None:
+    """The last `idle` bytes had no transaction for Kafka."""
+    last_commit_lsn = Lsn(max(resume - idle - 1, 0))
+    (finding,) = check_promotion(Lsn(resume), last_commit_lsn, 1, 2, f"1\t{Lsn(left_at)}\twhy\n")
     assert isinstance(finding, DataGap) == (resume > left_at)
     assert isinstance(finding, OperatorWarning) == (resume <= left_at)
+    if isinstance(finding, DataGap):
+        assert ("Kafka contains changes up to" in finding.message) == (last_commit_lsn >= left_at)
 
 
 def test_timeline_that_is_no_ancestor_is_a_gap() -> None:
-    (finding,) = check_promotion(Lsn(5), 4, 3, HISTORY)
+    (finding,) = check_promotion(Lsn(5), Lsn(4), 4, 3, HISTORY)
     assert isinstance(finding, DataGap)
 
 
 def test_same_timeline_is_nothing_new() -> None:
-    assert list(check_promotion(Lsn(5), 3, 3, "")) == []
+    assert list(check_promotion(Lsn(5), Lsn(4), 3, 3, "")) == []
