@@ -81,17 +81,19 @@ def remove_before(spark: SparkSession, location: str, needed: int, retention_s: 
     version at the beginning of the retention, nor by any later one. A longer retention of the
     table's own applies.
 
-    Files stay unless the log has listed replaced files for `retention_s` and GRACE_S ever since the
-    oldest of these versions.
+    Files stay unless the log still lists all that were replaced after the oldest of these versions,
+    or has listed them for `retention_s` and GRACE_S.
     """
     now = datetime.now(UTC)
     retention = timedelta(seconds=max(retention_s, delta_table.own_retention_s(spark, location)))
     oldest, old = _log_before(spark, location, now - retention, needed)
     if not old:  # few commits since the last removal
         return
+    listed_s = retention_s
     if delta_table.version(spark, location) != oldest:
         retention = max(retention, now - log_entries.committed_at(spark, location, oldest))
-    if delta_table.tombstones_s(spark, location, oldest) >= retention_s + GRACE_S:
+        listed_s = max(listed_s, (now - log_entries.committed_at(spark, location, oldest + 1)).total_seconds())
+    if delta_table.tombstones_s(spark, location, oldest) >= listed_s + GRACE_S:
         _vacuum(spark, location, retention)
     log_entries.remove(spark, location, old)
 

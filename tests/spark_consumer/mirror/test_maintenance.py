@@ -262,6 +262,40 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
 @pytest.mark.integration
 @pytest.mark.long
 @pytest.mark.timeout(900)
+def test_files_that_were_replaced_long_ago_stay_for_the_last_version_of_the_mirror(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A merge wrote the table, and ended before it recorded a version. No merge followed for as
+    long as the log lists replaced files."""
+    monkeypatch.setattr(cleanup, "GRACE_S", 0.0)
+    monkeypatch.setattr(cleanup, "LOG_GRACE_S", 0.0)
+    path, items = str(tmp_path), Path(table_path(str(tmp_path), ITEMS))
+    spark.conf.set(EVERY_SECOND, "2")
+    try:
+        changes.create(spark, path)
+        for lsn in (2, 4):
+            merge(spark, path, lsn)
+        spark.sql(f"ALTER TABLE delta.`{items}` SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = '0 hours')")
+        merge(spark, path, 6)
+        for number in (8, 10, 12):
+            write_once(spark.range(number, number + 1), str(items), "overwrite", number)
+    finally:
+        spark.conf.unset(EVERY_SECOND)
+    picture = version_manifest.recorded_version(spark, path, 6)
+    assert picture is not None
+    for entry in (items / "_delta_log").glob("*.json"):
+        age(entry, 10 if int(entry.stem) <= picture.tables[str(ITEMS)] else 5)
+    for file in items.iterdir():
+        if file.is_file():
+            age(file, 20)
+    delta_log_class(spark).clearCache()
+    maintenance.Maintenance(path, 0.0).remove(spark)
+    check(spark, path, (6,))
+
+
+@pytest.mark.integration
+@pytest.mark.long
+@pytest.mark.timeout(900)
 def test_what_no_picture_of_the_retention_needs_is_removed(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
