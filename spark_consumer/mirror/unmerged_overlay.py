@@ -149,6 +149,7 @@ def _known(
     name, location = str(table), table_path(path, table)
     rows = TABLE_FORMAT.at_version(spark, location, base.tables[name]) if name in base.tables else None
     others = [oid for other, oid in base.oids.items() if other != name]
+    others += TableStates.of(base.table_states).former.get(name, ())
     schema = schemas.get(base.schema_ids.get(name, -1))
     shape = None if schema is None else TableSchema.of(schema)
     key = tuple(base.keys.get(name, ()))

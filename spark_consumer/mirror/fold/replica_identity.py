@@ -106,7 +106,8 @@ def beginning_of_relation(
 
     `known`: oid of the former relation; `others`: oids of other tables' relations, and of earlier
     relations with this name; `is_emptied`: returns whether the former rows are gone. Raise
-    MirrorError if the new relation is one of the others, or if names were swapped.
+    MirrorError if the new relation is one of the others, if another relation had the name in
+    between, or if names were swapped.
     """
     oids = {oid_of(schema_id) for schema_id in part.schema_ids}
     if len(oids if known is None else oids | {known}) == 1:
@@ -115,7 +116,7 @@ def beginning_of_relation(
     if len({oid_of(schema_id) for schema_id in ids_after}) == 1 and (part.last_truncate or is_emptied()):
         return None
     newest = oid_of(part.newest)
-    if newest in others:
+    if newest in others or newest == known:
         raise recreated_error(part.table, location)
     return recreated_at(part.table, location, first_positions(own), oid_of, newest)
 

@@ -333,8 +333,9 @@ def test_what_lies_behind_a_truncate_is_known(spark: SparkSession, form: str) ->
     assert schema_ids_after(found, (30, 0)) == []
 
 
+@pytest.mark.parametrize("merges", ["apart", "at once", "of one transaction"])
 def test_a_relation_that_gets_its_former_name_back_is_refused(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, merges: str
 ) -> None:
     """Its rows from before went when another relation had the name: they are not to be missed
     silently."""
@@ -342,9 +343,17 @@ def test_a_relation_that_gets_its_former_name_back_is_refused(
     commit(feeder, first, *((None, {"id": number, "name": "old"}) for number in range(3)))
     run_mirror(spark, feeder, tmp_path)
     other = feeder.alter(first, replace(KEYED, oid=KEYED.oid + 1))
-    commit(feeder, other, (None, {"id": 50, "name": "other"}))
-    run_mirror(spark, feeder, tmp_path)
-    commit(feeder, first, (None, {"id": 10, "name": "back"}))
+    if merges == "of one transaction":
+        made = feeder.begin()
+        made.insert(other, {"id": 50, "name": "other"})
+        made.insert(first, {"id": 10, "name": "back"})
+        made.commit()
+        feeder.kafka_commit()
+    else:
+        commit(feeder, other, (None, {"id": 50, "name": "other"}))
+        if merges == "apart":
+            run_mirror(spark, feeder, tmp_path)
+        commit(feeder, first, (None, {"id": 10, "name": "back"}))
     with pytest.raises(Exception, match="another table was renamed to this name") as caught:
         run_mirror(spark, feeder, tmp_path)
     assert "--exclude" in str(caught.value) and "--on-recreated=empty" not in str(caught.value)
