@@ -139,10 +139,10 @@ class SnapshotCoordinator:
         if unfinished:
             await self._record_changes()
             await self._resumption.resume(unfinished)
+        await self._check_catalog()
         if self._reselecting.is_on:
             await self._record_changes()
             self._machine.on_left_out = self._reselecting.left_out
-        await self._check_catalog()
 
     async def _check_catalog(self) -> None:
         self._is_check_due = False
@@ -152,7 +152,9 @@ class SnapshotCoordinator:
         self._least_wait_s = max(CHECKS_APART_S, 10 * (self._checked_at - begun))
 
     async def _record_changes(self) -> None:
-        await self._recorder.start(self._tasks.snapshot.stream_state)
+        if self._recorder.judge is None:
+            self._tasks.recording_begins()
+            await self._recorder.start(self._tasks.snapshot.stream_state)
 
     # -- the stream's side
 
