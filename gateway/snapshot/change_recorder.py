@@ -28,8 +28,9 @@ class ChangeRecorder:
     messages. The ids of all transactions are recorded from `start` on, the keys of a relation from
     `begin` on.
 
-    `judge` is None while nothing is recorded. `on_message` is called for Walgate's own logical
-    messages at all times.
+    `judge` is None while nothing is recorded. `first_xid` is a 64-bit transaction id that was
+    assigned when recording began. `on_message` is called for Walgate's own logical messages at all
+    times.
     """
 
     def __init__(self, sql: asyncpg.Connection, machine: TransactionMachine, on_message: OnMessage) -> None:
@@ -37,6 +38,7 @@ class ChangeRecorder:
         self._machine = machine
         self._on_message = on_message
         self.judge: StalenessJudge | None = None
+        self.first_xid = 0
         self._observer: RecordingObserver | None = None
 
     def listen(self) -> None:
@@ -61,13 +63,14 @@ class ChangeRecorder:
         self.judge = judge
         self._observer = RecordingObserver(self._machine, judge, self._on_message)
         self._machine.set_observer(self._observer)
+        # Transactions that were received before have lower ids than one that is assigned now.
+        try:
+            async with transaction(self._sql):
+                self.first_xid = int(await self._fetch(NEW_XID))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "snapshot") from error
         if judge.floor == _EVERY_XID:
-            # Transactions that were received before have lower ids than one that is assigned now.
-            try:
-                async with transaction(self._sql):
-                    judge.wait_for_all_below(int(await self._fetch(NEW_XID)))
-            except DRIVER_ERRORS as error:
-                raise classify_exception(error, "snapshot") from error
+            judge.wait_for_all_below(self.first_xid)
         return judge
 
     async def observe_snapshot(self) -> None:

@@ -144,10 +144,10 @@ class SnapshotCoordinator:
         if unfinished:
             await self._record_changes()
             await self._resumption.resume(unfinished)
+        await self._check_catalog()
         if self._reselecting.is_on:
             await self._record_changes()
             self._machine.on_left_out = self._reselecting.left_out
-        await self._check_catalog()
         if self._reads_again:
             # This is stored in the Kafka transaction that moves the position from the gap's end.
             log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")
@@ -161,7 +161,9 @@ class SnapshotCoordinator:
         self._least_wait_s = max(CHECKS_APART_S, 10 * (self._checked_at - begun))
 
     async def _record_changes(self) -> None:
-        await self._recorder.start(self._tasks.snapshot.stream_state)
+        if self._recorder.judge is None:
+            self._tasks.recording_begins()
+            await self._recorder.start(self._tasks.snapshot.stream_state)
 
     # -- the stream's side
 

@@ -19,7 +19,7 @@ from gateway.snapshot.change_recorder import ChangeRecorder
 from gateway.snapshot.discovery.stored_contents import StoredContents
 from gateway.snapshot.read_plan import ReadPlan
 from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
-from gateway.snapshot.rules.published_content import unsent
+from gateway.snapshot.rules.published_content import PublishedContent, unsent
 from gateway.snapshot.rules.table_progress import Chunk, Status
 from gateway.snapshot.stored_state import (
     NOT_TO_BE_READ,
@@ -65,6 +65,8 @@ class TableTasks:
         self._settled = {oid for oid, state in states.tables.items() if state.status in SETTLED}
         self._unpublished: set[int] = set()
         self.contents = StoredContents(states.contents)
+        self._contents_before: dict[int, PublishedContent] = {}
+        """The relations as they were when recording began."""
         self._queued: list[TableTask] = []
         """Waiting tasks whose state is not written yet."""
         self._finished: list[TableTask] = []
@@ -286,11 +288,19 @@ class TableTasks:
         for task in tasks:
             task.boundary_discarded()
 
+    def recording_begins(self) -> None:
+        """Report that changes are about to be recorded."""
+        self._contents_before = dict(self.contents.by_oid)
+
     def begin(self, task: TableTask, unfinished_xids: Iterable[int], boundary_xid: int) -> None:
         """Begin a table where its SNAPSHOT_BEGIN is published: its changes are recorded from here
         on."""
-        assert task.progress is not None and task.plan is not None
-        task.progress.begin(unfinished_xids, boundary_xid)
+        judge = self._recorder.judge
+        assert judge is not None and task.progress is not None and task.plan is not None
+        before, now = self._contents_before.get(task.oid), task.plan.surveyed.content
+        is_published_as_before = before is not None and before.is_published_as(now)
+        floor = self._recorder.first_xid if is_published_as_before else judge.visibility.widen(boundary_xid)
+        task.progress.begin(unfinished_xids, floor)
         self._recorder.begin(task.oid, task.progress, [task.plan.version.schema_id])
 
     def nothing_left(self, task: TableTask) -> None:

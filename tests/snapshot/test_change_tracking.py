@@ -139,9 +139,9 @@ def test_a_table_that_begins_again_within_a_transaction_knows_its_id(scene: Scen
     assert scene.track.xids_without_keys == {EPOCH + 5} and not scene.track.keys
 
 
-def test_a_table_alone_waits_for_what_began_before_its_boundary_and_after_a_restart_all_do(scene: Scene) -> None:
+def test_a_table_alone_waits_for_what_is_below_its_floor_and_after_a_restart_all_do(scene: Scene) -> None:
     judge = scene.judge
-    later = judge.begin(boundary_xid=10)
+    later = judge.begin(floor=EPOCH + 10)
     with_an_older_one = Visibility(EPOCH + 9, EPOCH + 12, frozenset({EPOCH + 9}))
     assert judge.admits(scene.track, with_an_older_one) and not judge.admits(later, with_an_older_one)
     assert judge.admits(later, Visibility(EPOCH + 10, EPOCH + 12, frozenset({EPOCH + 10})))

@@ -17,7 +17,7 @@ from gateway.pgoutput.relation import Relation
 from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.read_plan import ReadPlans, Surveyed, survey
-from gateway.snapshot.rules.published_content import PublishedContent
+from gateway.snapshot.rules.published_content import Account, Membership, PublishedContent
 from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import TableState, decode_states
@@ -150,6 +150,28 @@ async def test_that_a_table_begins_again_after_a_gap_is_durable(snapshot: Snapsh
     records = snapshot._tasks.take_states(set(), with_stream=False)
     (stored,) = decode_states(records, {1: SNAPSHOT_STATE}).tables.values()
     assert (stored.status, stored.purpose, stored.row_count) == ("WAITING", "REPLACE", 0)
+
+
+ACCOUNT = Account("1", "2", "3", 10, (Membership(5, "6", "p", "iudt", "all", True),), ())
+CHANGED_ACCOUNT = replace(ACCOUNT, memberships=(Membership(5, "7", "p", "iudt", "all", True),))
+
+
+@pytest.mark.parametrize(("before", "floor"), [(ACCOUNT, 10), (CHANGED_ACCOUNT, 20), (None, 20)])
+async def test_a_table_waits_for_no_transaction_that_began_after_it_was_published_and_changes_were_recorded(
+    before: Account | None, floor: int, snapshot: SnapshotCoordinator, locked: Survey
+) -> None:
+    """Otherwise each of many tables would wait for those that are open when it begins."""
+    tasks, content = snapshot._tasks, replace(SURVEYED.content, account=ACCOUNT)
+    if before is not None:
+        tasks.contents.is_now(1, replace(content, account=before))
+    await snapshot._record_changes()
+    tasks.contents.is_now(1, content)
+    tasks.add(TableState(1, "public", "t", ""), misses_keys=False)
+    (plan,) = await snapshot._plans.of([replace(SURVEYED, content=content)])
+    tasks.set_up(tasks.by_oid[1], plan)
+    tasks.begin(tasks.by_oid[1], (), 20)
+    progress = tasks.by_oid[1].progress
+    assert progress is not None and progress.track is not None and progress.track.floor == floor
 
 
 @pytest.mark.integration

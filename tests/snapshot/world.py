@@ -116,6 +116,8 @@ class World:
         again, from its beginning: streamed, or whole when it ends."""
         live = self.live = copy.deepcopy(self.durable)
         self.waiting: dict[str, Waiting] = {}
+        self.is_published_before = self.source.is_published or self.broken == "boundary"
+        self.first_xid = self.source.roll_back_new()
         self.judge = StalenessJudge(self._look(), live.floor, set() if self.broken == "R" else live.unseen)
         self.table = self._new_table()
         if live.status in (Status.READING, Status.ENDING):
@@ -331,7 +333,8 @@ class World:
         self.live.filenode = self.source.filenode
         self.table.begin_again([Leaf(1, self.live.filenode, 0)])
         suspects = {xid & 0xFFFFFFFF for xid in (*self.streams, *self.live.prepared)}
-        self.table.begin(suspects, None if self.broken in ("floor", "boundary") else xid)
+        floor = self.first_xid if self.is_published_before else self.judge.visibility.widen(xid)
+        self.table.begin(suspects, 0 if self.broken == "floor" else floor)
         assert self.table.track is not None
         if self.broken == "received before":
             self.table.track.xids_without_keys.clear()

@@ -106,6 +106,10 @@ class PublishedContent:
     account: Account | None = None
     horizon: int = field(default=0, compare=False)
 
+    def is_published_as(self, other: PublishedContent) -> bool:
+        """Return whether nothing was changed in between that decides which changes are sent."""
+        return self.account is not None and self.account == other.account
+
 
 def new_files(before: PublishedContent, now: PublishedContent) -> list[LeafContent]:
     """Return the leaves of `now` that existed before, with another file."""

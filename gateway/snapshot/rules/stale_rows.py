@@ -41,10 +41,11 @@ in between are the table's first `xids_without_keys`. Transactions received befo
 started have no id here at all. `floor` stands for them: the next transaction id at that moment. A
 chunk waits until every transaction below it has ended, as the creation of a slot does.
 
-A table has a floor of its own: the id of its boundary, the transaction that brings its
-SNAPSHOT_BEGIN. A transaction with a lower id may have changed rows before the table was published,
-or under another row filter, so that no event of it comes. A boundary is emitted after what it
-relies on was read from the catalog: whoever changed rows before that has a lower id.
+A table has a floor of its own. A transaction that is open may have changed its rows before it was
+published, or under another row filter, so that no event of that comes. It has a lower id than one
+that is assigned after the table was found in the catalog as it is published now. For a table that
+was found so before this process began to record, `floor` is the first id of that moment; for any
+other, the id of its boundary, the transaction that brings its SNAPSHOT_BEGIN.
 
 Why it is right: after H, every row of a chunk is what the source had at H. tests/snapshot/world.py
 tests this with random histories; with any of the rules removed, it finds a history that goes wrong.
@@ -128,11 +129,10 @@ class StalenessJudge:
 
     # -- what comes in the stream
 
-    def begin(self, suspects: Iterable[int] = (), boundary_xid: int | None = None) -> KeyTrack:
+    def begin(self, suspects: Iterable[int] = (), floor: int = 0) -> KeyTrack:
         """Record the changes to a relation that is read from here on. Of changes before that, only
-        the ids of their transactions were recorded (`unseen`). `boundary_xid`: the 32-bit id of its
-        boundary, unless an earlier process, or nothing, has begun it."""
-        floor = 0 if boundary_xid is None else self.visibility.widen(boundary_xid)
+        the ids of their transactions were recorded (`unseen`). `floor`: see KeyTrack; 0 if an
+        earlier process has begun the relation, or only rows of it are read."""
         track = KeyTrack(set(self.unseen), set(suspects), floor=floor)
         self._tracks.append(track)
         return track

@@ -163,12 +163,12 @@ class TableProgress:
 
     # -- its course
 
-    def begin(self, suspects: Iterable[int] = (), boundary_xid: int | None = None) -> None:
+    def begin(self, suspects: Iterable[int] = (), floor: int = 0) -> None:
         """Begin the relation where its SNAPSHOT_BEGIN is published: its changes are recorded from
-        here on. `suspects`: see KeyTrack. `boundary_xid`: see StalenessJudge.begin."""
+        here on. `suspects` and `floor`: see KeyTrack."""
         assert self._status is Status.WAITING
         self._status = Status.READING
-        self._track = self.judge.begin(suspects, boundary_xid)
+        self._track = self.judge.begin(suspects, floor)
 
     def resume(
         self, plan: CtidPlan, keys: KeysToReadAgain, suspects: Iterable[int], counts: tuple[int, int, int] = (0, 0, 0)
