@@ -49,7 +49,7 @@ class ServerFacts:
 
     @property
     def decodes(self) -> bool:
-        """Return whether logical decoding is on, or the first logical slot turns it on: in
+        """Return whether logical decoding is on, or the first logical slot would turn it on: in
         PostgreSQL 19, wal_level = replica is enough on a primary."""
         if self.effective_wal_level:
             return self.effective_wal_level == "logical" or (self.wal_level == "replica" and not self.in_recovery)
@@ -175,8 +175,8 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """Values that the settings and the position require; None where there is no position.
-    `backend_pid` is the process ID of the gateway's own WAL sender, once it runs."""
+    """The values that the settings and the position require. `timeline` is None if there is no
+    position. `backend_pid` is the process ID of the gateway's own WAL sender, once it runs."""
 
     slot: str
     publications: tuple[str, ...]

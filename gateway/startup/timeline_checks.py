@@ -28,7 +28,7 @@ class LeftBehind(NotPrimary):
 
 def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
     """Refuse an old primary, which may just be the first host that answered. `timeline` is the
-    server's; that of a standby is known on the replication connection only."""
+    server's timeline, which for a standby is known on the replication connection only."""
     if expected is not None and timeline < expected:
         yield LeftBehind(
             f"the server is on timeline {timeline}, but the resume LSN is on {expected}: this server is an old primary",
@@ -54,8 +54,9 @@ def parse_history(content: str) -> dict[int, Lsn]:
 
 
 def check_promotion(resume_lsn: Lsn, old_timeline: int, new_timeline: int, history: str) -> Iterator[Finding]:
-    """Check that the promoted server has everything that was delivered. `history` is that of
-    `new_timeline`, the server's; the position is on `old_timeline`."""
+    """Check that the promoted server has everything that was delivered. `new_timeline` is the
+    server's timeline, and `history` the content of its history file; the position is on
+    `old_timeline`."""
     if old_timeline == new_timeline:
         return
     left_at = parse_history(history).get(old_timeline)
