@@ -1,5 +1,5 @@
-"""Which build of the hot modules runs: compiled by mypyc (tools/compile_hot.py), or plain Python.
-Both behave the same."""
+"""Find out whether the hot modules run compiled by mypyc (tools/compile_hot.py) or as plain Python.
+Both builds behave in the same way."""
 
 from __future__ import annotations
 

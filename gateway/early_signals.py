@@ -1,8 +1,8 @@
-"""Signals during imports: `walgate run` exits with 0 if it is stopped in its first second, while
-most of the program is still being imported.
+"""Handle signals during imports: `walgate run` exits with 0 if it is stopped in its first second,
+while most of the program is still being imported.
 
-This module is imported before everything else, for its side effect. Nothing is open that early, so
-nothing must be closed. Once the gateway runs, its event loop handles the signals
+This module is imported before everything else, for its side effect. So early, nothing is open that
+would have to be closed. Once the gateway runs, its event loop handles the signals
 (gateway/runtime/supervisor.py).
 """
 

@@ -11,9 +11,9 @@
         +-- InternalError a defect that was met while a message was processed
 
 Any other exception is a defect elsewhere, and ends the process with exit code 1. An error after
-which the next session must do something differently says so itself, by `change`. Messages name the
-place (message type, relation, column, LSN) and never a row value or a secret. The constants are
-hints that several errors share: the operator's choices after data was lost (docs/gap.md).
+which the next session must act differently has a method `change`. Messages name the place (message
+type, relation, column, LSN), but never a row value or a secret. The constants are hints that
+several errors share: the operator's choices after data was lost (docs/gap.md).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ REPORT: Final = "report the error with the versions of PostgreSQL and of the gat
 
 
 class NextSession(Protocol):
-    """The next session, as far as errors may change it (gateway/runtime/session_memory.py)."""
+    """The part of the next session that errors may change (gateway/runtime/session_memory.py)."""
 
     def read_as_text(self) -> None:
         """Request values in text format."""
@@ -58,11 +58,11 @@ class NextSession(Protocol):
         ...
 
     def make_optional(self, relation_oid: int, column: str) -> None:
-        """Let the field of a column be optional."""
+        """Make the field of a column optional."""
         ...
 
     def give_topics_to_partitions(self) -> None:
-        """Give partitions topics even if their roots are published."""
+        """Give topics to partitions even if their roots are published."""
         ...
 
     def quarantine_relation(self, relation: Any) -> None:
@@ -70,7 +70,8 @@ class NextSession(Protocol):
         ...
 
     def remember_report(self, reported: Any) -> None:
-        """Let the next start judge what the server reported (startup.Reported)."""
+        """Remember the report from the server (startup.Reported), so that the next start can judge
+        it."""
         ...
 
     def avoid_server(self) -> None:
@@ -79,11 +80,11 @@ class NextSession(Protocol):
 
 
 class WalgateError(Exception):
-    """Base class of all errors. `hint` is what the operator can do: one sentence, an SQL statement
-    or a setting."""
+    """The base class of all errors. `hint` says what the operator can do: a sentence, an SQL
+    statement or a setting."""
 
     relation_oid: int | None = None
-    """Oid of the relation whose row or Relation message was being read; None if it was another
+    """The oid of the relation whose row or Relation message was being read, or None for any other
     message."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
@@ -95,8 +96,8 @@ class WalgateError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
     def change(self, next_session: NextSession) -> None:
-        """Change what the next session does, so that it does not fail in the same way. Most errors
-        change nothing."""
+        """Change the next session, so that it does not fail in the same way. Most errors change
+        nothing."""
 
 
 class Retry(WalgateError):
@@ -111,7 +112,8 @@ class NeedsText(Retry):
 
 
 class RetrySlowly(WalgateError):
-    """The gateway cannot repair the cause, but it may be repaired while the gateway waits."""
+    """An error whose cause the gateway cannot repair, but which others may repair while the gateway
+    waits."""
 
 
 class StopForOperator(WalgateError):
@@ -128,5 +130,5 @@ class DataGap(StopForOperator):
 
 
 class InternalError(StopForOperator):
-    """An exception that was not raised on purpose. It is only chained, not quoted, because its text
-    may contain a row's value."""
+    """An exception that was not raised on purpose. That exception is only chained, not quoted,
+    because its text may contain a row's value."""

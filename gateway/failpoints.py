@@ -1,13 +1,13 @@
 """Named points at which a test can stop the gateway, each with a description of its step.
 
-They are off unless this variable is set before the process starts:
+Failpoints are off unless this variable is set before the process starts:
 
     WALGATE_FAILPOINTS="before_commit:kill, batch_sent:delay=2:*, socket_read:raise:5"
 
 One entry is `name:action[:nth]`. Actions: `kill` (SIGKILL to this process: nothing is flushed, no
 handler runs), `stop` (SIGSTOP), `raise` (FailpointReached, a Retry) and `delay=SECONDS`, which
-blocks the whole process. `nth` is the time on which it acts, the first by default; `*` means every
-time.
+blocks the whole process. `nth` is the occurrence at which the failpoint acts, by default the first;
+`*` means every occurrence.
 
 If the variable is not set, a call costs one comparison (40 ns). There are failpoints at reads,
 messages and transactions, never at rows.
@@ -112,18 +112,19 @@ class _Armed:
     action: str
     delay_s: float
     nth: int | None
-    """The time on which it acts; None for every time."""
+    """The occurrence at which the failpoint acts, or None for every occurrence."""
     reached_count: int = 0
 
 
 def failpoint(name: str) -> None:
-    """Act if `name` is armed. Raises FailpointReached if that is the action."""
+    """Perform the action of the failpoint `name` if it is armed. Raises FailpointReached if the
+    action is `raise`."""
     if _armed is not None:
         _reach(name)
 
 
 def parse_failpoints(text: str) -> dict[str, _Armed] | None:
-    """Return the entries of the variable by name; None if there are none. Raises StopForOperator
+    """Return the entries of the variable by name, or None if there are none. Raises StopForOperator
     if the text is invalid."""
     armed: dict[str, _Armed] = {}
     for entry in filter(None, (part.strip() for part in text.split(","))):

@@ -1,5 +1,5 @@
-"""Names: those that PostgreSQL allows (manual, 4.1.1 and `ReplicationSlotValidateName` in slot.c),
-and those that the gateway uses."""
+"""Check names by the rules of PostgreSQL (manual, 4.1.1, and `ReplicationSlotValidateName` in
+slot.c), and define names that the gateway uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ IDENTIFIER_RULE: Final = "1 to 63 bytes long and contain no zero byte"
 _SLOT = re.compile(r"[a-z0-9_]{1,63}")
 _LONGEST_BYTES: Final = 63
 HEARTBEAT_PREFIX: Final = "walgate.heartbeat"
-"""Prefix of the gateway's own logical messages, which measure the lag when nothing else commits."""
+"""The prefix of the gateway's own logical messages, which measure the lag when nothing else
+commits."""
 APPLICATION_NAME: Final = "walgate"
 """The application_name of every session of the gateway."""
 
@@ -34,7 +35,7 @@ def is_identifier(name: str) -> bool:
 
 
 def quote_identifier(name: str) -> str:
-    """Quote a name, for SQL that is shown to the operator, and for names that were checked."""
+    """Quote a name, for SQL that is shown to the operator or for a name that was checked."""
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -53,8 +54,8 @@ _OF_CONTAINERS: Final = ("/.dockerenv", "/run/.containerenv")
 
 
 def where_local_is(host: str) -> str:
-    """Return an addition to the hint if nothing listens at `host`, for a program in a container,
-    where localhost is the container itself; else ""."""
+    """Return the beginning of a hint for the case that nothing listens at `host`, or "". The hint
+    is for a program in a container, where localhost is the container itself."""
     is_container = "KUBERNETES_SERVICE_HOST" in os.environ or any(map(os.path.exists, _OF_CONTAINERS))
     return (
         f"{host} is this container itself: use the name of the server's host; otherwise, "

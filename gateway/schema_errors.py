@@ -1,5 +1,5 @@
-"""Errors of the package `schemas`, classified for the gateway; `schemas` itself is independent of
-it."""
+"""Classify errors of the package `schemas` for the gateway; `schemas` itself does not depend on the
+gateway."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ log = structlog.get_logger()
 
 @contextmanager
 def classified_schema_errors() -> Iterator[None]:
-    """Convert errors of `schemas`. Raises Retry if the registry cannot be reached; RetrySlowly for
-    missing privileges, another service that answers at its address, and requests that it refuses
-    for a reason of its own; UnwritableRelation if it refuses the schema itself. An incompatible
-    schema is logged, so that it can be registered by hand."""
+    """Convert errors of `schemas`. Raises Retry if the registry cannot be reached, and
+    UnwritableRelation if it refuses the schema itself. Raises RetrySlowly for missing privileges,
+    for another service at the registry's address, and for requests that the registry refuses for
+    other reasons. An incompatible schema is logged, so that it can be registered by hand."""
     try:
         yield
     except RegistryUnavailable as error:
@@ -57,7 +57,7 @@ def log_level_change(change: LevelChange) -> None:
 
 @asynccontextmanager
 async def open_registry(settings: RegistrySettings, timeout_s: float) -> AsyncIterator[RegistryClient]:
-    """Open a client for a few requests, whose errors are classified. Raises WalgateError."""
+    """Open a client for a few requests. Their errors are classified. Raises WalgateError."""
     with classified_schema_errors():
         client = RegistryClient(settings.url, **settings.client_options(), timeout_s=timeout_s)
         try:
@@ -75,7 +75,7 @@ async def register_both(
     in_use_key: Schema | None = None,
 ) -> tuple[int, int | None]:
     """Register the schemas of value and key concurrently; both requests have ended when this
-    returns. Raises SchemaError."""
+    returns or raises. Raises SchemaError."""
     value = registry.register(value_subject(topic), value_schema, in_use_value)
     if key is None:
         return await value, None

@@ -7,10 +7,10 @@ stream and were read from the catalog when the Relation message arrived; `pg.pro
 of the settings replaces the column's values; and `pg.name` wherever the Avro name differs from the
 name in PostgreSQL.
 
-The labels of an enum are written at the first occurrence of its type. They are left out where their
-size exceeds MOST_LABEL_BYTES, and an attmissingval where its size exceeds MOST_DEFAULT_BYTES: the
-registry refuses schemas that are too large for its storage. The schema then has their number or
-size.
+The labels of an enum are written at the first occurrence of its type. Labels are left out if their
+size exceeds MOST_LABEL_BYTES, and an attmissingval if its size exceeds MOST_DEFAULT_BYTES: the
+registry refuses schemas that are too large for its storage. The schema then has only the number of
+labels or the size of the value.
 
 Every field of Row and Key is a union with null, default null: a column may be added or dropped, or
 enter or leave the replica identity, and old events remain readable with the new schema. Key schemas
@@ -40,7 +40,7 @@ MOST_DEFAULT_BYTES: Final = 64 << 10
 """The limit for the missing value (attmissingval) of one column."""
 _MOST_HEX_BYTES: Final = 64
 """The size up to which a missing value is written in hexadecimal, which older readers know; larger
-ones are written in Base64."""
+values are written in Base64."""
 
 Schema = dict[str, Any]
 
@@ -96,7 +96,8 @@ def change_schema(description: RelationDescription, prefix: str) -> Schema:
 
 
 def key_schema(description: RelationDescription, prefix: str) -> Schema | None:
-    """Return the record `Key` of the identity columns; None for a relation without identity."""
+    """Return the schema of the key, the record `Key` of the identity columns; None for a relation
+    without identity."""
     if not description.identity_columns:
         return None
     namespace = avro_namespace(prefix, description.namespace, description.name)
@@ -116,8 +117,8 @@ def _key_record(description: RelationDescription) -> Schema:
 
 
 def _row_field(column: ColumnDescription, labelled: set[int]) -> Schema:
-    """Return a column's field of Row. `labelled`: oids of the enums whose labels the schema already
-    contains."""
+    """Return a column's field of Row. `labelled` has the oids of the enums whose labels the schema
+    already contains."""
     described: Schema = {
         **_named(column.name),
         **_nullable(value_type(column)),

@@ -81,7 +81,8 @@ def is_page(content: bytes) -> bool:
 
 
 def _problem(answer: bytes) -> tuple[int, str]:
-    """Return code and message of an unsuccessful response; the code is 0 where it has none."""
+    """Return the error code and the message of an unsuccessful response; the code is 0 if the
+    response has none."""
     try:
         found = json.loads(answer)
         return int(found["error_code"]), str(found["message"])

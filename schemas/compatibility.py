@@ -34,7 +34,7 @@ Place = tuple[str, str]
 
 def incompatible_columns(old: Schema, new: Schema, among: Set[Place] | None = None) -> list[TypeChange]:
     """Return the columns of Row and Key, present in both schemas, whose new type cannot read the
-    old type's values exactly. Empty for other records."""
+    old type's values exactly. The list is empty for other records."""
     changes: dict[str, TypeChange] = {}
     old_fields = _fields(old)
     for place, field in _fields(new).items():
@@ -70,7 +70,7 @@ def _find_record(schema: Any, name: str) -> Schema | None:
 
 
 def _reads(old: Any, new: Any) -> bool:
-    """Return whether the new type reads every value of the old one with its meaning unchanged."""
+    """Return whether the new type reads every value of the old type with its meaning unchanged."""
     if _is_optional(old) and not _is_optional(new):
         return False
     old_type, new_type = _parts(_not_null(old)), _parts(_not_null(new))
@@ -91,8 +91,8 @@ def _is_optional(avro: Any) -> bool:
 
 
 def _not_null(avro: Any) -> Any:
-    """Return the type of an optional field without null, which comes second in a union if the
-    field's default is not null; and any other type as it is."""
+    """Return the type of an optional field without null, and any other type as it is. In a union,
+    null comes second if the field's default is not null."""
     return next(branch for branch in avro if branch != "null") if isinstance(avro, list) else avro
 
 
@@ -101,7 +101,8 @@ def _parts(avro: Any) -> Schema:
 
 
 def _both_described(old: Schema, new: Schema) -> tuple[str, str]:
-    """Describe a field's types, with its nullability if only the old one accepts NULL."""
+    """Describe the old and the new type of a field, with their nullability if only the old type
+    accepts NULL."""
     described = _described(old), _described(new)
     if _is_optional(old["type"]) == _is_optional(new["type"]):
         return described

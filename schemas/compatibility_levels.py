@@ -1,4 +1,4 @@
-"""Compatibility levels of subjects. Levels that others have set are preserved.
+"""Reads and sets the compatibility levels of subjects. Levels that others have set are preserved.
 
 A subject without a level gets `BACKWARD` before its first version (Apicurio enforces nothing until
 a level is set). To register one version regardless of compatibility, the level is set to `NONE` for
@@ -23,7 +23,7 @@ from urllib.parse import quote
 OWN: Final = "BACKWARD"
 OFF: Final = "NONE"
 _UNSET: Final = "UNSET"
-"""In a note, the value for a subject that had no level of its own."""
+"""The level in the note of a subject that had no level of its own."""
 
 
 class Ask(Protocol):
@@ -50,9 +50,9 @@ class LevelChange:
 class CompatibilityLevels:
     """Reads and sets the levels of subjects.
 
-    `ask` and `find` are methods of the registry's client; if the subject does not exist, the first
-    raises and the second returns None. `put` sends the settings of a subject, and tolerates another
-    client that sends the first ones at the same time.
+    `ask` and `find` are methods of the registry's client; if the subject does not exist, `ask`
+    raises an error and `find` returns None. `put` sends the settings of a subject, and tolerates
+    another client that sends the first settings at the same time.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class CompatibilityLevels:
         return await self._find("GET", f"/config/{_quoted(subject)}") or {}
 
     async def begin(self, subject: str) -> None:
-        """Set the level of a subject to `BACKWARD` before its first version, unless it has one."""
+        """Set the level of a subject to `BACKWARD` before its first version, unless the subject has
+        a level already."""
         settings = await self._settings(subject)
         if settings.get("compatibilityLevel") is None:
             await self._put(subject, {**settings, "compatibility": OWN})
@@ -116,7 +117,7 @@ class CompatibilityLevels:
         self._on_change(LevelChange(subject, before or "", after or "", reason))
 
     async def _noted(self, subject: str) -> tuple[str, int]:
-        """Return level and number of the newest note; ("", 0) where there is none."""
+        """Return the level and the number of the newest note; ("", 0) if there is none."""
         answer = await self._find("GET", f"/subjects/{_quoted(_note_subject(subject))}/versions/latest")
         if answer is None:
             return "", 0

@@ -4,7 +4,7 @@ do.
 SchemaError
     +-- IncompatibleSchema    a relation changed so that readers of old events cannot read new ones
     +-- RegistryUnavailable   the registry is not available, or reports a temporary error: try again
-    +-- RegistryRefused       it refuses this schema, or cannot be used with these settings
+    +-- RegistryRefused       the registry refuses the schema or cannot be used with these settings
         +-- RegistryDenied    credentials or permissions
         +-- RegistryMissing   another server answers in its place
         +-- RegistryUnwilling an answer that does not concern the schema
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 
 class SchemaError(Exception):
-    """The base class. `hint` is a sentence or a setting."""
+    """The base class of these errors. `hint` is a sentence or a setting."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -26,7 +26,8 @@ class SchemaError(Exception):
 
 
 class IncompatibleSchema(SchemaError):
-    """Names relation, column and both types, and the two ways to proceed. `schema_text` is the
+    """A relation changed so that readers of old events cannot read new ones. The message names the
+    relation, the column and both types; the hint has the two ways to proceed. `schema_text` is the
     schema that was not registered."""
 
     def __init__(self, message: str, *, hint: str = "", subject: str = "", schema_text: str = "") -> None:
@@ -55,8 +56,8 @@ class RegistryMissing(RegistryRefused):
 
 
 class RegistryUnwilling(RegistryRefused):
-    """Any other error, such as a registry in read-only mode or a limit of a proxy. It does not
-    concern the schema, and may pass. `status` is that of the response."""
+    """Any other error, such as a registry in read-only mode or a limit of a proxy. Such an error
+    does not concern the schema, and may be temporary. `status` is the status of the response."""
 
     def __init__(self, message: str, *, hint: str = "", status: int = 0) -> None:
         super().__init__(message, hint=hint)

@@ -9,7 +9,8 @@ _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 class Lsn(int):
-    """Unsigned 64-bit byte position in the WAL; printed as PostgreSQL does, `16/B374D848`."""
+    """An unsigned 64-bit byte position in the WAL, printed as PostgreSQL prints it:
+    `16/B374D848`."""
 
     __slots__ = ()
 

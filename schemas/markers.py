@@ -1,7 +1,7 @@
-"""Markers of the transaction topic, as the gateway writes and its readers know them.
+"""Markers of the transaction topic, as the gateway writes them and its readers know them.
 
-records/TransactionMarker.avsc describes each field. Ranges are not here: the gateway adds to tuples
-for each batch, and readers plan with a class of their own.
+records/TransactionMarker.avsc describes each field. Ranges of offsets have no class here: the
+gateway keeps them as tuples, and readers plan with a class of their own.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 COMMITTING: Final = frozenset({"COMMIT", "STREAM_COMMIT", "COMMIT_PREPARED"})
-"""Kinds that end a transaction whose rows count."""
+"""The kinds of markers that end a transaction whose rows count."""
 NOTICES: Final = frozenset({"SNAPSHOT_BEGIN", "SNAPSHOT_END", "SKIP", "GAP"})
-"""Kinds without records, which qualify the rows of others."""
+"""The kinds of markers that have no records, but say something about the rows of other
+transactions."""
 
 
 @dataclass(slots=True)
 class ExcludedRelation:
-    """A relation whose events in a transaction were not written to its topic, with their count.
-    `relation_oid` 0: logical messages that were too large, by their prefix."""
+    """A relation whose events in a transaction were not written to its topic, and the number of
+    these events. If `relation_oid` is 0, the events are logical messages that were too large, and
+    `name` is their prefix."""
 
     relation_oid: int
     namespace: str
@@ -30,7 +32,7 @@ class ExcludedRelation:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> ExcludedRelation:
-        """Return what an Avro record of a manifest describes."""
+        """Return the instance that an Avro record of a manifest describes."""
         return cls(
             record["relation_oid"],
             record["schema"],
@@ -58,6 +60,6 @@ class SnapshotChunk:
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any]) -> SnapshotChunk:
-        """Return what an Avro record of a manifest describes."""
+        """Return the instance that an Avro record of a manifest describes."""
         fields = {name: record[name] for name in cls.__slots__ if name != "namespace"}
         return cls(namespace=record["schema"], **fields)

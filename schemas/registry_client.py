@@ -1,8 +1,8 @@
-"""Client of the schema registry (Confluent API). The only module of this package that uses the
-network.
+"""The client of the schema registry (Confluent API), and the only module of this package that uses
+the network.
 
 A subject without a compatibility level gets `BACKWARD` before its first version, and levels that
-others have set are preserved (compatibility_levels.py). The same content is registered once. A
+others have set are preserved (compatibility_levels.py). The same schema is registered only once. A
 change that readers could not follow is refused here even where the registry would accept it.
 """
 
@@ -29,8 +29,8 @@ OnIncompatible = Literal["stop", "register"]
 
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
-"""Errors of a connection that the server may have closed while it was idle. All requests may safely
-be repeated."""
+"""Errors of a connection that the server may have closed while the connection was idle. All
+requests may safely be repeated."""
 _HINT_UNREACHABLE: Final = (
     "check that registry.url is correct, the registry is running, and no firewall blocks the port"
 )
@@ -54,7 +54,7 @@ _HINT_CERTIFICATES: Final = (
     "check registry.ca_file, and registry.cert_file if the registry requires a client certificate"
 )
 _NO_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE")
-"""OpenSSL's reasons for an answer that is not TLS: before 3.2, and since."""
+"""OpenSSL's reasons for an answer that is not TLS: before version 3.2, and since that version."""
 _HINT_NO_TLS: Final = (
     "the server does not use TLS on this port: in registry.url, use http:// instead of https://, or the port with TLS"
 )
@@ -70,8 +70,8 @@ class BearerTokens(Protocol):
 
 
 class RegistryClient:
-    """Raises RegistryUnavailable (try again), RegistryRefused and its subclasses,
-    IncompatibleSchema. Times are in seconds."""
+    """The client. Its methods raise RegistryUnavailable (try again), RegistryRefused and its
+    subclasses, and IncompatibleSchema. Times are in seconds."""
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class RegistryClient:
         on_incompatible: OnIncompatible = "stop",
         on_level_change: Callable[[LevelChange], None] = lambda _: None,
     ) -> None:
-        """`on_level_change` is called for each change of a compatibility level, on subjects that
-        have one."""
+        """Call `on_level_change` for each change of a compatibility level, except for the level
+        that a new subject gets."""
         address = _address(url)
         try:
             if tls is None and address.scheme == "https":
@@ -119,11 +119,11 @@ class RegistryClient:
     async def register(
         self, subject: str, schema: Schema, in_force: Schema | None = None, *, regardless: bool = False
     ) -> int:
-        """Return the id of this schema under the subject, registering it if necessary. Cached by
-        content.
+        """Return the id of this schema under the subject, registering the schema if necessary. Ids
+        are cached by content.
 
-        The schema must be able to read data written with `in_force` (None: the newest version),
-        unless `regardless`.
+        The schema must be able to read data written with `in_force` (or, if that is None, the
+        newest version), unless `regardless`.
         """
         text = _text(schema)
         schema_id = self._ids.get((subject, text))
@@ -142,19 +142,22 @@ class RegistryClient:
         return known
 
     async def latest(self, subject: str) -> Schema | None:
-        """Return the newest version of a subject, None where there is none. Not cached."""
+        """Return the newest version of a subject, or None if there is none. The result is not
+        cached."""
         newest = await self._newest(subject)
         return None if newest is None else _schema(newest)
 
     async def newest(self, subject: str) -> tuple[int, Schema] | None:
-        """Return id and schema of the newest version; None where the subject does not exist."""
+        """Return the id and the schema of the newest version; None if the subject does not
+        exist."""
         found = await self._newest(subject)
         return None if found is None else (_number(found, "id"), _schema(found))
 
     async def _register(
         self, subject: str, schema: Schema, text: str, in_force: Schema | None, regardless: bool
     ) -> int:
-        """Sends one request where the newest version has this content, three for a new subject."""
+        """Return the id of a schema. This takes one request if the newest version has this content,
+        and four for a new subject."""
         newest = await self._newest(subject)
         body = {"schema": text}
         if newest is None:
@@ -170,7 +173,8 @@ class RegistryClient:
             return _number(known, "id")
         changes = await self._changes(subject, in_force, newest, schema)
         # The newest version may belong to a transaction that was rolled back: a schema that is
-        # compatible with the one in force is then accepted, even if it is not with the newest.
+        # compatible with the version in force is then accepted, even if it is not compatible with
+        # the newest.
         goes_on = regardless or (not changes and incompatible_columns(newest_schema, schema))
         if changes and not goes_on:
             raise _incompatible(subject, schema, text, changes, "", await self._levels.of(subject))
@@ -186,8 +190,9 @@ class RegistryClient:
             return await self._new_version(subject, body)
 
     async def _changes(self, subject: str, in_force: Schema | None, newest: Schema, schema: Schema) -> list[TypeChange]:
-        """Return the changes that cannot be read: compared with the version in force, and, for
-        columns that it lacks, with earlier versions. `BACKWARD` compares with one version only."""
+        """Return the changes that readers cannot follow: compared with the version in force and,
+        for columns that this version lacks, with earlier versions. `BACKWARD` compares with one
+        version only."""
         compared = in_force or _schema(newest)
         changes = incompatible_columns(compared, schema)
         added = added_columns(compared, schema)
@@ -209,7 +214,7 @@ class RegistryClient:
         return _number(await self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body), "id")
 
     async def _newest(self, subject: str) -> Schema | None:
-        """Return id, version and schema of the newest version; None where the subject does not
+        """Return the id, version and schema of the newest version; None if the subject does not
         exist."""
         return await self._find("GET", f"/subjects/{_quoted(subject)}/versions/latest")
 
@@ -223,7 +228,7 @@ class RegistryClient:
             await self._ask("PUT", path, body)  # Apicurio: another client has just set it for the first time
 
     async def _find(self, method: str, path: str, body: Schema | None = None) -> Schema | None:
-        """Send a request; return None where the registry reports that the object does not exist."""
+        """Send a request; return None if the registry reports that the object does not exist."""
         try:
             return await self._ask(method, path, body)
         except Refused as error:
@@ -284,7 +289,8 @@ def _tls_hint(said: str) -> str:
 
 
 def _proxy_of(address: httpx2.URL) -> str:
-    """Return host and port of the proxy that the environment sets for this address; "" for none."""
+    """Return host and port of the proxy that the environment sets for this address; "" if there is
+    none."""
     proxies = getproxies()
     proxy = proxies.get(address.scheme) or proxies.get("all", "")
     if not proxy or proxy_bypass(address.host):

@@ -77,9 +77,9 @@ class Protect(enum.Enum):
     """Leave the field out of the schema."""
     NULL = "null"
     HASH = "hash"
-    """HMAC-SHA256 of PostgreSQL's text, in hexadecimal."""
+    """Send the HMAC-SHA256 of PostgreSQL's text, in hexadecimal."""
     TRUNCATE = "truncate"
-    """The first characters of PostgreSQL's text."""
+    """Send the first characters of PostgreSQL's text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Protection:
 
     @property
     def is_hidden(self) -> bool:
-        """True if no part of the value is sent."""
+        """Whether no part of the value is sent."""
         return self.action in (Protect.DROP, Protect.NULL)
 
 
@@ -101,8 +101,8 @@ class MissingValue:
     """pg_attribute.attmissingval: the value, in existing rows, of a column that was added with a
     default.
 
-    `encoded` is the value as in a record, a union with null in Avro; `special` is PostgreSQL's text
-    of a value that is null there.
+    `encoded` is the value as in a record, in Avro's union with null; `special` is PostgreSQL's text
+    of a value for which `encoded` is null.
     """
 
     encoded: bytes = field(repr=False)
@@ -111,8 +111,8 @@ class MissingValue:
 
 @dataclass(frozen=True, slots=True)
 class ColumnDescription:
-    """A column of a relation. `identity`: the column is part of the record's key. `attnum`:
-    pg_attribute.attnum; None if not known."""
+    """A column of a relation. `identity` tells whether the column is part of the record's key.
+    `attnum` is pg_attribute.attnum, or None if it is not known."""
 
     name: str
     facts: TypeFacts
@@ -125,8 +125,8 @@ class ColumnDescription:
 
 @dataclass(frozen=True, slots=True)
 class RelationDescription:
-    """A relation with its columns in the order of the Relation message. Identity columns are those
-    of the replica identity; under FULL, those of the primary key."""
+    """A relation with its columns in the order of the Relation message. Identity columns are the
+    columns of the replica identity; under FULL, those of the primary key."""
 
     oid: int
     namespace: str

@@ -1,7 +1,7 @@
 """Read back what an earlier schema of a relation recorded about its types and its key, for types
 that the catalog no longer has.
 
-The inverse of `pg.type` and `pg.catalog` in `schemas.change_schema`.
+This module is the inverse of `schemas.change_schema`, which writes `pg.type` and `pg.catalog`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def recorded_key(schema: Schema) -> list[str]:
 
 
 def recorded_attributes(schema: Schema) -> dict[str, tuple[int, MissingValue | None]]:
-    """Return attnum and attmissingval by the PostgreSQL names of the columns, for those whose
+    """Return attnum and attmissingval by the PostgreSQL names of the columns, for the columns whose
     attnum was known."""
     numbered = [field for field in _row_fields(schema) if "attnum" in field.get("pg.type", {})]
     return {
@@ -64,7 +64,7 @@ def recorded_oid(schema: Schema) -> int | None:
 
 
 def recorded_relation(schema: Schema) -> tuple[str, str] | None:
-    """Return schema and name of the relation."""
+    """Return the schema and the name of the relation."""
     relation = schema.get("pg.relation")
     return None if relation is None else (relation["schema"], relation["name"])
 
@@ -77,7 +77,8 @@ def _row_fields(schema: Schema) -> list[Schema]:
 
 
 def _facts(told: Schema, labels: dict[int, tuple[str, ...]]) -> TypeFacts:
-    """`labels`: those of the types that came before, since a schema contains them once."""
+    """Return the facts about a type. `labels` has the labels of the enums that came before, since a
+    schema contains them only once."""
     base, element = (_facts(told[part], labels) if part in told else None for part in ("base", "element"))
     inner = base or element
     return TypeFacts(

@@ -39,8 +39,8 @@ _TOPIC_ESCAPE = re.compile(r"-([0-9a-f]{2})|([A-Za-z0-9_]+)")
 
 
 def topic_name(prefix: str, namespace: str, relation: str) -> str:
-    """Return the topic of a relation's change events where Kafka accepts it: it may collide with
-    another topic's name."""
+    """Return the preferred topic of a relation's change events. Kafka does not accept this name if
+    it collides with another topic's name."""
     return topic_names(prefix, namespace, relation)[0]
 
 
@@ -57,7 +57,7 @@ def topic_names(prefix: str, namespace: str, relation: str) -> tuple[str, ...]:
 
 def debezium_topic(prefix: str, namespace: str, relation: str) -> str:
     """Return the topic of a relation's change events in Debezium's format. Two relations may share
-    one."""
+    a topic."""
     return _DEBEZIUM_UNSAFE.sub("_", f"{prefix}.{namespace}.{relation}")
 
 
@@ -80,8 +80,8 @@ def collision_name(topic: str) -> str:
 
 
 def topic_is_free(prefix: str, topic: str) -> bool:
-    """Return whether this is a legal name under the prefix that is used neither by default for any
-    relation, nor for markers or messages."""
+    """Return whether this is a legal name under the prefix that no relation has by default, and
+    that is not used for markers, messages, positions or snapshots."""
     return (
         re.fullmatch(re.escape(prefix) + r"\.[A-Za-z0-9._-]+", topic) is not None
         and len(topic) <= MAX_TOPIC_BYTES
@@ -97,7 +97,7 @@ def is_hashed(topic: str) -> bool:
 
 def parse_relation(text: str) -> tuple[str, str] | None:
     """Parse `schema.table` to (schema, table). A part that contains a dot or a quote is in double
-    quotes, as in SQL. Unlike in SQL, names are not folded to lower case: they are as in the
+    quotes, as in SQL. Unlike in SQL, names are not folded to lower case, but written as in the
     catalog. Return None unless there are exactly two parts."""
     parts: list[str] = []
     position = 0
@@ -111,7 +111,7 @@ def parse_relation(text: str) -> tuple[str, str] | None:
 
 
 def format_relation(namespace: str, relation: str) -> str:
-    """The inverse of `parse_relation`."""
+    """Return `schema.table`, as `parse_relation` reads it."""
     return ".".join(
         part if _PLAIN_IDENTIFIER.fullmatch(part) else '"' + part.replace('"', '""') + '"'
         for part in (namespace, relation)
@@ -129,7 +129,8 @@ def message_topic(prefix: str) -> str:
 
 
 def value_subject(topic: str) -> str:
-    """Return the subject by TopicNameStrategy, which all common tools support."""
+    """Return the subject of a topic's values by TopicNameStrategy, which all common tools
+    support."""
     return f"{topic}-value"
 
 
@@ -138,7 +139,8 @@ def key_subject(topic: str) -> str:
 
 
 def avro_name(name: str) -> str:
-    """Return a PostgreSQL identifier as an Avro name, unchanged where it is one without `_x`."""
+    """Return a PostgreSQL identifier as an Avro name. An identifier that is an Avro name without
+    `_x` is not changed."""
     escaped = _AVRO_UNSAFE.sub(lambda match: f"_x{ord(match[0]):04X}_", name)
     return escaped or "_x_"  # no identifier is empty in PostgreSQL, but a part of a topic prefix may be
 

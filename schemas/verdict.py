@@ -5,7 +5,7 @@ small JSON file below the mirror's path.
     <path>/verdicts/ended.json               of the last snapshot that ended as a whole
     <path>/verdicts/reached.json             how far the rows of a VERIFY have been compared
 
-Each file is replaced as a whole. `walgate verify` reads them, wherever the mirror runs
+Each file is replaced as a whole. `walgate verify` reads these files, wherever the mirror runs
 (docs/decisions/0022).
 """
 
@@ -18,13 +18,13 @@ from typing import Final
 from schemas.topic_names import parse_relation, topic_part
 
 MOST_KEYS: Final = 1000
-"""Maximum number of differences that a verdict lists; <path>/differences has all."""
+"""The maximum number of differences that a verdict lists; <path>/differences has all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A row that differs. `kind`: CHANGED, MISSING or SURPLUS. `key`: JSON text; None if the table
-    has no key. `columns`: the columns that differ."""
+    """A row that differs. `kind` is CHANGED, MISSING or SURPLUS. `key` is JSON text, or None if the
+    table has no key. `columns` has the columns that differ."""
 
     kind: str
     key: str | None
@@ -35,9 +35,10 @@ class Difference:
 class TableVerdict:
     """The result of a table's snapshot.
 
-    `table`: as of schemas.topic_names.format_relation. `row_count`: rows that the snapshot has
-    read. `changed`, `missing` and `surplus` are numbers of rows, of a VERIFY; `keys` lists the
-    first differences. LSNs: of SNAPSHOT_BEGIN and SNAPSHOT_END.
+    `table` is the name that schemas.topic_names.format_relation returns. `row_count` is the number
+    of rows that the snapshot has read. `changed`, `missing` and `surplus` are the numbers of rows
+    that a VERIFY has found; `keys` lists the first differences. `begin_lsn` and `end_lsn` are the
+    LSNs of SNAPSHOT_BEGIN and SNAPSHOT_END.
     """
 
     table: str

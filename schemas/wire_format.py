@@ -1,5 +1,5 @@
-"""Confluent framing: 0x00, schema id as 4 bytes big-endian, Avro binary (Schema Registry docs,
-"Wire format")."""
+"""The wire format of Confluent: 0x00, the schema id in 4 bytes (big-endian), and Avro data in
+binary (Schema Registry docs, "Wire format")."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _FRAME = struct.Struct("!BI")
 
 
 def frame(schema_id: int) -> bytes:
-    """Return the 5 bytes before the Avro data."""
+    """Return the 5 bytes that precede the Avro data."""
     return _FRAME.pack(MAGIC, schema_id)
 
 
 def read_schema_id(payload: bytes) -> int:
-    """Return the schema id of a framed key or value. Raises SchemaError where the frame is too
-    short or of another kind."""
+    """Return the schema id of a framed key or value. Raises SchemaError if the payload is too short
+    or has another format."""
     if len(payload) < FRAME_BYTES:
         raise SchemaError(f"a value in Confluent's wire format has at least {FRAME_BYTES} bytes, got {len(payload)}")
     magic, schema_id = _FRAME.unpack_from(payload)

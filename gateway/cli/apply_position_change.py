@@ -30,8 +30,8 @@ from gateway.transactions.position import Position
 log = structlog.get_logger()
 
 _ATTEMPTS: Final = 8
-"""Attempts of one command. A running gateway that was fenced starts again and fences the command in
-its turn, until one of the two completes."""
+"""The number of attempts of one command. A running gateway that was fenced starts again and fences
+the command in its turn, until one of the two completes."""
 
 
 PositionChange = Callable[[FreshPosition, Expected], Steps]

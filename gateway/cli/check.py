@@ -189,8 +189,8 @@ class _Check:
             )
 
     async def _retention_causes(self, sql: asyncpg.Connection) -> None:
-        """Report the transactions that the creation of the slot would wait for: all that have
-        written."""
+        """Report the transactions for which the creation of the slot would wait: all open or
+        prepared transactions that have written data."""
         found = [cause for cause in await retention_causes(sql, self._expected.slot) if cause.kind != "slot"]
         for cause in found:
             who = (
@@ -205,7 +205,8 @@ class _Check:
             )
 
     async def _replication(self, facts: Facts) -> None:
-        """Check a replication connection, for which pg_hba.conf has lines of its own."""
+        """Check that the server accepts a replication connection, and that this connection reaches
+        the same server."""
         stream = await connect_replication(login_of(self._settings.source), timeout_s=_TIMEOUT_S)
         try:
             identity = await stream.identify()
@@ -306,8 +307,8 @@ class _Check:
 
     async def _position(self, kafka: KafkaFacts) -> None:
         """Check the stored position. The slot is read before it and the end of the WAL after it:
-        facts in another order prove nothing. A position that could not be read is not treated as
-        missing; it is not checked further."""
+        facts in another order prove nothing. A position that could not be read is not taken as
+        missing: it is not checked further."""
         facts = self._facts
         assert facts is not None
         fresh = self._fresh(facts)
@@ -326,7 +327,8 @@ class _Check:
             await self._deleted_topics(kafka)
 
     async def _deleted_topics(self, kafka: KafkaFacts) -> None:
-        """Check for tables whose topic is missing although its schema exists: it was deleted."""
+        """Report topics that are missing although their schemas exist, which means that they were
+        deleted."""
         missing = [name for name in self._table_topics if name not in kafka.topics and name not in kafka.unseen]
         try:
             async with open_registry(self._settings.registry, _TIMEOUT_S) as client:

@@ -19,8 +19,8 @@ EXIT_STOPS: Final = 78
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """A line of the report. Outcomes other than ok are `warning`: the gateway would start
-    nevertheless; `waits`: it would wait for a repair; `stops`: it would exit (78)."""
+    """A line of the report. The outcome `warning` means that the gateway would start nevertheless,
+    `waits` that it would wait for a repair, and `stops` that it would exit (78)."""
 
     area: Area
     outcome: Outcome

@@ -1,4 +1,4 @@
-"""The command line: `walgate run`, `walgate demo`, and the Spark jobs."""
+"""The command line: declares the commands of `walgate`, and starts the Spark jobs."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ log = structlog.get_logger()
 RUN, INSPECT, REPAIR = "Run", "Inspect", "Repair: after a stop, a gap or a quarantine"
 CONSUME, TRY = "Consume: Spark and Delta", "Try"
 PANELS = (RUN, INSPECT, REPAIR, CONSUME, TRY)
-"""Groups of commands, in the order of the help."""
+"""The groups of commands, in the order in which the help shows them."""
 ORDER = (
     "run",
     *("check", "status", "health", "tail", "decode", "verify", "versions", "version"),
@@ -52,7 +52,7 @@ SPARK_JOBS = {
     **dict.fromkeys(("mirror", "merge", "consume"), _SPARK_MODULES),
     **dict.fromkeys(("dump", "versions"), ("pyarrow",)),
 }
-"""By Spark job, the modules that it needs."""
+"""The modules that each Spark job needs."""
 
 
 @app.callback()
@@ -343,9 +343,9 @@ def _print_version(wanted: bool) -> None:
 
 
 def _run_spark_job(name: str, arguments: list[str]) -> NoReturn:
-    """Replace this process with the Spark job, so that it receives the signals. It is a program of
-    its own, so that the gateway never needs Spark. After it has parsed its options, it runs
-    gateway.local.spark to find Java and Delta's jars."""
+    """Replace this process with the Spark job, so that the job receives the signals. The job is a
+    separate program, so that the gateway never needs Spark. After the job has parsed its options,
+    it runs gateway.local.spark to find Java and Delta's jars."""
     _require(name, "spark", *SPARK_JOBS[name])
     program = [sys.executable, "-P", "-m"]
     environment = dict(os.environ)

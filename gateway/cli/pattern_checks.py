@@ -1,8 +1,8 @@
 """Check patterns of the settings against the names of published tables, for `walgate check`.
 
-A pattern that matches nothing may be meant for a table that is still to come. One that would match
-if case were ignored is a mistake: PostgreSQL folds names without quotes to lower case, and keeps
-those in quotes.
+A pattern that matches nothing may be meant for a table that is still to be created. A pattern that
+would match if case were ignored is a mistake: PostgreSQL folds unquoted names to lower case, and
+keeps quoted names as they are.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.topic_names import format_relation, topic_names
 
 def check_patterns(settings: Settings, facts: Facts) -> Iterator[OperatorWarning]:
     """Warn about patterns that match published names only if case is ignored, and about rules for
-    columns that match none."""
+    columns that match no column."""
     relations = [
         relation
         for publication in facts.publications.values()
@@ -46,7 +46,8 @@ def check_patterns(settings: Settings, facts: Facts) -> Iterator[OperatorWarning
 def _differ_in_case(
     setting: str, expressions: Iterable[tuple[str, str]], names: list[str]
 ) -> Iterator[OperatorWarning]:
-    """`expressions`: each pattern as it is written, and as a regular expression."""
+    """Warn about patterns that match names only if case is ignored. `expressions` has each pattern
+    as it is written, and as a regular expression."""
     for pattern, expression in expressions:
         if any(re.fullmatch(expression, name) for name in names):
             continue

@@ -67,8 +67,8 @@ async def load_status(settings: Settings, *, with_obstacles: bool = False) -> di
 
 
 async def _obstacles(settings: Settings) -> list[dict[str, Any]]:
-    """Return the problems that would prevent a start. Why the gateway ended may not be among them:
-    a row that cannot be sent is only in its log."""
+    """Return the problems that would prevent a start. The reason why the gateway ended may not be
+    among them: a row that cannot be sent, for example, is only in the gateway's log."""
     return [asdict(found) for found in await run_check(settings) if found.outcome in ("waits", "stops")]
 
 

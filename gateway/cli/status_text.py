@@ -1,4 +1,4 @@
-"""The text that `walgate status` prints. Everything here is a pure function; `now` is what
+"""The text that `walgate status` prints. All functions here are pure; `now` is what
 `gateway.cli.status.load_status` returns."""
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _obstacles(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _last_error(error: Mapping[str, Any], now: float) -> Iterator[tuple[str, str]]:
-    """Yield the last error. One that has been over for long is only in the log and on the web
+    """Yield the last error. An error that has been over for long is only in the log and on the web
     page."""
     over_since = error["over_since"]
     if over_since is None:

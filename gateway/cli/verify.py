@@ -1,9 +1,9 @@
 """`walgate verify`: make the running gateway read tables with the purpose VERIFY, and wait for a
 mirror's verdicts on them.
 
-Like every command, it goes through the replication stream, and everything that it begins has an LSN
-after its own. A verdict of the mirror that began after that LSN is therefore the answer to the
-command: no ids are exchanged.
+Like every command, this one is sent through the replication stream, and everything that it causes
+has an LSN after that of the command. A verdict of the mirror that began after that LSN is therefore
+the answer to the command: no ids are exchanged.
 """
 
 from __future__ import annotations
@@ -36,15 +36,16 @@ POLL_S: Final = 1.0
 PROGRESS_S: Final = 5.0
 _POLL_A_TABLE_S: Final = 0.005
 _SHOWN_KEYS: Final = 20
-"""Differing keys that are printed of each table; JSON has all that the mirror reports."""
+"""The number of differing keys that are printed for each table; JSON has all that the mirror
+reports."""
 EQUAL, DIFFERENT, UNDECIDED = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
 class VerificationResult:
-    """Verdicts of a verification. `first` are those of the comparison, `repaired` those of the
-    tables that were replaced after it. `absent` are tables that the mirror does not have,
-    `quarantined` tables that were not compared."""
+    """The verdicts of a verification. `first` are the verdicts of the comparison. `repaired` are
+    those of a second comparison, of tables that were replaced after the first. `absent` are tables
+    that the mirror does not have, `quarantined` tables that were not compared."""
 
     first: tuple[TableVerdict, ...]
     repaired: tuple[TableVerdict, ...] = ()
@@ -143,8 +144,8 @@ class _Verification:
     tell: Callable[[str], None]
 
     async def run(self, purpose: str, tables: Sequence[str]) -> list[TableVerdict]:
-        """Return the verdicts of those tables that the mirror has. Raises Retry if there is no
-        progress."""
+        """Send the command for `tables`, and return the verdicts on those that the mirror has.
+        Raises Retry if there is no progress."""
         text = encode_command("start", tables, purpose, self.settings.source.slot)
         lsn = await emit_command(login_of(self.settings.source), text)
         waiting = _Waiting(purpose, lsn, set(tables), [], time.monotonic())

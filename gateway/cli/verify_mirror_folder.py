@@ -11,8 +11,8 @@ from schemas.verdict import TableVerdict, decode_lsn, decode_verdict, ended_path
 
 
 class MirrorFolder:
-    """Folder of a mirror. `path` is the one that the mirror was started with. Raises
-    StopForOperator if it cannot be read."""
+    """The folder of a mirror. `path` is the path that the mirror was started with. Raises
+    StopForOperator if the folder cannot be read."""
 
     def __init__(self, path: str) -> None:
         self._root = path.rstrip("/") or path

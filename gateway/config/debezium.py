@@ -1,5 +1,5 @@
-"""The section `debezium` of the settings, which have the names, meanings and defaults of Debezium's
-settings."""
+"""The section `debezium` of the settings. Its settings have the names, meanings and defaults of
+Debezium's own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Options of Debezium's format: how values and records are written.
 
-They are named like Debezium's settings, with underscores, and have Debezium's defaults.
+The options are named like Debezium's settings, with underscores, and have Debezium's defaults.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Messages about an invalid configuration: which setting is wrong, what is expected, and what was
-probably meant. They never contain a value."""
+"""Write messages about an invalid configuration: which setting is wrong, what is expected, and what
+was probably meant. Such a message contains no value, except a name that the setting's own check
+quotes."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ from gateway.config.section import PREFIX
 
 
 def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any], file: str) -> Iterator[str]:
-    """Yield one sentence for each mistake. It names the file if the setting is among `values`, the
-    file's content."""
+    """Yield one sentence for each mistake. The sentence names the file if the wrong value comes
+    from `values`, the file's content."""
     for item in error.errors():
         location = [str(part) for part in item["loc"]]
         where = f" (in {file})" if _is_of_file(location, values) else ""
@@ -30,7 +31,7 @@ def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str,
 
 
 def _is_of_file(location: list[str], values: Mapping[str, Any]) -> bool:
-    """Return whether the setting's value is the file's; a variable would take precedence."""
+    """Return whether the setting's value comes from the file; a variable would take precedence."""
     section, *rest = location or [""]
     if section not in values or (rest and variable(section, rest[0]) in os.environ):
         return False
@@ -48,7 +49,8 @@ def sections_of(model: type[BaseModel]) -> dict[str, type[BaseModel]]:
 
 
 def _missing(location: list[str], model: type[BaseModel]) -> Iterator[str]:
-    """Report what is missing; of a missing section, its required settings."""
+    """Yield a sentence for each missing setting. If a whole section is missing, these are its
+    required settings."""
     section, *rest = location
     fields = sections_of(model)[section].model_fields
     names = rest[:1] or [name for name, field in fields.items() if field.is_required()]
@@ -78,7 +80,8 @@ def _problem(item: Mapping[str, Any], name: str) -> str:
 
 
 def _meant(given: object, expected: str) -> str:
-    """Return a suggestion, or "". `expected` is pydantic's text: 'a', 'b' or 'c'."""
+    """Return a suggestion, or "". `expected` is pydantic's list of the allowed values, such as
+    "'a', 'b' or 'c'"."""
     near = get_close_matches(str(given).lower(), re.findall(r"'([^']+)'", expected), 1)
     return f"; did you mean {near[0]}?" if near else ""
 

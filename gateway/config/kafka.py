@@ -163,7 +163,7 @@ class KafkaSettings(TokenSettings):
     @model_validator(mode="after")
     def _topic_names_are_free(self) -> Self:
         """Refuse a name that the gateway could give to another table's topic: rows would be taken
-        for that table's."""
+        for rows of that table."""
         for table, topic in self.topic_names.items():
             own = topic_names(self.prefix, *(parse_relation(table) or ("", "")))
             if topic not in own and not topic_is_free(self.prefix, topic):
@@ -192,7 +192,8 @@ class KafkaSettings(TokenSettings):
         return self
 
     def _check_login(self) -> None:
-        """Check that what the mechanism needs is set, and nothing that it does not use."""
+        """Check that all settings that the mechanism needs are set, and none that it does not
+        use."""
         protocol, mechanism = self.security_protocol, self.sasl_mechanism
         logins: dict[str, tuple[str, ...]] = {
             "password": ("sasl_username", "sasl_password"),

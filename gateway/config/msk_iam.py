@@ -13,7 +13,7 @@ from gateway.errors import RetrySlowly, StopForOperator
 
 
 class MskTokens:
-    """Source of tokens. A token is a signed request, which is made locally and is valid for 15
+    """A source of tokens. A token is a signed request, which is made locally and is valid for 15
     minutes."""
 
     def __init__(self, region: str) -> None:
@@ -55,5 +55,5 @@ class MskTokens:
         return self._token
 
     def forget(self) -> None:
-        """Discard the token, which was refused."""
+        """Discard the token. Call this when the broker has refused it."""
         self._good_until_s = 0.0

@@ -25,9 +25,9 @@ from gateway.errors import Retry, RetrySlowly
 
 TIMEOUT_S: Final = 10.0
 _USED_FOR: Final = 0.8
-"""Fraction of a token's lifetime after which a new one is requested."""
+"""The fraction of a token's lifetime after which a new token is requested."""
 _LIFE_S: Final = 300.0
-"""Lifetime in seconds if the provider's answer does not contain one."""
+"""The lifetime in seconds if the provider's answer does not contain one."""
 
 
 class TokenSettings(Section):
@@ -79,8 +79,8 @@ class TokenSettings(Section):
 
 
 class Tokens:
-    """Source of tokens. Raises Retry if the provider does not answer; RetrySlowly if it refuses, or
-    the file cannot be read."""
+    """A source of tokens. Raises Retry if the provider does not answer, or RetrySlowly if the
+    provider refuses or the file cannot be read."""
 
     def __init__(self, settings: TokenSettings, section: str, ca_file: Path | None) -> None:
         self._settings = settings
@@ -91,7 +91,8 @@ class Tokens:
         self._asking = asyncio.Lock()
 
     async def token(self) -> str:
-        """Return a token that is still valid for some time."""
+        """Return the token from the file, or one from the provider that is still valid for some
+        time."""
         if self._settings.token_file is not None:
             return await asyncio.to_thread(self._read, self._settings.token_file)
         async with self._asking:
@@ -100,7 +101,7 @@ class Tokens:
             return self._token
 
     def forget(self) -> None:
-        """Discard the token, which was refused."""
+        """Discard the token. Call this when a server has refused it."""
         self._good_until = 0.0
 
     def _read(self, path: Path) -> str:
@@ -146,7 +147,7 @@ class Tokens:
         if not (self._settings.oauth_token_url or "").startswith("https:"):
             return False
         try:
-            context = ssl.create_default_context()  # system CAs too: provider and servers seldom share one
+            context = ssl.create_default_context()  # system CAs too: provider and servers seldom share a CA
             if self._ca_file is not None:
                 context.load_verify_locations(self._ca_file)
             return context

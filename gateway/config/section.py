@@ -1,4 +1,4 @@
-"""Base class and types that the sections of the settings share."""
+"""The base class and the types that the sections of the settings share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Sec
 from gateway.errors import StopForOperator
 
 PREFIX: Final = "WALGATE_"
-"""Prefix of the environment variables."""
+"""The prefix of the environment variables."""
 
 
 class Section(BaseModel):
@@ -22,8 +22,8 @@ class Section(BaseModel):
 
 
 def read_json(value: Any) -> Any:
-    """Parse JSON from a variable, for a setting that is a TOML table or an array of tables; a value
-    from a file is returned as it is."""
+    """Parse JSON from a variable, for a setting that is a table or an array of tables in TOML. A
+    value from a file is returned unchanged."""
     if not isinstance(value, str):
         return value
     try:
@@ -36,7 +36,7 @@ AS_JSON: Final = BeforeValidator(read_json)
 
 
 def _read_names(value: Any) -> Any:
-    """Parse `a,b` or `["a", "b"]`; a list from a file is returned as it is."""
+    """Parse `a,b` or `["a", "b"]`; a list from a file is returned unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -45,7 +45,7 @@ def _read_names(value: Any) -> Any:
 
 
 def _join_names(value: Any) -> Any:
-    """Join a list, which may be JSON in a variable, to one string with commas. JSON is recognized
+    """Join a list, which may be JSON in a variable, into one string with commas. JSON is recognized
     by `["`, because an IPv6 address begins with a bracket too."""
     if isinstance(value, str) and value.lstrip().startswith('["'):
         value = read_json(value)
@@ -93,8 +93,8 @@ def unusable(error: OSError, setting: str, *paths: Path | None) -> StopForOperat
 def tls_context(
     prefix: str, ca_file: Path | None, cert_file: Path | None, key_file: Path | None, key_password: SecretStr | None
 ) -> ssl.SSLContext:
-    """Return a client's TLS context with the content that these files have now. `prefix` is that of
-    the settings' names, for errors. Raises StopForOperator."""
+    """Return a client's TLS context with the present content of these files. `prefix` is the prefix
+    of the settings' names, for errors. Raises StopForOperator."""
     try:
         context = ssl.create_default_context(cafile=ca_file)
     except OSError as error:

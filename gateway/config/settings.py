@@ -36,7 +36,7 @@ _NO_SETTINGS: Final = frozenset(
         *("CHAOS_S", "EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
     )
 )
-"""Variables of this project that are not settings: those of the local servers, the build,
+"""Variables of this project that are not settings. They belong to the local servers, the build,
 docker-compose.yml, the Spark side and the tests."""
 _OF_KUBERNETES: Final = re.compile(
     r"\w+_SERVICE_(HOST|PORT(_\w+)?)=.*|\w+_PORT(_\d+_\w+)?=(tcp|udp|sctp)://.*|\w+_PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*"
@@ -76,8 +76,8 @@ class RegistrySettings(TokenSettings):
     @field_validator("url")
     @classmethod
     def _shows_no_secret(cls, value: str) -> str:
-        """Refuse user and password in the URL, because URLs are printed. The client itself refuses
-        an invalid URL."""
+        """Refuse a user and password in the URL, because URLs are printed. The registry client
+        refuses an invalid URL."""
         refuse_quotes(value)
         if "@" in value:
             raise ValueError("the URL must not contain user and password: set registry.username and registry.password")
@@ -157,7 +157,7 @@ class SnapshotSettings(Section):
 
 
 class TableErrors(Section):
-    """Different rule for the tables whose whole name, `schema.table`, a regular expression
+    """A different rule for the tables whose whole name, `schema.table`, a regular expression
     matches."""
 
     pattern: Pattern
@@ -183,8 +183,8 @@ class ErrorSettings(Section):
         return "quarantine" in (self.on_error, *(rule.on_error for rule in self.tables))
 
     def on_error_of(self, table: str) -> str:
-        """Return `on_error` for `table`, given as schema.table: that of the last rule whose pattern
-        matches it, or the section's own if none does."""
+        """Return `on_error` for `table`, given as schema.table. The last rule whose pattern matches
+        the table applies, or else the section's own `on_error`."""
         rules = [rule.on_error for rule in self.tables if re.fullmatch(rule.pattern, table)]
         return rules[-1] if rules else self.on_error
 
@@ -251,8 +251,8 @@ class Settings(_Sources, extra="forbid"):
 
     @property
     def streams_open_transactions(self) -> bool:
-        """Whether transactions are streamed before they commit. Never in Debezium's dialect, whose
-        consumers take every record as committed."""
+        """Whether transactions are streamed before they commit. This is never so in Debezium's
+        dialect, whose consumers take every record as committed."""
         return self.source.large_transactions == "stream" and not self.writes_debezium
 
     @property
@@ -294,8 +294,8 @@ class _OnlyReading(_Sources, extra="ignore"):
 
 
 def load_settings(file: Path | None = None) -> Settings:
-    """Merge environment and file. Raises StopForOperator that names each wrong setting, without its
-    value."""
+    """Merge the environment and the file. Raises StopForOperator, which names each wrong
+    setting."""
     values = _read_file(file)
     if isinstance(values.get("columns"), list):  # [[columns]]: the rules alone; the hash key comes from a variable
         values["columns"] = {"rules": values["columns"]}
@@ -308,7 +308,8 @@ def load_settings(file: Path | None = None) -> Settings:
 
 
 def load_http_settings(file: Path | None = None) -> HttpSettings:
-    """Load only the section `http`, for commands that ask the running gateway. Reads no secret."""
+    """Load only the section `http`, for commands that query the running gateway. This reads no
+    secret."""
     return _merge(_OnlyHttp, _read_file(file), file).http
 
 
@@ -351,13 +352,13 @@ def _merge(model: type[_S], values: dict[str, Any], file: Path | None) -> _S:
 
 
 def _variables() -> list[str]:
-    """Return the variable of every setting."""
+    """Return the name of the variable of every setting."""
     return [variable(section, name) for section, found in sections_of(Settings).items() for name in found.model_fields]
 
 
 def _refuse_unknown_variables() -> None:
-    """Refuse variables that belong to no section, which pydantic ignores; it checks the names
-    within a section itself."""
+    """Refuse variables that belong to no section, because pydantic ignores them. pydantic itself
+    checks the names within a section."""
     sections = {f"{PREFIX}{section.upper()}" for section in Settings.model_fields}
     names = _variables()
     unknown = [
@@ -378,8 +379,8 @@ def _refuse_unknown_variables() -> None:
 
 
 def _read_secret_files() -> None:
-    """Replace WALGATE_X_FILE=path by WALGATE_X=<content of path>, as is usual for Docker secrets,
-    unless a setting has that name."""
+    """Replace WALGATE_X_FILE=path by WALGATE_X=<content of path>, as is usual for Docker secrets. A
+    variable whose name with `_FILE` is that of a setting is left alone."""
     settings = _variables()
     for name, path in list(os.environ.items()):
         if name.startswith(PREFIX) and name.endswith("_FILE") and name not in settings:

@@ -1,4 +1,5 @@
-"""The section `source` of the settings: the PostgreSQL server, the slot, and what is decoded."""
+"""The section `source` of the settings: the PostgreSQL server, the slot, and what is read from
+it."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
 
 EXCLUDED_BY_DEFAULT: Final = ("repack.*", "squeeze.*", "pgroll.*", "_timescaledb_internal.*")
 """Patterns of the tables in which pg_repack, pg_squeeze and pgroll keep copies and logs of other
-tables, and TimescaleDB the chunks of hypertables."""
+tables, and in which TimescaleDB keeps the chunks of hypertables."""
 
 
 class SourceSettings(Section):

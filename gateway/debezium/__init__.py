@@ -15,6 +15,6 @@ find_written, written_checks    which changes Debezium wrote before the gateway 
 
 In: relations, rows, and positions of a connector. Out: schemas, records and topics in Debezium's
 format. No other package imports this one, except gateway/runtime/dialect.py, and only if
-kafka.dialect is debezium. It must not know the order of transactions, which gateway/transactions
-keeps.
+kafka.dialect is debezium. This package must not know the order of transactions,
+which gateway/transactions keeps.
 """

@@ -1,9 +1,9 @@
 """Column defaults in the schemas of Debezium's dialect: the catalog's expression -> Avro's JSON
 form and bytes.
 
-The rules are Debezium's: a literal is the default; a function call is replaced by the type's zero
-(`now()` is 1970); any other expression, such as arithmetic, is no default, and neither is any
-expression of a type whose defaults Debezium does not read.
+The rules are Debezium's. A literal is the default, and a function call is replaced by the type's
+zero (`now()` is 1970). Any other expression, such as arithmetic, gives no default; nor does any
+expression if Debezium does not read defaults of the type.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _GENERATED: Final = {
     1082: "1970-01-01", 1083: "00:00:00", 1114: "1970-01-01 00:00:00", 1184: "1970-01-01 00:00:00+00",
     1560: "00", 1562: "0",
 }  # fmt: skip
-"""By type oid, the default that replaces a function call, as PostgreSQL text. Other types have no
+"""The default that replaces a function call, as PostgreSQL text, by type oid. Other types have no
 defaults."""
 _FLOAT: Final = struct.Struct("<f")
 _GREATEST_FLOAT: Final = 3.4028234663852886e38
@@ -93,8 +93,8 @@ def _default_text(type_: ConnectType, expression: str, kind: Kind) -> str | None
 
 
 def _json_form(avro: Any, encoded: bytes) -> Any:
-    """Return the value as a schema writes a default: bytes are a string with one code point for
-    each byte."""
+    """Return the value in the form that a default has in a schema. Bytes are a string with one code
+    point for each byte."""
     primitive = avro["type"] if isinstance(avro, dict) else avro
     match primitive:
         case "boolean":
@@ -111,7 +111,7 @@ def _json_form(avro: Any, encoded: bytes) -> Any:
 
 
 def _long(encoded: bytes) -> tuple[int, int]:
-    """Return the number and how many bytes it takes."""
+    """Return the decoded number and its length in bytes."""
     size = next(at for at, byte in enumerate(encoded) if byte < 128) + 1
     number = sum((byte & 127) << 7 * at for at, byte in enumerate(encoded[:size]))
     return number >> 1 ^ -(number & 1), size

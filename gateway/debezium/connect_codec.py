@@ -2,9 +2,9 @@
 `gateway.debezium.connect_type` chooses.
 
 Most encoders are those of Walgate's own dialect; the values that Debezium writes in another form
-are in connect_times.py and connect_forms.py. The catalog's description of the column makes its
-field one of three kinds: required (no union), optional (null first), or optional with a default
-(null last, because Avro requires a default to be of the first branch).
+are in connect_times.py and connect_forms.py. The description of a column in the catalog determines
+which of three kinds its field is. The field is required (no union), optional (null first), or
+optional with a default (null last, because Avro requires a default to be of the first branch).
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _SAME: Final = frozenset({Form.BOOLEAN, Form.INTEGER, Form.FLOAT, Form.DOUBLE, F
 def connect_codec(column: ConnectColumn, *, in_key_tuple: bool = False) -> Codec:
     """Return the encoders of a column's values for its kind of field.
 
-    In a key tuple (`in_key_tuple`), a NULL of a required column is a value that was not sent, and
-    is written as `fallback_value`; elsewhere its reader raises SlowPathNeeded.
+    In a key tuple (`in_key_tuple`), NULL in a required column stands for a value that was not sent,
+    and is encoded as `fallback_value`. In other tuples, the reader raises SlowPathNeeded for it.
     """
     rule = column.protection
     plain = _codec(column.type) if rule is None else protected_codec(column.type.facts, rule)
@@ -107,7 +107,8 @@ def skip_column(data: bytes, position: int, parts: Parts) -> int:
 
 
 def encode_text(type_: ConnectType) -> Encode:
-    """Return the encoder of PostgreSQL text: to Avro, preceded by the index of union branch 1."""
+    """Return the function that encodes PostgreSQL's text in Avro, preceded by the index of union
+    branch 1."""
     return _from_text(type_)
 
 

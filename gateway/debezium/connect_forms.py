@@ -1,5 +1,6 @@
-"""Values that Debezium writes in a form of its own: decimals, money, bits, points, hstore, bytes as
-text; and what it writes for a value that was not sent, in a required column or as UNCHANGED.
+"""Values that Debezium writes in a form of its own: decimals, money, bits, points, hstore, and
+bytes as text. The last part has the values that Debezium writes for those that were not sent, in a
+required column or as UNCHANGED.
 
 Each factory takes a column's type and returns the encoder of PostgreSQL's text. Encoded bytes begin
 with the index of union branch 1.
@@ -34,16 +35,17 @@ _ESCAPE: Final = re.compile(rb"\\(.)", re.DOTALL)
 _POINT: Final = re.compile(rb"\(([^,]+),([^)]+)\)")
 _MONEY: Final = re.compile(rb"(\D*)(\d(?:.*\d)?)(\D*)", re.DOTALL)
 _MINUS: Final = re.compile(rb"[-(]|\xe2\x88\x92")
-"""What makes money negative, before or after the digits. The last one is U+2212 in UTF-8."""
+"""A sign of negative money, before or after the digits. The last alternative is U+2212 in UTF-8."""
 _FRACTION_MARKS: Final = (b".", b",", b"'")
 _BOUNDS: Final = re.compile(rb"^\[-?\d+:-?\d+\]=")
 _ONE: Final = b"\0\0\0\1"
 _WKB_POINT: Final = b"\1\1\0\0\0"
-"""Well-known binary of a point, little-endian, before its coordinates."""
+"""The bytes before the coordinates in the well-known binary of a point, little-endian."""
 
 
 def _unscaled(number: int) -> bytes:
-    """Return the shortest two's complement, big-endian, preceded by its length."""
+    """Return the number in two's complement, big-endian and as short as possible, preceded by its
+    length."""
     value = number.to_bytes(((number if number >= 0 else ~number).bit_length() >> 3) + 1, "big", signed=True)
     return encode_long(len(value)) + value
 
@@ -77,9 +79,9 @@ def _double(value: bytes) -> bytes:
 
 
 def _money_parser(type_: ConnectType) -> Callable[[bytes], Decimal]:
-    """Return the parser of money, such as `$1,234.56` or `€ -0,50`. Its fraction has as many
-    digits as the server writes for zero; if that is not known, two digits after a mark are it. The
-    number has at least two decimals."""
+    """Return the parser of money, such as `$1,234.56` or `€ -0,50`. An amount has as many
+    fractional digits as the server writes for zero. If that is not known, two digits after a mark
+    are the fraction. The parsed number has at least two decimals."""
     outputs = type_.facts.outputs
     zero_digits = sum(character.isdigit() for character in outputs[2]) if len(outputs) == 3 else 0
 
@@ -99,8 +101,8 @@ def _money_parser(type_: ConnectType) -> Callable[[bytes], Decimal]:
 
 
 def _money(type_: ConnectType) -> Encode:
-    """Return the encoder of a decimal with the type's scale, which raises UnrepresentableValue if
-    digits would be lost."""
+    """Return the encoder of money as a decimal with the type's scale. The encoder raises
+    UnrepresentableValue if digits would be lost."""
     parse = _money_parser(type_)
 
     def encode(value: bytes) -> bytes:
@@ -170,8 +172,8 @@ def _bytes_of(value: bytes) -> bytes:
 
 
 def unshifted_text(encode: Encode) -> Encode:
-    """Remove the lower bound of one-dimensional arrays, which Connect cannot represent, before
-    `encode`."""
+    """Return an encoder that removes the lower bound of a one-dimensional array, which Connect
+    cannot represent, before it calls `encode`."""
     return lambda value: encode(_BOUNDS.sub(b"", value) if value[:1] == b"[" else value)
 
 
@@ -185,7 +187,7 @@ AS_BINARY: Final[dict[BinaryMode, Callable[[bytes], bytes]]] = {
     "base64-url-safe": base64.urlsafe_b64encode,
     "hex": lambda value: value.hex().encode(),
 }
-"""By `binary_handling_mode`, how bytes become text."""
+"""The function that converts bytes to the form of each `binary_handling_mode`."""
 
 
 def _bytea(type_: ConnectType) -> Encode:
@@ -194,7 +196,7 @@ def _bytea(type_: ConnectType) -> Encode:
 
 
 def _unknown(type_: ConnectType) -> Encode:
-    """Encode PostgreSQL's text of an unknown type as bytea is encoded."""
+    """Encode the text of a value of an unknown type, in the form in which bytea is encoded."""
     write = AS_BINARY[type_.binary_mode]
     return lambda value: some_bytes(write(value))
 
@@ -266,7 +268,7 @@ ZEROS: Final[dict[Form, Callable[[ConnectType], bytes]]] = {
     Form.HSTORE_MAP: _always(_EMPTY),
     Form.ARRAY: _always(_EMPTY),
 }
-"""What Debezium writes for a required column that was not sent."""
+"""The value that Debezium writes for a required column that was not sent."""
 
 _TEXT_ELEMENTS: Final = frozenset({25, 1042, 1043, 114, 3802})
 """text, bpchar, varchar, json, jsonb"""

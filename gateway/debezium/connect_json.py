@@ -1,9 +1,9 @@
-"""An Avro schema with Kafka Connect's attributes -> the schema that Connect's JsonConverter writes
-into its records.
+"""Convert an Avro schema with Kafka Connect's attributes to the schema that Connect's JsonConverter
+writes into its records.
 
-Attributes are in the converter's order, so that equal keys are equal bytes whichever program wrote
-them: compaction and the choice of a key's partition depend on it. Source:
-org.apache.kafka.connect.json.JsonConverter 4.3; compared with the real one in tests/debezium.
+Attributes are in the converter's order, so that equal keys have equal bytes, whichever program
+wrote them: compaction and the choice of a key's partition depend on that. Source:
+org.apache.kafka.connect.json.JsonConverter 4.3, with which tests/debezium compares the result.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TYPES: Final = {
 
 
 class NamedTypes(dict[str, Avro]):
-    """The records met so far, by their short and their full names."""
+    """The record types found so far, by their short and their full names."""
 
     def resolve(self, avro: Avro) -> tuple[Avro, bool]:
-        """Return the type without its union, a name replaced by its record; and whether it may be
-        null."""
+        """Return the type without its union, and whether it may be null. The name of a record type
+        is replaced by the type."""
         is_optional = isinstance(avro, list)
         if is_optional:
             (avro,) = [branch for branch in avro if branch != "null"]

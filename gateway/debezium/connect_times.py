@@ -2,8 +2,8 @@
 unit, or ISO 8601 text.
 
 Unlike in gateway/values/dates.py, every value can be written: infinities become the sentinels that
-Debezium's consumers know, and a year may be before 1 or after 9999. In between, times are
-microseconds since the Unix epoch.
+Debezium's consumers know, and a year may be before 1 or after 9999. Decoded dates are days, and
+decoded timestamps microseconds, since the Unix epoch.
 """
 
 from __future__ import annotations
@@ -21,19 +21,18 @@ from gateway.values.special_values import UnrepresentableValue
 from schemas.varint import SOME_SMALL, encode_some_long
 
 INFINITY: Final = 1 << 70
-"""Represents infinity in days and microseconds, and its negative -infinity: no value is this
-large."""
+"""Infinity in days and in microseconds; its negative is -infinity. No value is this large."""
 PG_EPOCH_DAYS: Final = 10957
 PG_EPOCH_MICROS: Final = 946_684_800_000_000
 _INFINITE_DATES: Final = {INFINITY: -2147472692, -INFINITY: -2147472691}
 _INFINITE_MICROS: Final = {INFINITY: 9223372036825200000, -INFINITY: -9223372036832400000}
 _INFINITE_TEXT: Final = {INFINITY: b"infinity", -INFINITY: b"-infinity"}
 _INFINITE_NANOS: Final = {INFINITY: (1 << 63) - 1, -INFINITY: -(1 << 63)}
-"""What Debezium's arithmetic makes of the JDBC driver's sentinels."""
+"""The results of Debezium's arithmetic with the JDBC driver's sentinels."""
 _DAY_MICROS: Final = 86_400_000_000
 _MINUTE_MICROS: Final = 60_000_000
 _MONTH_DAYS: Final = 365.25 / 12
-"""Days of a month in Debezium's arithmetic."""
+"""The number of days in a month, in Debezium's arithmetic."""
 
 _INT4 = struct.Struct("!i")
 _INT8 = struct.Struct("!q")
@@ -189,7 +188,7 @@ def encode_day_text(days: int) -> bytes:
 
 
 def clock_in(per_second: int) -> Callable[[int], bytes]:
-    """Return the encoder of a time of day in that unit."""
+    """Return the encoder of a time of day in units of which `per_second` make a second."""
 
     def encode(micros: int) -> bytes:
         return encode_some_long(micros * per_second // 1_000_000)
@@ -203,8 +202,8 @@ def encode_clock_text(micros: int) -> bytes:
 
 
 def moment_in(per_second: int) -> Callable[[int], bytes]:
-    """Return the encoder of a timestamp in that unit. It raises UnrepresentableValue for a number
-    that does not fit into 64 bits."""
+    """Return the encoder of a timestamp in units of which `per_second` make a second. The encoder
+    raises UnrepresentableValue for a number that does not fit into 64 bits."""
     is_nanos = per_second > 1_000_000
     infinite = _INFINITE_NANOS if is_nanos else {
         sign: number * per_second // 1_000_000 for sign, number in _INFINITE_MICROS.items()
@@ -245,8 +244,8 @@ _of_six_digits: Final = moment_text(6)
 
 
 def encode_duration(interval: tuple[int, int, int]) -> bytes:
-    """Encode io.debezium.time.MicroDuration: with the average length of a month, in Debezium's
-    floating-point arithmetic. Raises UnrepresentableValue for the infinities."""
+    """Encode io.debezium.time.MicroDuration. A month has its average length, and the arithmetic is
+    Debezium's, in floating point. Raises UnrepresentableValue for the infinities."""
     micros, days, months = interval
     if abs(micros) == INFINITY:
         raise UnrepresentableValue
@@ -336,8 +335,8 @@ _ZEROS: Final = b"000000Z"
 
 
 def encode_moment_text(value: bytes) -> bytes:
-    """Encode timestamptz in text as ZonedTimestamp of six digits. Text other than `yyyy-mm-dd
-    hh:mm:ss[.ffffff]+00` takes the general function."""
+    """Encode timestamptz in text as ZonedTimestamp of six digits. Text that does not have the form
+    `yyyy-mm-dd hh:mm:ss[.ffffff]+00` is parsed by the general function."""
     # The length is checked first: when compiled, a slice that ends before it begins is an error.
     if len(value) >= 22 and value[-3:] == b"+00" and value[17:19] in _SECOND_TEXTS and value[10:11] == b" ":
         fraction = value[19:-3]

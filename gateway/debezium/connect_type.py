@@ -1,13 +1,13 @@
 """PostgreSQL type -> Kafka Connect type as Debezium maps it: the form of the value, and its Avro
 schema with `connect.*` attributes.
 
-Options are named like Debezium's settings, with underscores, and have Debezium's defaults. Types
-that Debezium leaves out of a record (composite types, multiranges, types of extensions that it does
-not know) have no Connect type here either, unless `include_unknown_datatypes` asks for their text
-as bytes.
+Options are named like Debezium's settings, with underscores, and have Debezium's defaults. Debezium
+leaves composite types, multiranges, and types of extensions that it does not know out of a record.
+They have no Connect type here either, unless `include_unknown_datatypes` asks for their text as
+bytes.
 
-Source: Debezium 3.6 documentation, "PostgreSQL connector", "Data type mappings"; compared with the
-real one in tests/debezium.
+Source: Debezium 3.6 documentation, "PostgreSQL connector", "Data type mappings". The tests in
+tests/debezium compare the result with a real connector's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Form(enum.Enum):
     DAYS = enum.auto()
     DATE_TEXT = enum.auto()
     TIME = enum.auto()
-    """A number in the unit of `ConnectType.per_second`; TIMESTAMP as well."""
+    """A number in the unit of `ConnectType.per_second`, as is TIMESTAMP."""
     TIME_TEXT = enum.auto()
     TIMESTAMP = enum.auto()
     TIMESTAMP_TEXT = enum.auto()
@@ -66,8 +66,8 @@ class Form(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class ConnectType:
-    """A column's type in Kafka Connect. `facts` and `typmod` describe the base type where the
-    column's type is a domain. `avro` is the schema without its union."""
+    """A column's type in Kafka Connect. If the column's type is a domain, `facts` and `typmod`
+    describe the base type. `avro` is the schema without its union."""
 
     form: Form
     avro: Avro
@@ -84,7 +84,7 @@ class ConnectType:
 
 def connect_type(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType | None:
     """Return the Connect type; None for a type that Debezium leaves out. A type that was dropped
-    since the change, usually an enum that text has replaced, becomes a string."""
+    after the change, usually an enum that was replaced by text, becomes a string."""
     while facts.kind is Kind.DOMAIN and facts.base is not None:
         facts, typmod = facts.base, facts.base_typmod
     if facts.kind is Kind.ARRAY and facts.element is not None:

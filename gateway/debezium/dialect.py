@@ -1,4 +1,4 @@
-"""Debezium's dialect in a session: what gateway/runtime/dialect.py asks of a dialect."""
+"""Debezium's dialect in a session: the implementation of Dialect in gateway/runtime/dialect.py."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ class DebeziumDialect:
         self._options = settings.debezium.options()
 
     def is_used(self, positions: Collection[Position], fresh: Position, topics_are_used: bool) -> bool:
-        """Return whether the slot has a position: the topics may be a connector's own."""
+        """Return whether a position is stored for the slot and the prefix. Topics that are in use
+        do not count, because a connector may have written to them."""
         return any(
             (position.system_identifier, position.slot, position.prefix)
             == (fresh.system_identifier, fresh.slot, fresh.prefix)

@@ -1,10 +1,11 @@
 """A relation's description -> the Avro schemas of its records in Debezium's dialect, equal to
 Debezium's in every attribute.
 
-`Envelope` holds `before` and `after` of the record `Value`, and `source`; key records are `Key`.
-All are in the namespace `<prefix>.<schema>.<table>`, and carry Connect's names, versions and
-parameters, which Debezium's consumers read. Source: Debezium 3.6, as its Avro converter
-(Confluent's) registers them; compared with the real one in tests/debezium.
+The record `Envelope` has the fields `before` and `after`, whose type is the record `Value`, and
+`source`. The record `Key` is the type of keys. All are in the namespace
+`<prefix>.<schema>.<table>`, and carry Connect's names, versions and parameters, which Debezium's
+consumers read. Source: the schemas that Debezium 3.6 registers with Confluent's Avro converter,
+with which tests/debezium compares the result.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_]")
 
 @dataclass(frozen=True, slots=True)
 class CatalogColumn:
-    """The facts of a column that the replication stream does not contain. `default` is its
-    expression as pg_get_expr writes it, "" for none."""
+    """The properties of a column that the replication stream does not contain. `default` is the
+    expression of its default as pg_get_expr writes it, or "" if there is none."""
 
     name: str
     not_null: bool
@@ -36,8 +37,8 @@ class CatalogColumn:
 
 @dataclass(frozen=True, slots=True)
 class ConnectColumn:
-    """A column of the replication stream as a field. `default` is in Avro's JSON form,
-    `encoded_default` its bytes without a union."""
+    """A column of the replication stream as a field. `default` is in Avro's JSON form;
+    `encoded_default` is the same value in Avro's binary form, without a union."""
 
     name: str
     field: str
@@ -51,8 +52,9 @@ class ConnectColumn:
 
 @dataclass(frozen=True, slots=True)
 class ConnectRelation:
-    """A relation in Kafka Connect. `columns` are in the order of the replication stream, None for
-    one that is left out; `key` has the indexes of the key's columns, in the key's order."""
+    """A relation in Kafka Connect. `columns` are in the order of the replication stream, with None
+    for each column that is left out. `key` has the indexes of the key's columns, in the key's
+    order."""
 
     description: RelationDescription
     columns: tuple[ConnectColumn | None, ...]
@@ -64,7 +66,8 @@ class NameCollision(ValueError):
 
 
 class UnsupportedKey(ValueError):
-    """A column of the replica identity has no Connect type: without it, rows would share a key."""
+    """A column of the replica identity has no Connect type. Without it, different rows would have
+    the same key."""
 
 
 def connect_relation(
@@ -97,8 +100,8 @@ def connect_relation(
 
 
 def _type_of(column: ColumnDescription, options: DebeziumOptions) -> ConnectType | None:
-    """Return the column's type: a string where a column rule replaces the values; None for a column
-    that is left out."""
+    """Return the column's type, or None for a column that is left out. The type is a string if a
+    column rule replaces the values."""
     rule = column.protection
     if rule is None or rule.action is Protect.NULL:
         return connect_type(column.facts, column.typmod, options)
@@ -116,11 +119,12 @@ def _key_places(
     places: dict[str, int],
     columns: Sequence[ConnectColumn | None],
 ) -> tuple[int, ...]:
-    """Return the indexes of `key` if the stream sends those columns with every old tuple; else of
-    the columns that it sends.
+    """Return the indexes of the columns of `key` if the stream sends them with every old tuple;
+    otherwise those of the replica identity.
 
-    Under DEFAULT, the stream marks the primary key of the time of the change. If the catalog's is
-    another one by now, rows of that time may share its values. Raises UnsupportedKey.
+    With REPLICA IDENTITY DEFAULT, the stream marks the columns that were the primary key at the
+    change. If the catalog has another primary key by now, rows of that time may have equal values
+    in its columns. Raises UnsupportedKey.
     """
     identity = {column.name for column in description.identity_columns}
     if not identity or description.replica_identity is not ReplicaIdentity.DEFAULT:
@@ -147,8 +151,8 @@ def adjusted_name(name: str) -> str:
 
 
 def _namespace(topic: str) -> str:
-    """Return the namespace without empty parts, which Avro forbids; a table named `.`, or with two
-    dots in a row, has one."""
+    """Return the namespace of the topic's schemas. An underscore replaces each part that is empty,
+    which Avro forbids: the name of a table can be `.` or have two dots in a row."""
     return ".".join(adjusted_name(part) or "_" for part in topic.split("."))
 
 
@@ -193,10 +197,10 @@ def key_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = T
 
 
 def made_optional(relation: ConnectRelation, newest: Schema, newest_key: Schema | None) -> ConnectRelation:
-    """Return the relation with optional fields for the columns that are required now, but are not
-    in `newest`, the newest schemas of the topic, or are optional there. A registry with the level
-    BACKWARD then accepts the schema. A column of the key becomes optional only if it is optional in
-    both schemas."""
+    """Return the relation with an optional field for each required column that is optional in
+    `newest`, the topic's newest schema, or is missing there and has no default. A registry with the
+    level BACKWARD then accepts the schema. A column of the key must also be optional in
+    `newest_key`."""
     known = {field["name"]: isinstance(field["type"], list) for field in _value_fields(newest)}
     known_in_key = {field["name"]: isinstance(field["type"], list) for field in (newest_key or {}).get("fields", ())}
     columns = [
@@ -248,7 +252,8 @@ def _plain_field(column: ConnectColumn, defined: set[str]) -> Schema:
 
 
 def _defined_once(avro: Any, defined: set[str]) -> Any:
-    """Write out a record where it occurs first, and only its name after that."""
+    """Return the schema with a record written out where it occurs first, and replaced by its name
+    after that."""
     if not isinstance(avro, dict):
         return avro
     if avro["type"] == "array":

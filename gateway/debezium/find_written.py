@@ -39,12 +39,12 @@ from schemas.wire_format import FRAME_BYTES, read_schema_id
 log = structlog.get_logger()
 
 _FIRST_LOOK: Final = 500
-"""Records that are first read at the end of a partition; four times as many in each further
-attempt, until one precedes the offset."""
+"""The number of records that the first attempt reads at the end of a partition. Each further
+attempt reads four times as many, until one of them precedes the offset."""
 _POLL_MS: Final = 200
 _PEEKED_BYTES: Final = 16 << 20
-"""Bytes of WAL after the newest event that are first searched for its transaction's commit; four
-times as many in each further attempt."""
+"""The number of bytes of WAL after the newest event in which the first attempt looks for the commit
+of its transaction. Each further attempt searches four times as many."""
 _HEAD_BYTES: Final = 26
 _BEFORE_PREFIX: Final = 10
 _PEEK: Final = f"""
@@ -64,8 +64,8 @@ Event = tuple[str, int, int, int]
 async def find_written(
     settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
 ) -> DebeziumOffset:
-    """Return the offset after the last change that was completely written. `topics` are those of
-    the published tables. Raises WalgateError."""
+    """Return the offset after the last change whose records were all written. `topics` are the
+    topics of the published tables. Raises WalgateError."""
     found = await _written(settings, registry, topics, offset)
     total = sum(each.total() for place, each in found.items() if place != (offset.written_xid, offset.lsn))
     if not total:
@@ -119,7 +119,7 @@ async def _end_of(
     offset: DebeziumOffset,
     limit_s: float,
 ) -> list[Event]:
-    """Return the events of a partition, beginning with that of the offset."""
+    """Return the events of a partition that do not precede the offset."""
     look = _FIRST_LOOK
     while True:
         start = max(first, end - look)
@@ -158,8 +158,8 @@ class _Schemas:
         self._known: dict[int, Any] = {}
 
     async def event(self, record: ConsumerRecord, before: Event | None) -> Event | None:
-        """Return the record's event; None if it belongs to no transaction. A tombstone belongs to
-        the event `before` it. Raises WalgateError."""
+        """Return the record's event, or None if the record belongs to no transaction. A tombstone
+        belongs to the event `before` it. Raises WalgateError."""
         if record.value is None:
             return None if before is None else (TOMBSTONE, *before[1:])
         try:
@@ -189,7 +189,8 @@ class _Schemas:
 
 
 def _plain(schema: Any) -> Any:
-    """Return the schema without logical types, because Python has no date before year 1."""
+    """Return the schema without logical types, because Python cannot represent dates before year
+    1."""
     if isinstance(schema, list):
         return [_plain(each) for each in schema]
     if not isinstance(schema, dict):
@@ -202,7 +203,8 @@ def _plain(schema: Any) -> Any:
 
 
 async def _transactions(source: SourceSettings, written: Written, *, skips_truncates: bool) -> list[Committed]:
-    """Return the transactions that the slot has, at least up to the newest one that was written."""
+    """Return the transactions that the slot still has, at least up to the one that made the newest
+    change in `written`."""
     newest_xid, newest_lsn = max(written, key=lambda place: place[1])
     names = ",".join(map(quoted_identifier, source.publications))
     peeked = _PEEKED_BYTES

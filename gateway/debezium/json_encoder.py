@@ -1,5 +1,5 @@
-"""A record of Debezium's dialect in Avro -> the JSON that Kafka Connect's JsonConverter writes for
-it, for consumers without Avro.
+"""Convert a record of Debezium's dialect from Avro to the JSON that Kafka Connect's JsonConverter
+writes, for consumers that do not read Avro.
 
 The Avro bytes are read by functions that are composed once per schema. That takes several times as
 long as writing the Avro bytes, but keeps every rule of the dialect in one place: the JSON is
@@ -25,13 +25,14 @@ Write = Callable[[bytes, int, list[str]], int]
 """Appends the value at a position as JSON and returns the position after it."""
 
 _ESCAPE: Final = re.compile(r"\\\\|\\u00[01][0-9a-f]")
-"""A backslash, which may be followed by a text's own `u001b`, or a control character."""
+"""An escaped backslash, which the text may have before its own `u001b`, or an escaped control
+character."""
 _FLOAT: Final = struct.Struct("<f")
 _DOUBLE: Final = struct.Struct("<d")
 
 
 class JsonForm:
-    """Converter of one schema: called with a framed key or value, it returns the bytes that
+    """A converter for one schema: called with a framed key or value, it returns the bytes that
     JsonConverter writes. `with_schema` is the converter's schemas.enable."""
 
     def __init__(self, schema: Any, *, with_schema: bool) -> None:
@@ -90,7 +91,8 @@ def _struct(fields: list[tuple[str, Write]]) -> Write:
 
 
 def _blocks(start: str, item: Write, end: str) -> Write:
-    """Return the writer of an array or a map: blocks of items, ended by an empty one."""
+    """Return the writer of an array or a map, which consists of blocks of items and ends with an
+    empty block."""
 
     def write_blocks(data: bytes, position: int, parts: list[str]) -> int:
         parts.append(start)
@@ -118,8 +120,8 @@ def _entry(write: Write) -> Write:
 
 
 def _long(data: bytes, position: int) -> tuple[int, int]:
-    """Read a long. Counts of blocks are read by it too: the encoders write blocks without their
-    size in bytes, so that no count is negative."""
+    """Read a long, which may be the number of items in a block. That number is never negative,
+    because the encoders write blocks without their size in bytes."""
     number = shift = 0
     while data[position] & 128:
         number |= (data[position] & 127) << shift
@@ -130,8 +132,8 @@ def _long(data: bytes, position: int) -> tuple[int, int]:
 
 
 def _text(text: str) -> str:
-    """Return a JSON string as Jackson writes it: escapes of control characters have capital digits,
-    and only what must be escaped is."""
+    """Return the text as a JSON string in Jackson's form: it escapes only characters that must be
+    escaped, with upper-case hexadecimal digits."""
     quoted = json.dumps(text, ensure_ascii=False)
     return _ESCAPE.sub(lambda found: found[0][:2] + found[0][2:].upper(), quoted) if "\\u00" in quoted else quoted
 

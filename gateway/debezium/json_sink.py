@@ -10,8 +10,8 @@ from gateway.errors import StopForOperator
 
 
 class JsonSink:
-    """Sink that converts Avro records to JSON for `sink`. Both schemas are those of the Avro
-    records. The partition of a key depends on its JSON."""
+    """A sink that converts Avro records to JSON and passes them to `sink`. Both schemas are those
+    of the Avro records. The partition of a record is chosen by the JSON of its key."""
 
     def __init__(self, sink: KeyedSink, key_schema: Any, value_schema: Any, *, with_schema: bool) -> None:
         self._sink = sink

@@ -8,7 +8,7 @@ from gateway.errors import StopForOperator
 
 
 class KeyedSink(Protocol):
-    """Destination of one topic's records, partitioned as Kafka's own clients do it."""
+    """The destination of one topic's records, which are partitioned as by Kafka's own clients."""
 
     def append_hashed(self, key: bytes | None, value: bytes | None) -> None: ...
 

@@ -1,17 +1,17 @@
-"""Writes the records of Debezium's dialect for what the state machine receives.
+"""Write the records of Debezium's dialect for what the state machine receives.
 
-Only committed transactions are written (never streamed, never prepared ones), so there are no
-markers and no manifests: each record contains all that its reader needs. A transaction that the
-operator skips is only logged. A row becomes one or more records:
+Transactions are written only after they have committed, never while they are streamed or prepared.
+There are therefore no markers and no manifests: each record contains all that its reader needs. A
+transaction that the operator skips is only logged. A row becomes one or more records:
 
     INSERT                  c
     UPDATE                  u; if the key has changed: d of the old key, its tombstone, c of the new
     DELETE                  d, tombstone
     TRUNCATE                t, unless it is a skipped operation
 
-A tombstone is a key with a null value, for the compaction of the topic; rows without a key have
-none. With `provide_transaction_metadata`, the transaction topic gets BEGIN and END records, and
-each record contains its place in the transaction.
+A tombstone is a record with a key and a null value, for the compaction of the topic. Rows without a
+key have no tombstones. With `provide_transaction_metadata`, the transaction topic gets BEGIN and
+END records, and each record of an event contains its place in the transaction.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ from gateway.values.column_readers import some_bytes
 
 _NO_BLOCK: Final = b"\0"
 _TICK_NS: Final = 500_000
-"""Nanoseconds within which transactions share the time at which they were written."""
+"""Records that are written within this many nanoseconds have the same time of writing."""
 
 
 @dataclass(frozen=True, slots=True)
 class DebeziumTopics:
-    """The topics that belong to no relation. Frames are those of the registered schemas;
-    `transactions` is None when no transaction records are written."""
+    """The topics that belong to no relation, with the frames of their registered schemas.
+    `transactions` is None if no transaction records are written."""
 
     messages: KeyedSink
     message_key_frame: bytes
@@ -62,16 +62,16 @@ class DebeziumTopics:
 
 @dataclass(slots=True)
 class _Counts:
-    """Events of the current transaction."""
+    """The number of events in the current transaction: in total, and by collection."""
 
     total: int = 0
     collections: dict[str, int] = field(default_factory=dict)
 
 
 class DebeziumWriter(RecordWriter):
-    """Writes Debezium's records. `clock_ns` returns nanoseconds since the Unix epoch. `written` is
+    """Write Debezium's records. `clock_ns` returns nanoseconds since the Unix epoch. `written` is
     the xid of the transaction in which the replaced connector stopped, and the LSN of the last
-    change of it that the connector wrote."""
+    change that it wrote of this transaction."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class DebeziumWriter(RecordWriter):
         self.source = SourceContext(names, None, 0, 0, 0, None)
         """The parts of `source` that the rows of the current transaction share."""
         self.written_lsn = 0
-        """LSN up to which the replaced connector wrote the current transaction."""
+        """The LSN up to which the replaced connector wrote the current transaction, or 0."""
         self._skips_truncates = "t" in options.skipped_operations
         self._as_binary = AS_BINARY[options.binary_handling_mode]
         self._names = names
@@ -126,8 +126,8 @@ class DebeziumWriter(RecordWriter):
         return transaction
 
     def source_of(self, transaction: Transaction, *, is_read: bool = False) -> SourceContext:
-        """Return the parts of `source` that the rows of a transaction share. `is_read`: they are
-        rows of a snapshot."""
+        """Return the parts of `source` that the rows of a transaction share. `is_read` means that
+        these are rows of a snapshot."""
         assert transaction.commit_lsn is not None
         return SourceContext(
             self._names, transaction.xid, transaction.commit_lsn, transaction.commit_time or 0, self._last_end_lsn,
@@ -135,7 +135,7 @@ class DebeziumWriter(RecordWriter):
         )  # fmt: skip
 
     def refresh(self, source: SourceContext) -> None:
-        """Set the current time as the one at which the next records are written."""
+        """Set the time of writing of the next records to the current time."""
         now_ns = self._clock_ns()
         if not 0 <= now_ns - self._written_ns < _TICK_NS:
             self._written_ns = now_ns
@@ -146,7 +146,7 @@ class DebeziumWriter(RecordWriter):
         self.source = self.source_of(transaction)
 
     def begin(self, transaction: Transaction, resume_lsn: int) -> None:
-        """Do nothing: `block` writes BEGIN, and only for events that have a place in the
+        """Do nothing: BEGIN is written by `block`, before the first event that has a place in the
         transaction."""
 
     def relation(self, transaction: Transaction, version: RelationVersion) -> None:
@@ -172,7 +172,8 @@ class DebeziumWriter(RecordWriter):
         topics.transactions.append_hashed(key, value)
 
     def block(self, transaction: Transaction, collection: str) -> bytes:
-        """Count one more event and return its transaction block; the first one writes BEGIN."""
+        """Count one more event and return its transaction block. The first event causes BEGIN to be
+        written."""
         transaction.ordinal += 1
         if not self.writes_blocks:
             return _NO_BLOCK
@@ -184,7 +185,8 @@ class DebeziumWriter(RecordWriter):
         return transaction_block(self._block_head, counts.total, order)
 
     def _next_block(self, collection: str) -> bytes:
-        """Return what `block` would, without counting an event: a message may be too large."""
+        """Return the block that `block` would return, without counting an event, because the
+        message may be too large to be written."""
         if not self.writes_blocks:
             return _NO_BLOCK
         counts = self._counts
@@ -211,10 +213,12 @@ class DebeziumWriter(RecordWriter):
         end: int,
         change_lsn: int,
     ) -> bool:
-        """Return whether the replaced connector wrote a change at `written_lsn` or before it.
+        """Return whether the replaced connector wrote a change whose LSN is not greater than
+        `written_lsn`.
 
-        The first row at the last written LSN is held back as written. If another one follows at the
-        same LSN, as in a COPY, it is unknown how many of them were written: all are written again.
+        The first row at `written_lsn` itself is held back, and taken as written. If another row
+        follows at the same LSN, as in a COPY, it is unknown how many of these rows were written, so
+        all of them are written again.
         """
         if change_lsn < self.written_lsn:
             return True
@@ -294,8 +298,8 @@ class DebeziumWriter(RecordWriter):
         """Do nothing: the transaction was prepared while the records had another dialect."""
 
     def add_pending(self, marker: Marker) -> None:
-        """Note a marker that is not written: the state that it reports becomes durable when the
-        marker itself would have."""
+        """Note that a marker is pending, although it is not written: the state that it reports
+        becomes durable at the point where the marker would have become durable."""
         self._has_pending = True
 
     @property

@@ -44,7 +44,8 @@ log = structlog.get_logger()
 
 
 class DebeziumRelation:
-    """A relation on its way to a DebeziumVersion."""
+    """A described relation, which becomes a DebeziumVersion after its schemas have been
+    registered."""
 
     def __init__(self, relations: DebeziumRelations, relation: ConnectRelation) -> None:
         self.relation = relation
@@ -60,9 +61,9 @@ class DebeziumRelation:
         return self.relation.key
 
     async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
-        """Register the schemas, except those of JSON, which has them in its records or not at all.
-        A schema that is refused because of a column that is NOT NULL is registered with an optional
-        field for this column. Raises SchemaError."""
+        """Register the relation's schemas, but only for Avro: JSON records contain their schemas,
+        or have none. If the registry refuses a schema because of a NOT NULL column, register it
+        with an optional field for that column. Raises SchemaError."""
         if not self._relations.registers_schemas:
             return
         try:
@@ -82,8 +83,8 @@ class DebeziumRelation:
 
 
 class DebeziumRelations:
-    """The relations of a registrar in Debezium's dialect. `optional` has (relation oid, column) of
-    fields that must accept NULL, whatever the catalog says now."""
+    """The relations of a registrar in Debezium's dialect. `optional` has the pairs (relation oid,
+    column name) whose fields must accept NULL, whatever the catalog says."""
 
     reads_attributes = False
 
@@ -117,8 +118,8 @@ class DebeziumRelations:
         return DebeziumRelation(self, await self.relation(description, registry, topic))
 
     async def relation(self, description: RelationDescription, registry: RegistryClient, topic: str) -> ConnectRelation:
-        """Describe the relation with the current facts of the catalog. Raises WalgateError and
-        SchemaError."""
+        """Describe the relation with the columns and the key that the catalog has for it now.
+        Raises WalgateError and SchemaError."""
         try:
             columns = await self._sql.fetch(COLUMNS_QUERY, description.oid)
             keys = await self._sql.fetch(KEY_QUERY, description.oid)
@@ -154,8 +155,9 @@ class DebeziumRelations:
         return with_defaults(relation, catalog)
 
     async def _recorded_key(self, description: RelationDescription, registry: RegistryClient, topic: str) -> list[str]:
-        """Return the key that the topic's newest schema has, if the stream sends its columns: the
-        table was dropped, or a column of its key was renamed, after the change."""
+        """Return the key of the topic's newest schema if the stream sends all of its columns,
+        otherwise an empty list. The catalog no longer has this key if, after the change, the table
+        was dropped or a column of the key was renamed."""
         newest = await registry.latest(key_subject(topic)) if self.registers_schemas else None
         if newest is None:
             return []
@@ -165,8 +167,9 @@ class DebeziumRelations:
         return [names[field] for field in fields] if names.keys() >= set(fields) else []
 
     def _as_it_was(self, description: RelationDescription, catalog: list[CatalogColumn]) -> list[CatalogColumn]:
-        """Return the catalog's columns as they were: a column of the replica identity (other than
-        FULL) was never null, even if it is no longer in the catalog."""
+        """Return the catalog's columns as they were at the change. A column of the replica identity
+        (other than FULL) that is no longer in the catalog was NOT NULL. A column in `optional`
+        accepts NULL."""
         known = {column.name: column for column in catalog}
         if description.replica_identity is not ReplicaIdentity.FULL:
             for column in description.identity_columns:
@@ -196,8 +199,8 @@ class DebeziumRelations:
 
     @property
     def registers_schemas(self) -> bool:
-        """Whether schemas of relations are registered. JSON has them in its records, or not at
-        all."""
+        """Whether the schemas of relations are registered, which is the case for Avro only. JSON
+        records contain their schemas, or have none."""
         return self._options.format == "avro"
 
     def schemas_of(self, relation: ConnectRelation, topic: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -232,7 +235,7 @@ class DebeziumRelations:
         )
 
     def _warn(self, relation: str, column: str, reason: str) -> None:
-        """Log each reason once per session and column, because every row may have it."""
+        """Log a reason once per session and column, because every row may have it."""
         if (relation, column, reason) not in self._warned:
             self._warned.add((relation, column, reason))
             log.warning("column_without_value", relation=relation, column=column, reason=reason)

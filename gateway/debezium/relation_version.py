@@ -1,4 +1,4 @@
-"""Writes the records of one relation's rows in Debezium's dialect."""
+"""Write the records of one relation's rows in Debezium's dialect."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from gateway.transactions.transaction import RelationChangeTracker, Transaction
 
 _NO_BLOCK: Final = b"\0"
 _TICK: Final = 0xFF
-"""Mask of the ordinals between which the clock is not read: 256 rows of a transaction share the
-time at which they were written."""
+"""A mask: the clock is read only at ordinals in which all bits of the mask are 0, so 256 rows of a
+transaction have the same time of writing."""
 
 
 class DebeziumVersion(RelationVersion):
-    """A version of a relation whose changes become Debezium's records in `sink`. `encoder`
-    gives only the keys that snapshots compare; `records` encodes."""
+    """A version of a relation whose changes become Debezium's records in `sink`. `records` encodes
+    the rows; `encoder` gives only the keys that snapshots compare."""
 
     __slots__ = ("_keys", "_writer", "records", "sink")
 
@@ -93,7 +93,7 @@ class DebeziumVersion(RelationVersion):
     def _change_both(
         self, transaction: Transaction, source: SourceContext, data: bytes, row: int, end: int, change_lsn: int
     ) -> None:
-        """Write an update that has a key or old tuple."""
+        """Write an UPDATE whose message has a key tuple or an old tuple."""
         writer, records = self._writer, self.records
         old_key, before, key, after = records.both(data, row, end)
         if old_key == key:

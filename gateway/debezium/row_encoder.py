@@ -1,10 +1,10 @@
 """Row messages -> records of Debezium's dialect, for one version of a relation.
 
-The tuple is read as in gateway/events/row_encoder.py: one reader per column and one join; a row
-that these readers cannot take is parsed and encoded value by value. The layout is that of
-`gateway.debezium.envelope_schema.envelope_schema`: before, after, source, transaction, op, and the
-time at which the record was written. `source` has four pieces, most of which the rows of a
-transaction share.
+A tuple is read as in gateway/events/row_encoder.py: there is one reader per column, and their
+results are joined once. A row that these readers cannot take is parsed and encoded value by value.
+The layout is that of `gateway.debezium.envelope_schema.envelope_schema`: before, after, source,
+transaction, op, and the time at which the record was written. Most parts of `source` are shared by
+the rows of a transaction (source_block.py).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from schemas.wire_format import frame
 
 Key = bytes | None
 Unconvertible = Callable[[str, str, str], None]
-"""Called with (relation, column, reason) when a field is written without its value; it may raise
-instead."""
+"""A function that is called with (relation, column, reason) when a field is written without its
+value. It may raise an error instead."""
 
 _ONLY_AFTER: Final = b"\0\2"
 _NEITHER: Final = b"\0\0"
@@ -49,12 +49,12 @@ _MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error)
 
 
 class DebeziumEncoder:
-    """Encoder of one version of a relation.
+    """The encoder of one version of a relation.
 
-    In its methods, `position` is that of the byte after the relation oid, and `end` that of the
-    byte after the message. Returned keys and values are framed. `block` is the row's transaction
-    block in Avro, null if there is none. Raises PgOutputError, UnknownBinary, UnreadableValue,
-    KeyNotSent, and what `unconvertible` raises.
+    In its methods, `position` is the index of the byte after the relation oid, and `end` that of
+    the byte after the message. Returned keys and values are framed. `block` is the row's
+    transaction block in Avro, or Avro's null if there is none. Raises PgOutputError, UnknownBinary,
+    UnreadableValue, KeyNotSent, NeedsOptional, UnwritableRelation, and what `unconvertible` raises.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DebeziumEncoder:
         self._unconvertible = unconvertible
         self._left_out = left_out
         self.has_rows_of_leaves = False
-        """As of RowEncoder."""
+        """Rows are those of partitions, and some old tuples have only the key (see RowEncoder)."""
         self._codecs = [None if column is None else connect_codec(column) for column in self._columns]
         of_key_tuples = [
             None if column is None else connect_codec(column, in_key_tuple=True) for column in self._columns
@@ -104,7 +104,8 @@ class DebeziumEncoder:
         self._runs = readers.runs
         self._runs_of_keys = of_keys.runs
         self._key_parts = readers.parts_of(self.relation.key)
-        # The place of the key's only part, counted from the head; 0 if the key has several parts.
+        # The place of the key's only part, counted from the head; 0 without a key, or if the key
+        # has several parts.
         self._only_key_part = 1 + self._key_parts[0] if self._key_frame and len(self._key_parts) == 1 else 0
 
     # -- records
@@ -116,12 +117,12 @@ class DebeziumEncoder:
         return self._only_new(_CREATE, data, position, end, source, change_lsn, block)
 
     def read(self, data: bytes, source: SourceContext, change_lsn: int) -> tuple[Key, bytes]:
-        """Encode a row of a snapshot, given as a message's new tuple. It belongs to no
+        """Encode a row of a snapshot, which has the form of a message's new tuple and belongs to no
         transaction."""
         return self._only_new(_READ, data, 0, len(data), source, change_lsn, _NULL)
 
     def new_tuple_only(self, data: bytes, position: int, end: int) -> bool:
-        """Return whether an Update message has neither key nor old tuple, so that the key did not
+        """Return whether an Update message has only a new tuple, which means that the key did not
         change."""
         return position < end and data[position] == NEW_TUPLE
 
@@ -255,8 +256,9 @@ class DebeziumEncoder:
         return key_of_leaf(earlier, self.relation.description) if self.has_rows_of_leaves else earlier
 
     def _encoded(self, part: TuplePart, earlier: TuplePart | None) -> Parts:
-        """Return one part for each column of the record. An UNCHANGED value is taken from the old
-        tuple if that has it. A tuple of the key has NULL for all other columns."""
+        """Return one part for each column of the record. An UNCHANGED value is taken from
+        `earlier`, the old or key tuple, if that tuple has it. A key tuple has NULL in all columns
+        outside the key."""
         row: Parts = []
         for index, column in enumerate(self._columns):
             if column is None:
@@ -268,8 +270,8 @@ class DebeziumEncoder:
         return row
 
     def failing(self, part: TuplePart) -> str | None:
-        """Return column and byte of the first value that cannot be encoded, whatever its encoder
-        raises, for the report of an unexpected error."""
+        """Return the column and byte of the first value whose encoder raises anything but
+        UnrepresentableValue, for the report of an unexpected error."""
         for index, (each, value) in enumerate(zip(self._codecs, part.values, strict=False)):
             if each is not None and isinstance(value, Text | Binary):
                 encode = each.from_text if isinstance(value, Text) else each.from_binary
@@ -348,8 +350,8 @@ class DebeziumEncoder:
 
 
 def _has(earlier: TuplePart, index: int) -> bool:
-    """Return whether an old tuple has the value of a column: one of the key has NULL for columns
-    outside it."""
+    """Return whether an old or key tuple has the value of a column. A key tuple has NULL in the
+    columns outside the key."""
     return earlier.letter == OLD_TUPLE or isinstance(earlier.values[index], Text | Binary)
 
 

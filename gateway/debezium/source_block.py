@@ -1,5 +1,5 @@
-"""`source` and `transaction` of Debezium's records. The parts that the rows of a transaction share
-are encoded once."""
+"""Encode `source` and `transaction` of Debezium's records. The parts that the rows of a transaction
+share are encoded once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SOME: Final = b"\2"
 _NULL_AND_SOME: Final = _NULL + _SOME
 _NO_ORIGIN: Final = _NULL * 3
 _STREAMED: Final = b"\0" + some_bytes(b"false")[1:]
-"""The field `snapshot` with its default, which is of the first branch."""
+"""The field `snapshot` with its default value, which is of the union's first branch."""
 _READ: Final = b"\0" + some_bytes(b"incremental")[1:]
 """The field `snapshot` of rows that were read while streaming continued."""
 
@@ -38,8 +38,8 @@ class SourceContext:
     """The parts of `source` that the rows of one transaction share. `last_commit_end_lsn` is 0 if
     it is not known. Times are microseconds since the Unix epoch.
 
-    A record's source is `head_of` the number of change_lsn's digits, the digits, `times`, the
-    table, `transaction`, the LSN, and `end`; `written` follows the operation.
+    The `source` of a record consists of `head_of` for the number of digits of change_lsn, these
+    digits, `times`, the table, `transaction`, the LSN, and `end`. `written` follows the operation.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class SourceContext:
 
     def head_of(self, digits: int) -> bytes:
         """Return the bytes before an LSN of `digits` digits. The last result is kept in `head`,
-        because a transaction has LSNs of one length or two."""
+        because the LSNs of a transaction rarely differ in length."""
         if digits != self.digits:
             self.digits = digits
             self.head = self._before_sequence + encode_long(len(self._sequence) + digits + 2) + self._sequence

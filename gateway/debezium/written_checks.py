@@ -1,9 +1,9 @@
 """Compute how far a connector's topics are ahead of its stored offset. A connector stores its
-offset after it has written the records, or is killed before it does.
+offset only after it has written the records, and may be killed in between.
 
-Events are written in commit order, so that the topics contain the first of the changes that the
-slot still has. If the connector was killed, a partition may lack events that precede those of other
-partitions: only the changes before the first missing one count as written.
+Events are written in commit order, so the topics contain the first of the changes that the slot
+still has. If the connector was killed, a partition may lack an event although another partition has
+later ones. Only the changes before the first missing one count as written.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ _ROWS: Final = {ord(kind): kind for kind in (INSERT, UPDATE, DELETE)}
 Place = tuple[int, int]
 """xid and LSN of a change. Rows of one COPY may share an LSN."""
 Written = Mapping[Place, Counter[str]]
-"""Number of records of each change, by operation, beginning with the change at the offset."""
+"""The number of records of each change, by operation, for the changes that do not precede the
+offset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """A transaction that the slot still has. `changes` are those of published tables and the
+    """A transaction that the slot still has. `changes` are the changes to published tables and the
     published logical messages, in their order. A TRUNCATE is one change for each table. A
     non-transactional message is a transaction of its own, with xid 0."""
 
@@ -52,8 +53,8 @@ class Committed:
 def committed(
     rows: Iterable[tuple[int, bytes]], prefixes: Collection[str], *, skips_truncates: bool
 ) -> Iterator[Committed]:
-    """Yield the transactions in `rows` of LSNs and the first bytes of pgoutput messages. `prefixes`
-    are those of the published logical messages."""
+    """Yield the transactions in `rows`. Each row is the LSN and the first bytes of a pgoutput
+    message. `prefixes` are the values of source.message_prefixes."""
     xid, changes = 0, list[Change]()
     for lsn, head in rows:
         kind = head[0]
@@ -76,9 +77,10 @@ def committed(
 
 
 def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
-    """Return whether an event precedes the offset, by its `source.sequence`: the end LSN of the
-    last commit before it (0 if null) and its own LSN. After an offset that is that of a commit
-    come all transactions that commit later, also their changes before that LSN."""
+    """Return whether an event precedes the offset. `commit_lsn` and `lsn` are the two parts of its
+    `source.sequence`: the end LSN of the last commit before the event (0 if null), and the event's
+    own LSN. If the offset is that of a commit, every transaction that commits later follows it,
+    even with changes before that LSN."""
     if not offset.written_xid:
         return commit_lsn < offset.commit_lsn
     return (commit_lsn, lsn) < (offset.commit_lsn, offset.lsn)
@@ -87,8 +89,8 @@ def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
 def advanced(
     offset: DebeziumOffset, transactions: Iterable[Committed], written: Written, *, tombstones: bool
 ) -> tuple[DebeziumOffset, int]:
-    """Return the offset after the last change up to which everything was written, and the number of
-    records between it and `offset`."""
+    """Return the offset after the last change up to which all records were written, and the number
+    of records between `offset` and the returned offset."""
     found, commit_lsn, count = offset, offset.commit_lsn, 0
     for transaction in transactions:
         if transaction.end_lsn <= offset.commit_lsn:
@@ -103,7 +105,7 @@ def advanced(
             if not is_whole:
                 return found, count
             count += records.total()
-            # All rows at this LSN were written, and the next change has a greater one.
+            # All rows at this LSN were written, and the next change has a greater LSN.
             found = DebeziumOffset(Lsn(place[1] + 1), commit_lsn, transaction.xid)
         commit_lsn = Lsn(transaction.end_lsn)
     return found, count
@@ -115,8 +117,9 @@ def _places(transaction: Committed) -> Iterator[tuple[Place, Counter[str]]]:
 
 
 def _is_whole(kinds: Counter[str], records: Counter[str], *, tombstones: bool) -> bool:
-    """Return whether all records of a change were written. An UPDATE of a key is a delete and a
-    create. Logical messages never count as written, and so are written again."""
+    """Return whether all records of a change were written. An UPDATE that changes the key is
+    written as a delete and a create. Logical messages never count as written, so they are written
+    again."""
     moved = kinds[UPDATE] - records[UPDATED]
     return (
         not kinds[MESSAGE]

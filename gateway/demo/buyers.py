@@ -26,7 +26,7 @@ Connection: TypeAlias = asyncpg.Connection
 @dataclass(slots=True)
 class Tally:
     """Counts of what the shop has committed: `transactions` that changed rows (or wrote a
-    transactional message), and their row changes."""
+    transactional message), and the row changes of all these transactions."""
 
     transactions: int = 0
     row_changes: int = 0

@@ -1,6 +1,6 @@
 """`walgate demo`: local servers, a live shop, the gateway, the mirror and a verdict on one screen.
 
-This module starts and ends the servers; `story.py` is what happens in between. However the demo
+This module starts and ends the servers; `story.py` has what happens in between. However the demo
 ends (normally, or by a failure, Ctrl-C or kill -9), its processes end and its folders are removed,
 because they belong to guards (gateway/local/guard.py).
 """

@@ -78,7 +78,7 @@ class Mirror:
         }
 
     async def ready(self) -> None:
-        """Wait until the job reads. Raises `PartFailed` with its last lines."""
+        """Wait until the job reads. Raises `PartFailed` with the last lines of the job's log."""
 
         async def has_spoken() -> bool:
             return self.read_progress().ready
@@ -127,8 +127,8 @@ class Mirror:
 
 
 def _read_dump(path: Path) -> dict[str, MirrorTable]:
-    """Read the headers of a dump: for each table, it has a header line (a JSON object) and the rows
-    (JSON arrays), which are read when they are iterated."""
+    """Read the headers of a dump, which has, for each table, a header line (a JSON object) and the
+    rows (JSON arrays). Rows are read when they are iterated."""
     headers: list[tuple[str, tuple[str, ...], int]] = []
     with path.open("rb") as file:
         for line in iter(file.readline, b""):

@@ -208,7 +208,7 @@ async def _carts(stage: Stage, sku: str, count: int) -> int:
 
 
 async def add_column(stage: Stage) -> None:
-    """Add a column in a transaction of its own, before it is used; then others in the same
+    """Add a column in a transaction of its own, before it is used; then add others in the same
     transaction as the rows that use them."""
     await stage.connection.execute("ALTER TABLE customers ADD COLUMN IF NOT EXISTS nickname text")
     async with stage.connection.transaction():

@@ -2,8 +2,8 @@
 opens, both catch up, and all tables are compared.
 
 Meanwhile two other tasks run: one follows the marker topic; the other draws, and checks that
-gateway and mirror still run. The first that fails ends the story with its reason, so that nothing
-waits for a program that has ended; and every wait for a program that makes no progress has a limit.
+gateway and mirror still run. The first task that fails ends the story with its error, so that
+nothing waits for a program that has ended. A wait for a program without progress has a limit.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ class Story:
         self._mirror_may_end = False
 
     async def tell(self, facts: dict[str, Any]) -> None:
-        """Run the story and fill `facts` with the verdict. Raises `PartFailed` or
-        `StopForOperator` if there is none."""
+        """Run the story and fill `facts` with the verdict. Raises `PartFailed` or `StopForOperator`
+        if there is no verdict."""
         connection = await asyncpg.connect(self._addresses.dsn, command_timeout=60)
         try:
             await create_shop(self._addresses.dsn)

@@ -1,12 +1,12 @@
 """Comparison of the mirror with PostgreSQL: every value of every row, by PostgreSQL itself.
 
 The mirror's values are text. They are copied into a temporary table of text columns in the source
-database, read there by the input function of the source column's type (without its typmod, so that
-nothing is rounded), and written again by its output function. Two values are equal if PostgreSQL
-writes the same text for both: -0 is not 0, 1.50 is not 1.5, and whitespace in json counts. Text
-that the type cannot read is compared as it is.
+database. There they are read by the input function of the source column's type (without its typmod,
+so that nothing is rounded), and written again by its output function. Two values are equal if
+PostgreSQL writes the same text for both: -0 is not 0, 1.50 is not 1.5, and whitespace in json
+counts. Text that the type cannot read is compared as it is.
 
-Tables with a primary key are joined by it; in others, equal rows are counted.
+Tables with a primary key are joined by it; in other tables, equal rows are counted.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The shop's workload: buyers all the time, the scenes spread over it, and one big import
-concurrently."""
+"""The shop's workload: buyers are active all the time, the scenes are spread over it, and one big
+import runs concurrently."""
 
 from __future__ import annotations
 

@@ -10,5 +10,5 @@
     errors                            rows that cannot be encoded
 
 In: pgoutput messages, and descriptions of relations with their schema ids. Out: bytes of records.
-The package must not know when and where they are sent: no state of transactions, no Kafka.
+The package must not know when and where records are sent: no state of transactions, no Kafka.
 """

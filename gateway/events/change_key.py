@@ -2,7 +2,7 @@
 of another form.
 
 A snapshot compares the keys of changes with those of the rows that it reads (RowEncoder.copied).
-They have the same bytes in every dialect.
+Both have the same bytes in every dialect.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _NAMES: Final = {INSERT: "Insert", UPDATE: "Update", DELETE: "Delete"}
 
 
 class ChangeKeys:
-    """Reads the keys of one version of a relation. `key_frame` is None for a relation without
-    identity. Raises PgOutputError, UnreadableValue, KeyNotSent."""
+    """Reads the keys of row messages, for one version of a relation. `key_frame` is None for a
+    relation without identity. Raises PgOutputError, UnreadableValue, KeyNotSent."""
 
     def __init__(self, description: RelationDescription, key_frame: bytes | None) -> None:
         self._tuples = TupleCodec(description)
@@ -46,9 +46,9 @@ class ChangeKeys:
             self._codecs[index] = codec
 
     def of(self, data: bytes, kind: int, position: int, end: int) -> tuple[Key, Key, bool]:
-        """Return the new key and the old key of a message, which are the same if the message has
-        only one, and whether values are missing in an UPDATE's new tuple. `kind` is the first byte
-        of the message, `position` that of its first tuple."""
+        """Return the new key and the old key of a message, and whether the new tuple of an UPDATE
+        lacks values. The keys are the same if the message has only one. `kind` is the first byte of
+        the message, and `position` the place of its first tuple."""
         try:
             key, place, lacks_values = self._read(data, position)
             if kind != UPDATE or data[position] == NEW_TUPLE:
@@ -63,8 +63,8 @@ class ChangeKeys:
         return self._parsed(data, kind, position, end)
 
     def _read(self, data: bytes, position: int) -> tuple[Key, int, bool]:
-        """Return the key of the tuple at `position`, the position after it, and whether values are
-        missing."""
+        """Return the key of the tuple at `position`, the position after the tuple, and whether the
+        tuple lacks values."""
         if read_i16_be(data, position + 1) != self._count:
             raise SlowPathNeeded
         parts: list[bytes] = []

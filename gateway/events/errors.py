@@ -68,8 +68,8 @@ def key_not_sent(description: RelationDescription, part: TuplePart, index: int) 
 def unreadable_value(
     description: RelationDescription, part: TuplePart, index: int, error: Exception
 ) -> UnknownBinary | UnreadableValue:
-    """Return the error in place of `error`, which was raised when the value was read. It must not
-    be chained, since `error` may quote the value."""
+    """Return the error to raise in place of `error`, which was raised when the value was read. The
+    new error must not be chained to `error`, which may quote the value."""
     column = description.columns[index]
     type_name = column.facts.name or str(column.facts.oid)
     if isinstance(error, NotRenderable):

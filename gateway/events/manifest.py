@@ -1,9 +1,9 @@
 """The manifest of a transaction: the ranges of offsets that its records have in Kafka, with their
 counts.
 
-A manifest is filled while the batches of a transaction are acknowledged, and read when its last
-marker is written. Its size grows with the ranges of offsets, not with the rows: adjacent pieces of
-one topic-partition are joined.
+A manifest is filled while the batches of a transaction are acknowledged, and read when the
+transaction's last marker is written. The size of a manifest grows with the ranges of offsets, not
+with the rows: adjacent pieces of one topic-partition are joined.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from schemas.markers import ExcludedRelation, SnapshotChunk
 
 RANGE_RECORDS = 100_000
-"""Maximum number of records in a range, so that a large transaction can be read in parallel and
-each piece verified."""
+"""The maximum number of records in a range. It allows readers to read a large transaction in
+parallel, and to verify each piece."""
 
 RANGE_GAP = 10_000
-"""Maximum number of offsets between two pieces of a range that belong to others (interleaved
-transactions, Kafka's control records)."""
+"""The maximum number of offsets between two pieces of a range that belong to other records (of
+interleaved transactions, or Kafka's control records)."""
 
 
 Range = tuple[int, int, int]
-"""First offset, last offset, record count. A plain tuple: a small transaction has as many as it has
-rows."""
+"""The first offset, the last offset and the record count. A plain tuple is used to save time: a
+small transaction has about as many ranges as rows."""
 
 
 @dataclass(slots=True)
 class Manifest:
-    """The manifest of a transaction. `epoch` is that of the rows. `event_count` counts change
+    """The manifest of a transaction. `epoch` is the epoch of the rows. `event_count` counts change
     events and transactional messages, including those of subtransactions that were rolled back."""
 
     epoch: int
@@ -41,7 +41,7 @@ class Manifest:
 
     @property
     def is_empty(self) -> bool:
-        """Return whether neither the topics nor `excluded` have anything of the transaction."""
+        """Whether the transaction has no events, written or excluded."""
         return not (self.event_count or self.excluded)
 
     def exclude_message(self, topic: str, prefix: str) -> None:

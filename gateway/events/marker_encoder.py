@@ -29,10 +29,11 @@ _KINDS: dict[str, bytes] = {
 _PURPOSES: Final = {"FILL": encode_long(0), "REPLACE": encode_long(1), "VERIFY": encode_long(2)}
 
 
-@dataclass(slots=True)  # not frozen: that costs 1 us a marker, and a small transaction has two
+# Not frozen: that would cost 1 us for each marker, and a small transaction has two.
+@dataclass(slots=True)
 class Marker:
-    """A marker that is owed to the marker topic. `manifest` is complete once every batch before it
-    is acknowledged."""
+    """A marker that is owed to the marker topic. `manifest` is complete once every batch before the
+    marker is acknowledged."""
 
     kind: str
     xid: int
@@ -47,8 +48,8 @@ class Marker:
 
 
 FIRST_TIME, LAST_TIME = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""Microseconds since the Unix epoch of 0001-01-01 and of the end of 9999, the limits of consumers
-of timestamp-micros."""
+"""The beginning of year 1 and the end of year 9999, in microseconds since the Unix epoch: the
+limits of consumers of timestamp-micros."""
 
 
 def readable_time(time: int) -> int | None:
@@ -58,8 +59,8 @@ def readable_time(time: int) -> int | None:
 
 
 def encode_markers(frame: bytes, markers: Iterable[Marker], epoch: int) -> Iterator[bytes]:
-    """Encode markers. `frame` is the Confluent frame of the marker schema; `epoch` that of the
-    gateway that writes them.
+    """Encode markers. `frame` is the Confluent frame of the marker schema, and `epoch` the epoch of
+    the session that writes the markers.
 
     The markers that begin and end a small transaction are adjacent and have the same xid, commit
     LSN and commit time, which are encoded once.
@@ -152,8 +153,8 @@ def _snapshot(chunk: SnapshotChunk) -> bytes:
 
 
 class _Places(dict[tuple[str, int], bytes]):
-    """Cached Avro encodings of (topic, partition): there are few, and each transaction names
-    some."""
+    """A cache of the Avro encodings of (topic, partition). There are few such pairs, and each
+    transaction names some of them."""
 
     def __missing__(self, place: tuple[str, int]) -> bytes:
         topic, partition = place

@@ -26,8 +26,9 @@ def with_attributes(
 ) -> RelationDescription:
     """Return the description with the numbers and missing values of its columns.
 
-    `numbers`: attribute numbers of columns, by name. `recorded`: values, by number, that the
-    catalog no longer has. Rules for columns apply as they do to rows.
+    `numbers` has the attribute numbers of columns, by name, and `recorded` the missing values that
+    the catalog no longer has, by number. Rules for columns apply to these values as they do to
+    rows.
     """
     texts = {each.number: each.missing for each in attributes}
     columns = []
@@ -42,8 +43,8 @@ def with_attributes(
 
 
 def _encoded(column: ColumnDescription, text: bytes) -> MissingValue | None:
-    """Return the value in Avro; None if a rule hides it, or if it is not of the column's type,
-    since the catalog may be newer than the description."""
+    """Return a missing value in Avro; None if a rule hides the value, or if its text is not valid
+    for the column's type: the catalog may be newer than the description."""
     if column.protection is not None and column.protection.is_hidden:
         return None
     try:

@@ -2,14 +2,14 @@
 `insert`, `update`, `delete` and `truncate` for the rows of the stream; a snapshot's CopyDecoder
 calls `copied`. Debezium's records are made by gateway/debezium/row_encoder.py.
 
-A message is read in place, from its TupleData (manual 55.9) directly into Avro, without
+A message is read in place: its TupleData (manual 55.9) is converted directly to Avro, without
 intermediate dataclasses or Python values. There are two paths:
 
-* The fast one is for nearly all rows: values and NULLs. It has one reader for each column
-  (gateway/values/column_readers.py), or for a run of columns (gateway/values/row_readers.py), and
-  joins all their parts once.
+* The fast path is for nearly all rows: those with only values and NULLs. It has one reader for each
+  column (gateway/values/column_readers.py), or for a run of columns
+  (gateway/values/row_readers.py), and joins the parts from all readers once.
 * For anything else (an UNCHANGED column, a value that its Avro type cannot hold, a key tuple,
-  invalid data) the readers raise. gateway/pgoutput then parses the message, and
+  invalid data), the readers raise an exception. gateway/pgoutput then parses the message, and
   gateway/events/row_encoder_slow.py encodes or refuses it.
 
 The envelope's layout is `schemas.change_schema.change_schema`; a test compares the bytes with
@@ -49,20 +49,20 @@ _BEFORE: Final = b"\0\0\2"
 _NO_TRAILING_FIELDS: Final = b"\0\0"
 """unchanged, special: empty array, empty map."""
 _FIRST_COLUMN: Final = 8
-"""Number of parts of a record before its first column."""
+"""The number of parts that a record has before its first column."""
 _SMALL_ORDINAL: Final = CHUNK >> 1
 _COPIED_HEAD: Final = [NOTHING] * (_FIRST_COLUMN - 1) + [_ONLY_AFTER]
 _OUTSIDE: Final = TransactionContext(0, -1, 0, None, None, None)
 _HEAD_IN_STREAM_BYTES: Final = HEAD_BYTES + 4
-"""As HEAD_BYTES, inside a stream: with the xid."""
+"""The counterpart of HEAD_BYTES inside a stream, with the xid."""
 
 
 class RowEncoder:
     """Encodes the rows of one version of a relation. `key_schema_id` is None for a relation without
     identity.
 
-    `position` is that of the byte after the relation oid, `end` that after the message. Keys and
-    values are framed. Raises PgOutputError, UnknownBinary, UnreadableValue, KeyNotSent.
+    `position` is the place after the relation oid, and `end` the place after the message. Keys and
+    values are framed. The methods raise PgOutputError, UnknownBinary, UnreadableValue, KeyNotSent.
     """
 
     def __init__(self, description: RelationDescription, value_schema_id: int, key_schema_id: int | None) -> None:
@@ -77,10 +77,10 @@ class RowEncoder:
         self._truncate_head = value_frame + _TRUNCATE
         self.read_head = value_frame + _READ
         self.left_out_count = 0
-        """Number of tuples of UPDATEs that left columns out (UNCHANGED)."""
+        """The number of UPDATEs whose new tuples left columns out (UNCHANGED)."""
         self.has_rows_of_leaves = False
-        """Rows are those of partitions, some of which do not have the REPLICA IDENTITY FULL of this
-        relation: their old tuples have only the key."""
+        """Whether rows come from partitions of which some do not have the REPLICA IDENTITY FULL of
+        this relation: their old tuples have only the key."""
         self._schema_ids = value_schema_id, key_schema_id
         self._follows_wire = True
         self.key_frame = None if key_schema_id is None else frame(key_schema_id)
@@ -89,8 +89,8 @@ class RowEncoder:
     def _read_with(self, readers: RowReaders) -> None:
         self._readers = readers
         self._runs = readers.runs
-        # The parts of the row whose bytes are also the key's; None if a key column has a form of
-        # its own.
+        # The parts of the row whose bytes are also the key's; None if a column has another form in
+        # the key than in the row.
         self._key_parts: tuple[int, ...] | None = None
         self._only_key_part = -1
         self._key_slice: slice | None = None
@@ -104,8 +104,8 @@ class RowEncoder:
     def update(
         self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
-        """Encode an Update message. The third value is the DELETE with the old key, if the key has
-        changed."""
+        """Encode an Update message. Return the key, the value and, if the key has changed, the
+        DELETE with the old key."""
         first = data[position] if position < end else -1
         if first == NEW_TUPLE:
             key, value = self.insert(data, position, end, context, change_lsn, ordinal, self._update_head)
@@ -128,16 +128,16 @@ class RowEncoder:
         return self._delete_slowly(envelope, data, position, end, context)
 
     def of_copies(self, is_binary: Sequence[bool]) -> RowEncoder:
-        """Return another encoder for `copied`. `is_binary`: for each column, whether it is sent in
-        binary form."""
+        """Return another encoder, for `copied`. `is_binary` tells for each column whether its
+        values are in binary form."""
         encoder = RowEncoder(self.description, *self._schema_ids)
         encoder._follows_wire = False
         encoder._read_with(encoder._tuples.mixed_readers(is_binary))
         return encoder
 
     def copied(self, data: bytes, end: int) -> tuple[Key, bytes]:
-        """Encode a row that was read by COPY, in the form of a new tuple at data[:end]. Returns the
-        key, and the READ event without its envelope."""
+        """Encode a row that was read by COPY and is in the form of a new tuple at data[:end].
+        Return the key, and the READ event without its envelope."""
         parts = _COPIED_HEAD.copy()
         try:
             place = 3
@@ -160,7 +160,7 @@ class RowEncoder:
         """Return the column and byte of the first value that cannot be encoded."""
         return self._tuples.failing(part)
 
-    # -- the fast way
+    # -- the fast path
 
     def insert(
         self,
@@ -173,10 +173,11 @@ class RowEncoder:
         update_head: bytes | None = None,
     ) -> tuple[Key, bytes]:
         """Encode an Insert message or, with `update_head`, an Update message that has only the new
-        tuple. It is one function for both, because each call counts here.
+        tuple. Both have one function, because the time for a further call counts here.
 
-        Measured with the key and the state machine (bench/encode.py): 1.8 us for 3 columns, 3.2 us
-        for 7 common ones, 11.5 us for 50 in binary; 2.2, 4.4 and 21 us in text.
+        Including the key and the state machine (bench/encode.py), a row in binary form takes 1.8 us
+        with 3 columns, 3.2 us with 7 common ones, and 11.5 us with 50. In text form, it takes 2.2,
+        4.4 and 21 us.
         """
         place_in_transaction = LAST[ordinal << 1] if ordinal < _SMALL_ORDINAL else encode_long(ordinal)
         if change_lsn >= TWO_CHUNKS_END:  # `encode_lsn`, inlined
@@ -208,8 +209,9 @@ class RowEncoder:
         return self._only_new_slowly(parts[:_FIRST_COLUMN], data, position, end, context, name)
 
     def _new_without_unchanged(self, parts: list[bytes], data: bytes, position: int, end: int) -> tuple[Key, bytes]:
-        """Encode an update of a table with large values: it has UNCHANGED columns, and nothing else
-        that is unusual. The tuple's letter and its count of columns have been checked."""
+        """Encode the new tuple of an UPDATE that has UNCHANGED columns and nothing else unusual, as
+        is common for tables with large values. The tuple's letter and column count have been
+        checked."""
         unchanged: list[str] = []
         place = position + 3
         for index, read in enumerate(self._readers.columns):
@@ -230,7 +232,7 @@ class RowEncoder:
     def _update_with_old(
         self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
-        """Encode an update that has its old tuple, as with REPLICA IDENTITY FULL."""
+        """Encode an Update message that has an old tuple, as under REPLICA IDENTITY FULL."""
         if self._key_parts is None:
             return self._update_slowly(data, position, end, context, change_lsn, ordinal)
         before: list[bytes] = []
@@ -286,8 +288,8 @@ class RowEncoder:
     def _update_slowly(
         self, data: bytes, position: int, end: int, context: TransactionContext, change_lsn: int, ordinal: int
     ) -> tuple[Key, bytes, tuple[Key, bytes] | None]:
-        """Encode an update with a key tuple or an old tuple; `update` has checked that the new
-        tuple is not the first."""
+        """Encode an Update message that has a key tuple or an old tuple; `update` has checked that
+        the new tuple is not the first."""
         cursor = _cursor(data, position, end, context, "Update")
         earlier, new = read_earlier_and_new(cursor)
         cursor.finish()
@@ -329,14 +331,16 @@ class RowEncoder:
         return self._framed(key), b"".join([*envelope, _BEFORE, *row, _NULL, *trailing])
 
     def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
-        """Check the count of columns, and switch to binary readers if the server sends binary."""
+        """Check the column count of a tuple and return the tuple. Switch to binary readers if the
+        server sends values in binary form."""
         check_column_count(part, self._count, cursor)
         if self._follows_wire and self._readers is not self._tuples.binary_readers and Binary in map(type, part.values):
             self._read_with(self._tuples.binary_readers)
         return part
 
     def _as_leaf_sent(self, earlier: TuplePart) -> TuplePart:
-        """Return an old tuple as that of a key if it has no values but the key's."""
+        """Return an old tuple as a key tuple, if it has no values but the key's and may come from a
+        partition."""
         return key_of_leaf(earlier, self.description) if self.has_rows_of_leaves else earlier
 
     def _framed(self, key: list[bytes]) -> Key:
@@ -347,9 +351,10 @@ class RowEncoder:
 
 
 def key_of_leaf(earlier: TuplePart, description: RelationDescription) -> TuplePart:
-    """Return an old tuple as one of the key, if a partition sent it with its own replica identity:
-    pgoutput takes the tuple's letter from the root, and its values from the partition. A whole old
-    row that has no values but the key's is the same."""
+    """Return an old tuple as a key tuple, if a partition with another replica identity sent only
+    the key. pgoutput then takes the tuple's letter from the root, and its values from the
+    partition. A whole old row that has no values but the key's looks the same and is treated
+    alike."""
     columns = zip(description.columns, earlier.values, strict=True)
     if earlier.letter != OLD_TUPLE or not description.identity_columns:
         return earlier

@@ -24,10 +24,10 @@ _MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
 
 
 class TupleCodec:
-    """The columns of one relation version.
+    """Encodes the columns of one relation version.
 
-    `hidden`: indexes of columns of whose values a rule sends nothing. `key_places`: indexes of the
-    identity columns, if all of them have the same form in the key as in the row, else None.
+    `hidden` has the indexes of the columns whose values a rule hides. `key_places` has the indexes
+    of the identity columns, or is None if any of these has another form in the key than in the row.
     """
 
     def __init__(self, description: RelationDescription) -> None:
@@ -54,14 +54,14 @@ class TupleCodec:
         )
 
     def mixed_readers(self, is_binary: Sequence[bool]) -> RowReaders:
-        """Return the readers of rows in which each column has the form that was chosen for it."""
+        """Return the readers of rows in which `is_binary` tells the form of each column."""
         return RowReaders(
             each.read_binary if binary else each.read_text for each, binary in zip(self._codecs, is_binary, strict=True)
         )
 
     def encode(self, part: TuplePart, prefix: str) -> tuple[list[bytes], list[str], list[tuple[str, bytes]]]:
-        """Encode a tuple. Returns the Avro bytes of each column, the names of UNCHANGED columns,
-        and the names and texts of special values; names get the prefix."""
+        """Encode a tuple. Return the Avro bytes of each column, the names of UNCHANGED columns, and
+        the names and texts of special values. Each name is preceded by `prefix`."""
         row: list[bytes] = []
         unchanged: list[str] = []
         special: list[tuple[str, bytes]] = []
@@ -79,7 +79,7 @@ class TupleCodec:
 
     def failing(self, part: TuplePart) -> str | None:
         """Return the column and byte of the first value that cannot be encoded, whatever its
-        encoder raises. This is for unexpected errors."""
+        encoder raises. This is for the report of an unexpected error."""
         for index, (each, _) in enumerate(zip(self._codecs, part.values, strict=False)):
             if index not in self.hidden:
                 try:
@@ -89,8 +89,8 @@ class TupleCodec:
         return None
 
     def encode_key(self, part: TuplePart, earlier: TuplePart | None) -> list[bytes]:
-        """Return the key bytes of the identity columns; an UNCHANGED one is taken from the earlier
-        tuple. Raises KeyNotSent."""
+        """Return the key bytes of the identity columns; an UNCHANGED value is taken from the
+        earlier tuple. Raises KeyNotSent."""
         key: list[bytes] = []
         for index, each in self.keys:
             source = earlier if earlier is not None and part.values[index] is UNCHANGED else part
@@ -101,8 +101,8 @@ class TupleCodec:
         return key
 
     def encode_key_at(self, data: bytes, position: int) -> list[bytes]:
-        """Return the key of a tuple whose columns were all read; `position` is its column count.
-        Raises what the encoders raise."""
+        """Return the key bytes of a tuple whose columns were all read; `position` is that of its
+        column count. Raises what the encoders raise."""
         key: list[bytes] = []
         columns = walk_columns(data, position)
         place = 0
@@ -120,8 +120,8 @@ class TupleCodec:
         return key
 
     def _encode_value(self, each: Codec, part: TuplePart, index: int) -> tuple[bytes, bytes | None]:
-        """Return the Avro bytes; for a special value, these are null, and the second value is what
-        represents its text."""
+        """Return the Avro bytes of a value and None. For a special value, return the bytes of null
+        and the text for `special`."""
         value = part.values[index]
         if value is None or value is UNCHANGED:
             return AVRO_NULL, None

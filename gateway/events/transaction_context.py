@@ -11,11 +11,13 @@ _NO_SUBXID = encode_long(-1)
 
 
 class TransactionContext:
-    """The common fields; created once for each transaction, so that a row only copies it.
+    """The common fields. They are encoded once for each transaction, so that a row only copies
+    them.
 
-    `identity` holds the envelope's xid, subxid and epoch; `commit` its commit_lsn, commit_time
-    (microseconds since the Unix epoch) and origin. `commit_lsn` is None for a transaction in
-    progress. `in_stream`: its row messages carry an xid.
+    `identity` holds the envelope's xid, subxid and epoch; `commit` holds its commit_lsn,
+    commit_time (microseconds since the Unix epoch) and origin. `commit_lsn` is None for a
+    transaction in progress. `in_stream` tells whether the row messages of the transaction contain
+    an xid.
     """
 
     __slots__ = ("commit", "commit_lsn", "commit_time", "epoch", "identity", "in_stream", "origin", "subxid", "xid")

@@ -1,5 +1,5 @@
-"""Classification of the Kafka client's errors: what the gateway does next, and what the operator
-can do. Among them is that another producer has the transactional id now (fencing)."""
+"""Classify the Kafka client's errors by what the gateway does next and what the operator can do.
+One of them is fencing: another producer has taken the transactional id."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ _CERTIFICATE: Final = (
 
 def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateError:
     """Return the WalgateError that says what happens next after an error of the Kafka client.
-    `right`: the right that this operation needs on a topic. After an unknown error a new producer
-    tries again from the position."""
+    `right` is the permission that this operation needs on a topic. After an unknown error, a new
+    producer tries again from the position."""
     if isinstance(error, WalgateError):
         return error
     if type(error) is KafkaError and error.__cause__ is not None:  # aiokafka's sender only reports "unexpected"
@@ -125,8 +125,8 @@ def _not_connected(error: ConnectError, doing: str) -> WalgateError:
 
 def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
     """Classify the failure to reach an advertised address. The first request was answered, so
-    kafka.bootstrap_servers is right. A name that cannot be resolved is seldom due to a broker that
-    is merely down."""
+    kafka.bootstrap_servers is right. If a name cannot be resolved, the reason is seldom that a
+    broker is merely down."""
     hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     text = f"{doing}: no connection at the address that the brokers advertise to clients: {error}"
     if hints:

@@ -25,8 +25,8 @@ T = TypeVar("T")
 
 
 async def advertised_addresses(settings: KafkaSettings) -> list[str]:
-    """Return host:port of each broker, as the answer to the first request advertises them to
-    clients. Raises WalgateError."""
+    """Return host:port of each broker as the brokers advertise it to clients in the answer to the
+    first request. Raises WalgateError."""
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
@@ -42,9 +42,10 @@ async def kafka_facts(
     new: Iterable[str],
     new_topic: Callable[[str, int], NewTopic],
 ) -> KafkaFacts:
-    """Return facts about the brokers and about those of `topics` that exist, and which requests
-    would be refused, among them the creation of those of `new` that do not exist. `new_topic`
-    describes such a topic, given its name and replication factor. Raises WalgateError."""
+    """Return facts about the brokers, about those of `topics` that exist, and about requests that
+    would be refused. One such request is the creation of those topics in `new` that do not exist.
+    `new_topic` describes a new topic, given its name and replication factor. Raises
+    WalgateError."""
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
@@ -105,7 +106,8 @@ def _topic(facts: Mapping[str, Any], config: Mapping[str, str]) -> TopicFacts:
 async def _config(
     admin: Admin, kind: ConfigResourceType, names: list[str]
 ) -> tuple[dict[str, dict[str, str]], list[Refused]]:
-    """Return the configurations by name, and those that the client may not read as refusals."""
+    """Return the configurations by name, and a refusal for each one that the client may not
+    read."""
     if not names:
         return {}, []
     configs: dict[str, dict[str, str]] = {}
@@ -121,7 +123,8 @@ async def _config(
 
 
 async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
-    """Return the topics that CreateTopics would refuse, by a request that is only validated."""
+    """Return a refusal for each topic that CreateTopics would refuse to create. The request is only
+    validated."""
     if not new:
         return []
     response = await admin.create_topics(new, validate_only=True)
@@ -133,9 +136,9 @@ async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
 
 
 async def _may_not_write(admin: Admin, transactional_id: str, topics: list[str]) -> list[Refused]:
-    """Return the topics that the client may not write to. AddPartitionsToTxn with a producer id
-    that does not exist is refused in any case, but the broker checks the client's permissions
-    first."""
+    """Return a refusal for each topic that the client may not write to. AddPartitionsToTxn with a
+    producer id that does not exist is refused in any case, but the broker checks the client's
+    permissions first."""
     codes = await admin.add_to_no_transaction(transactional_id, topics)
     refused = []
     for topic, code in codes.items():

@@ -1,5 +1,5 @@
 """Warnings about topics whose records are on fewer disks than the cluster allows, although
-PostgreSQL is told that they are durable."""
+PostgreSQL is told that these records are durable."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gateway.startup.kafka_checks import KafkaFacts
 from schemas.topic_names import counted
 
 COPIES: Final = 3
-"""With two of three replicas in sync, one broker may be down and another disk be lost."""
+"""The wanted number of replicas. If two of three must be in sync, one broker can be down and the
+disk of another can be lost."""
 IN_SYNC: Final = 2
 _NAMED: Final = 5
 
@@ -39,8 +40,8 @@ def durability_of(facts: KafkaFacts) -> dict[str, Durability]:
 
 
 def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[OperatorWarning]:
-    """Yield warnings about `topics`. There are none if the cluster has too few brokers to do
-    better."""
+    """Yield warnings about `topics`. Too few replicas are not reported if the cluster has too few
+    brokers for more."""
     few = [topic for topic, found in topics.items() if found.copies < min(COPIES, broker_count)]
     if few and broker_count >= COPIES:
         least = min(topics[topic].copies for topic in few)

@@ -1,5 +1,5 @@
-"""Topics that belong to no relation: those of markers (or of what a dialect has in their place) and
-of logical decoding messages."""
+"""Topics that belong to no relation: the topic of markers, or of what a dialect has instead of
+markers, and the topic of logical decoding messages."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class FixedSchemas:
-    """Schema ids in the registry. `transaction` is that of markers, or of what a dialect has in
-    their place. The key schemas are 0 in a dialect without them."""
+    """Ids of schemas in the registry. `transaction` is the schema of markers, or of what a dialect
+    has instead of markers. In a dialect without key schemas, their ids are 0."""
 
     transaction: int
     position: int
@@ -33,8 +33,8 @@ class FixedSchemas:
 
 
 async def open_message_topic(prefix: str, topics: Topics, *, is_new: bool) -> None:
-    """Open the topic of logical decoding messages. It may be created only if `is_new`; otherwise, a
-    missing topic was deleted. Raises WalgateError."""
+    """Open the topic of logical decoding messages. The topic may be created only if `is_new`;
+    otherwise, a missing topic was deleted. Raises WalgateError."""
     topic = message_topic(prefix)
     if not is_new:
         await topics.refuse_deleted(await topics.missing([topic]))
@@ -48,8 +48,9 @@ def message_sink(prefix: str, topics: Topics, writer: BatchWriter) -> TopicSink:
 
 
 def message_selection(source: SourceSettings, *, records_exclusions: bool) -> MessageSelection:
-    """Return which logical decoding messages are published, and log each one that is too large.
-    `records_exclusions` is the dialect's: whether the transaction's marker names it."""
+    """Return the rule that selects the logical decoding messages to publish and logs each one that
+    is too large. `records_exclusions` says whether the dialect names such a message in the
+    transaction's marker."""
     left_out = partial(_log_left_out, _IN_MARKER if records_exclusions else _IN_LOG)
     return MessageSelection(left_out, frozenset(source.message_prefixes), heartbeats_only=not source.messages)
 

@@ -1,5 +1,5 @@
-"""The newest commit in the marker topic: LSN and time of the transaction delivered last, even while
-no gateway runs."""
+"""Read the LSN and the time of the newest commit from the marker topic. No gateway needs to be
+running."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from schemas.records import TRANSACTION_MARKER
 from schemas.wire_format import FRAME_BYTES
 
 _LOOKED_AT: Final = 500
-"""Number of newest offsets to read; control records count among them."""
+"""The number of newest offsets to read, including those of control records."""
 _POLL_MS: Final = 200
 _SCHEMA: Final = fastavro.parse_schema(TRANSACTION_MARKER)
 
 
 async def last_commit(settings: KafkaSettings, marker_topic: str, timeout_s: float) -> tuple[int, float] | None:
-    """Return LSN and time (Unix, s) of the last commit; None if the newest markers hold none.
-    Raises WalgateError."""
+    """Return the LSN and the Unix time in seconds of the last commit, or None if the newest markers
+    contain no commit. Raises WalgateError."""
     place = TopicPartition(marker_topic, 0)
     consumer = Consumer(
         **settings.client_options(),

@@ -1,11 +1,11 @@
 """A probe of what really answers at an address. It speaks the protocols itself, because a client
 with wrong settings only sees a connection that ends.
 
-On connections of its own it finds out whether the server accepts a TLS handshake, whether its
-certificate is acceptable, whether it answers ApiVersions as a broker does, and SaslHandshake as one
-that requires a login. It changes nothing and does not log in. (Kafka protocol guide: ApiVersions is
-answered before a login; on a listener without SASL, SaslHandshake is answered with
-ILLEGAL_SASL_STATE, or the connection ends.)
+The probe finds out whether the server accepts a TLS handshake, and whether its certificate is
+acceptable. It then sends ApiVersions, to see whether a broker answers, and SaslHandshake, to see
+whether the listener requires a login. The probe changes nothing and does not log in. (Kafka
+protocol guide: ApiVersions is answered before a login; on a listener without SASL, SaslHandshake is
+answered with ILLEGAL_SASL_STATE, or the connection ends.)
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _NOTHING: Final = (OSError, EOFError, asyncio.IncompleteReadError, ValueError, s
 
 
 async def probe_listener(address: str, settings: KafkaSettings, *, advertised: bool = False) -> ListenerFacts:
-    """Return the facts about one listener. Never raises because of what the other side does."""
+    """Return the facts about one listener. Never raises an error because of what the other side
+    does."""
     if address.endswith("]") or ":" not in address:
         address += ":9092"  # the clients' default
     host, _, port = address.rpartition(":")
@@ -88,7 +89,7 @@ def _any_certificate() -> ssl.SSLContext:
 
 
 async def _handshake(host: str, port: int, context: ssl.SSLContext) -> tuple[bool, str]:
-    """Return whether the server completed the handshake, and why its certificate was not
+    """Return whether the server completed the handshake, and the reason if its certificate was not
     accepted."""
     try:
         async with asyncio.timeout(TIMEOUT_S):
@@ -104,8 +105,8 @@ async def _handshake(host: str, port: int, context: ssl.SSLContext) -> tuple[boo
 
 
 async def _ask(host: str, port: int, context: ssl.SSLContext | None, *requests: bytes) -> list[bytes]:
-    """Return the answers to requests on one connection, as far as they arrived, without the
-    correlation id."""
+    """Send the requests on one connection. Return the answers that arrived, without their
+    correlation ids."""
     answers: list[bytes] = []
     writer: asyncio.StreamWriter | None = None
     try:
@@ -132,8 +133,8 @@ def _request(api: int, version: int, body: bytes = b"") -> bytes:
 
 
 async def _requests_served(host: str, port: int, context: ssl.SSLContext | None) -> set[int]:
-    """Return the keys of the requests that the server knows; none if it does not speak Kafka's
-    protocol."""
+    """Return the keys of the requests that the server knows, or an empty set if it does not speak
+    Kafka's protocol."""
     answers = await _ask(host, port, context, _request(_API_VERSIONS, 0))
     if not answers or len(answers[0]) < 6:
         return set()

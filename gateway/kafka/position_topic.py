@@ -1,5 +1,5 @@
-"""Reading of the position topic: the newest record of every slot, and whether the marker topic was
-ever written to. The states of snapshots are read likewise. The records are bytes here;
+"""Read the newest record of every slot from the position topic, and find out whether the marker
+topic was ever written to. The states of snapshots are read in the same way. Records are bytes here;
 gateway/transactions/position.py encodes and decodes positions."""
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ _NOT_TO_ITS_END = (
 
 
 class ReadIncomplete(Retry):
-    """The topic could not be read to its end, perhaps because a Kafka transaction is still open. It
-    does not mean that the broker is unreachable."""
+    """The topic could not be read to its end, perhaps because a Kafka transaction is still open.
+    This error does not mean that the broker is unreachable."""
 
 
 async def read_positions(
     settings: KafkaSettings, marker_topic: str, timeout_s: float
 ) -> tuple[dict[bytes, bytes], bool]:
-    """Return the newest position record of every slot, by key; and whether the marker topic holds a
-    record, or has held one.
+    """Return the newest position record of every slot, by key, and whether the marker topic holds
+    or has held a record.
 
-    The marker topic is looked at first: markers and their position are written in the same Kafka
-    transaction, so the position of any marker found is found too.
+    The marker topic is read first: with exactly_once, markers and their position are written in the
+    same Kafka transaction, so the position of any marker found is found too.
 
-    The topic is read to the partition's true end. Committed records end at the first transaction
-    that is still open, perhaps of another gateway that died: this slot's newer position could lie
-    after it, and continuing from an older one would duplicate rows. So such a transaction is waited
-    for; the broker ends it after its timeout. Raises ReadIncomplete until then.
+    The topic is read to the partition's true end. A read_committed consumer stops before the first
+    transaction that is still open, perhaps one of another gateway that died. A newer position of
+    this slot could lie after that transaction, and continuing from an older one would duplicate
+    rows. ReadIncomplete is therefore raised until the transaction has ended; the broker ends it
+    after its timeout.
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
     consumer = _consumer(settings, "read_committed")
@@ -64,7 +65,7 @@ async def read_positions(
 
 
 async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dict[bytes, bytes]:
-    """Return the newest record of each key, of all slots. The topic must exist. Raises
+    """Return the newest record of each key, for all slots. The topic must exist. Raises
     ReadIncomplete as `read_positions` does."""
     place = TopicPartition(SNAPSHOT_TOPIC, 0)
     consumer = _consumer(settings, "read_committed")
@@ -100,9 +101,9 @@ async def _newest(consumer: Consumer, place: TopicPartition, end: int) -> dict[b
 
 
 async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> bool:
-    """Return whether the partition holds a committed record, or retention has removed some. Control
-    records, which the abort of an interrupted first start leaves behind, have offsets but do not
-    count."""
+    """Return whether the partition holds a committed record, or has held records that retention
+    removed. Control records, which the abort of an interrupted first start leaves behind, have
+    offsets but do not count."""
     if (await consumer.beginning_offsets([place]))[place] > 0:
         return True
     consumer.assign([place])
@@ -114,8 +115,8 @@ async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> b
 
 
 async def _true_ends(settings: KafkaSettings, places: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
-    """Return the offsets after the last records, including those of open transactions, which a
-    read_committed consumer does not report."""
+    """Return the end offset of each partition. The records of open transactions are included; a
+    read_committed consumer would leave them out."""
     consumer = _consumer(settings, "read_uncommitted")
     try:
         await consumer.start()

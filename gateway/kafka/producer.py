@@ -1,15 +1,16 @@
 """The transactional producer, and how it is given up. gateway/kafka/transaction_delivery.py decides
-when it begins a Kafka transaction, and when it commits.
+when a Kafka transaction begins and when it is committed.
 
-aiokafka's producer is used as gateway/kafka/aiokafka_internals changes it, and with three rules
-(found by measurements and in its source, version 0.14):
+aiokafka's producer is used with the changes of gateway/kafka/aiokafka_internals. Three rules follow
+from measurements and from the source of version 0.14:
 
 * `commit_transaction` returns normally although a batch of the transaction failed, so every batch's
-  future is awaited first (gateway/kafka/transaction_delivery.py). A producer with one failed or
-  unknown result is dead: it is never retried but abandoned here.
-* With the broker down its calls never return, so everything is awaited under a time limit.
+  future is awaited first (gateway/kafka/transaction_delivery.py). After one failed or unknown
+  result, a producer is never used again: it is abandoned here.
+* While the broker is down, the producer's calls never return, so each call is awaited with a time
+  limit.
 * Sequence numbers wrap wrongly after 2^31 records on a partition, so `is_worn` asks for a new
-  producer long before.
+  producer long before that.
 """
 
 from __future__ import annotations
@@ -43,10 +44,10 @@ class Producer:
     """A producer from its start until it is abandoned. Methods raise WalgateError; after any error
     the object must be abandoned.
 
-    The transactional id fences earlier gateways in both modes. exactly_once: rows, markers and
-    positions share its Kafka transactions. at_least_once: rows and markers are sent by a second
-    producer, without transactions; only positions are written in transactions, so that a fenced
-    gateway cannot write an older position over a newer one.
+    The transactional id fences earlier gateways in both modes. With exactly_once, rows, markers and
+    positions are written in the same Kafka transactions. With at_least_once, a second producer
+    sends rows and markers without transactions. Only positions are then written in transactions, so
+    that a fenced gateway cannot write an older position over a newer one.
     """
 
     def __init__(self, settings: KafkaSettings, transactional_id: str) -> None:
@@ -87,8 +88,8 @@ class Producer:
             await self._limited(producer.start(), "starting the producer")
 
     async def begin(self, always: list[tuple[str, int]]) -> None:
-        """Open a Kafka transaction. `always`: partitions that it will certainly write to, added
-        with the first request that adds partitions."""
+        """Open a Kafka transaction. `always` lists partitions that the transaction will certainly
+        write to; they are added with the first request that adds partitions."""
         await self._limited(self._transactional.begin_transaction(), "beginning a transaction")
         for topic, partition in always:
             self._transactional.add_to_transaction(topic, partition)
@@ -98,9 +99,9 @@ class Producer:
         await self._limited(self._rows.client.learn(topics), "reading the metadata of topics")
 
     def send(self, batch: Batch, *, in_transaction: bool = False) -> asyncio.Future[Any]:
-        """Queue a batch; the future is done when it is delivered. `in_transaction` means that it is
-        part of a Kafka transaction in both modes. The queue's length is bounded by the gateway's
-        own memory limit."""
+        """Queue a batch; the future is done when the batch is delivered. With `in_transaction`, the
+        batch is part of a Kafka transaction in both modes. The queue's length is bounded by the
+        gateway's own memory limit."""
         producer = self._transactional if in_transaction else self._rows
         self._records[batch.topic, batch.partition] += batch.builder.record_count()
         if producer.failure is not None:
@@ -122,17 +123,19 @@ class Producer:
 
     @property
     def is_worn(self) -> bool:
-        """A sequence number approaches its limit: the producer must be replaced."""
+        """Whether a sequence number is close to its limit, so that the producer must be
+        replaced."""
         return bool(self._records) and max(self._records.values()) >= MAX_PARTITION_RECORDS
 
     async def abort(self) -> None:
         """Abort the open transaction, if any: until it has ended, no other slot's gateway can read
-        the position topic to its end. This is sent once, and never by a producer that goes on."""
+        the position topic to its end. The request is sent only once, and the producer is not used
+        afterwards."""
         if self._transactional.is_in_transaction:
             await close_with_timeout(self._transactional.abort_transaction(), STOP_TIMEOUT_S)
 
     async def abandon(self) -> None:
-        """Give the producer up in whatever state it is; wait at most STOP_TIMEOUT_S for each of its
+        """Give up the producer, whatever its state; wait at most STOP_TIMEOUT_S for each of its
         clients."""
         for producer in self._all:
             producer.stop_sending()

@@ -1,4 +1,4 @@
-"""Closing of clients and tasks that may never finish closing."""
+"""Close clients and tasks that may never finish closing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ async def close_with_timeout(ending: Coroutine[Any, Any, object], timeout_s: flo
     """Run `ending` for at most `timeout_s`, then go on without it: what cannot be closed ends with
     the process.
 
-    `asyncio.timeout` is not enough: it cancels once and waits, and aiokafka's `close` takes that
-    cancellation for the end of one of its own tasks and goes on waiting for the broker.
+    `asyncio.timeout` is not enough: it cancels once and waits. aiokafka's `close` takes that
+    cancellation for the end of one of its own tasks, and goes on waiting for the broker.
     """
     task = asyncio.create_task(ending)
     await asyncio.wait({task}, timeout=timeout_s)
@@ -29,8 +29,8 @@ async def close_with_timeout(ending: Coroutine[Any, Any, object], timeout_s: flo
 
 
 async def to_the_end(ending: Coroutine[Any, Any, T]) -> T:
-    """Run `ending` to its end, however often the caller is cancelled meanwhile. It must have a time
-    limit of its own."""
+    """Run `ending` to its end, however often the caller is cancelled meanwhile. `ending` must have
+    a time limit of its own."""
     task = asyncio.create_task(ending)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

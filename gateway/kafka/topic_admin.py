@@ -36,11 +36,11 @@ from gateway.kafka.classify_errors import CREATING, DESCRIBING, WRITING, classif
 log = structlog.get_logger()
 
 ASKED_TOPICS: Final = 1000
-"""Topics in one request for metadata: decoding the answer takes 0.2 s."""
+"""The number of topics in one metadata request; decoding the answer takes 0.2 s."""
 CREATED_RECORDS: Final = 2000
-"""Metadata records that one request for creation may cause. A controller refuses requests that
-cause more than 10,000: one for each topic, partition and configuration. A fifth of that takes it a
-second, and each batch logs one line of progress."""
+"""The maximum number of metadata records that one creation request may cause: one for each topic,
+partition and configuration. A controller refuses a request that causes more than 10,000. With a
+fifth of that number, a request takes a second, and progress is logged after each batch."""
 LOGS_POLL_S = 0.02
 LOGS_TIMEOUT_S = 30.0
 _TOPIC_EXISTS: Final = TopicAlreadyExistsError.errno
@@ -56,13 +56,13 @@ _UNKNOWN_TO_CONTROLLER: Final = frozenset(
         PolicyViolationError,
     )
 )
-"""Answers to a creation that a controller only gives for a topic that does not exist: for one that
-does, it answers TOPIC_ALREADY_EXISTS."""
+"""Answers to a creation request that a controller only gives if the topic does not exist. If it
+exists, the answer is TOPIC_ALREADY_EXISTS."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The controller's refusal to create a topic, in its words."""
+    """The controller's refusal to create a topic, and its reason."""
 
     topic: str
     code: int
@@ -74,8 +74,8 @@ class Refusal:
 
     @property
     def collides(self) -> bool:
-        """The name differs from another topic's only in '.' and '_'. (All names used here are valid
-        otherwise.)"""
+        """Whether the name differs from another topic's name only in '.' and '_'. (All names used
+        here are valid otherwise.)"""
         return bool(self.code == InvalidTopicError.errno)
 
     @property
@@ -89,14 +89,15 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class ExistingTopic:
-    """A topic that exists. `copies`: replicas of the partition that has the fewest."""
+    """A topic that exists. `copies` is the number of replicas of the partition that has the
+    fewest."""
 
     partition_count: int
     copies: int
 
 
 class TopicAdmin:
-    """A client that creates and describes topics. Methods raise Retry, RetrySlowly,
+    """A client that creates and describes topics. Methods raise Retry, RetrySlowly or
     StopForOperator."""
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -121,8 +122,8 @@ class TopicAdmin:
             raise classify(error, doing, right) from error
 
     async def existing(self, topics: Sequence[str]) -> dict[str, ExistingTopic]:
-        """Return those of `topics` that exist. They are requested by name: a list of all topics
-        omits those that the client may not describe, as if they did not exist."""
+        """Return those of `topics` that exist. The request names the topics, because a list of all
+        topics omits those that the client may not describe, as if they did not exist."""
         there: dict[str, ExistingTopic] = {}
         for some in _chunks(topics, ASKED_TOPICS):
             async with self._asking("listing topics"):
@@ -139,14 +140,15 @@ class TopicAdmin:
 
     @property
     def broker_count(self) -> int:
-        """Number of brokers that were alive when the metadata was last read."""
+        """The number of brokers that were alive when the metadata was last read."""
         return self._admin.broker_count
 
     async def create(self, topics: Sequence[NewTopic]) -> list[Refusal]:
         """Create topics and return those that were refused. A topic that exists already is not
         refused.
 
-        Returns once the others accept records, or after LOGS_TIMEOUT_S for each batch.
+        Wait until the other topics accept records, but at most LOGS_TIMEOUT_S for each batch of
+        topics.
         """
         refusals: list[Refusal] = []
         done = 0
@@ -165,9 +167,9 @@ class TopicAdmin:
         return refusals
 
     async def unknown_to_controller(self, topics: Sequence[NewTopic]) -> list[str]:
-        """Return those of `topics` that do not exist. Brokers learn of topics from the controller,
-        on a busy machine minutes later; the controller itself is asked, by a request for creation
-        that is only validated."""
+        """Return those of `topics` that do not exist. Under load, a broker may learn of a topic
+        only minutes after the controller. Therefore the controller itself is asked, by a creation
+        request that is only validated."""
         unknown: list[str] = []
         for batch in _batches(topics):
             async with self._asking("asking the controller for topics", CREATING):
@@ -176,10 +178,11 @@ class TopicAdmin:
         return unknown
 
     async def _wait_for_logs(self, topics: list[str]) -> None:
-        """Wait until new topics accept records. A topic does not before its leaders have created
-        its logs: this takes some milliseconds, for a thousand topics many seconds. The producer
-        would retry each batch every 0.1 s, and request the metadata of all its topics each time. If
-        a broker takes longer than LOGS_TIMEOUT_S, the producer's retries take over."""
+        """Wait until new topics accept records. A topic accepts none until its leaders have created
+        its logs, which takes milliseconds for one topic and many seconds for a thousand. Meanwhile
+        the producer would retry each batch every 0.1 s, and request the metadata of all its topics
+        each time. If a broker takes longer than LOGS_TIMEOUT_S, the producer's retries take
+        over."""
         begun = asked = time.monotonic()
         while topics and asked - begun < LOGS_TIMEOUT_S:
             async with self._asking("waiting for new topics"):
@@ -207,8 +210,8 @@ class TopicAdmin:
         return sorted(waiting)
 
     async def replication_factor(self) -> int:
-        """Return the setting, or the broker's default: the version of the request that aiokafka
-        uses cannot leave it to the broker."""
+        """Return the configured replication factor, or else the broker's default. The version of
+        the request that aiokafka uses cannot leave the choice to the broker."""
         if self._replication_factor < 0:
             self._replication_factor = int((await self.broker_config())["default.replication.factor"])
         return self._replication_factor

@@ -1,13 +1,14 @@
-"""All topics of the gateway, not only those of relations: their creation, what a lost disk would
-destroy, and whether one was deleted; and the names of the topics of relations.
+"""All topics of the gateway, not only those of relations. This module creates topics, warns of
+those that the loss of a disk could destroy, and detects deleted ones. It also chooses the names of
+the topics of relations.
 
-The name of a relation's topic depends on Kafka alone, so that every start decides alike, whichever
-relation comes first:
+The name of a relation's topic depends only on the settings and on Kafka, so that every start
+chooses the same name, whichever relation comes first:
 
-1. the name that `kafka.topic_names` gives it; else
+1. the name that `kafka.topic_names` gives the topic; else
 2. the first of its possible names (schemas/topic_names.py) whose topic exists; else
-3. the first that Kafka lets us create. It refuses a name that differs from another topic's only in
-   '.' and '_'.
+3. the first name under which Kafka creates a topic. Kafka refuses a name that differs from another
+   topic's name only in '.' and '_'.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ Name = tuple[str, str]
 """A relation's schema and name."""
 
 _MANY = 100
-"""From this number on, new topics are only counted in the log, not named."""
+"""From this number of new topics on, the log counts them but does not name them."""
 
 _MIN_IN_SYNC, _UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
 
@@ -112,10 +113,10 @@ def refused_topic(refusal: Refusal) -> WalgateError:
 
 
 class Topics:
-    """The gateway's topics: creates those that are missing, and knows the partition count of each
-    topic that it has seen. Methods raise WalgateError.
+    """The gateway's topics. This class creates those that are missing, and knows the partition
+    count of each topic that it has seen. Methods raise WalgateError.
 
-    `seen` outlives this object: a topic in it that no longer exists was deleted meanwhile and is
+    `seen` outlives this object: a topic that is in `seen` but no longer exists was deleted, and is
     not recreated. `warn` is called with the topics that the loss of a disk could destroy.
     """
 
@@ -128,7 +129,7 @@ class Topics:
         *,
         compacted: bool = False,
     ) -> None:
-        """`compacted`: new topics of tables are compacted."""
+        """`compacted` says whether new topics of tables are compacted."""
         self._compacted = compacted
         self._settings = settings
         self._warn = warn
@@ -146,7 +147,7 @@ class Topics:
         await self._admin.close()
 
     async def ensure(self, topics: Iterable[str]) -> dict[str, int]:
-        """Create those that are missing; return the partition count of each."""
+        """Create those of `topics` that are missing; return the partition count of each topic."""
         wanted = list(dict.fromkeys(topics))
         unknown = [topic for topic in wanted if topic not in self._partition_counts]
         if unknown:
@@ -166,8 +167,8 @@ class Topics:
         return [topic for topic in unknown if topic not in self._partition_counts]
 
     async def ensure_relations(self, relations: Iterable[Name]) -> None:
-        """Create the topics of those relations that have none. From then on `of_relation` knows
-        them."""
+        """Create a topic for each relation that has none. Afterwards, `of_relation` knows the
+        topics of all these relations."""
         missing = await self.without_topic(relations)
         names_of_missing = (topic for relation in missing for topic in self.possible_names(relation))
         await self.refuse_deleted(topic for topic in names_of_missing if topic in self._seen)
@@ -225,7 +226,8 @@ class Topics:
         return self._topics[relation]
 
     def shared_with(self, relation: Name) -> Name | None:
-        """Return another relation that has the same topic, which Debezium's names allow."""
+        """Return another relation that has the same topic, if any. Debezium's naming allows
+        this."""
         topic = self._topics[relation]
         return next((other for other, name in self._topics.items() if name == topic and other != relation), None)
 
@@ -239,12 +241,12 @@ class Topics:
         self._seen.add(topic)
 
     def _is_debeziums(self, topic: str) -> bool:
-        """Return whether a Debezium connector may have created the topic before: nothing depends on
-        its order."""
+        """Return whether a Debezium connector may have created the topic earlier. Nothing depends
+        on the order of the records in such a topic."""
         return self._settings.dialect == "debezium" and topic != POSITION_TOPIC
 
     async def refuse_deleted(self, missing: Iterable[str]) -> None:
-        """Raise an error about topics that existed before and that the broker does not know:
+        """Raise an error about topics that existed earlier and that the broker does not know:
         DataGap if the controller does not know them either, else Retry."""
         topics = list(missing)
         if not topics:
@@ -275,8 +277,8 @@ class Topics:
         return refusals
 
     def _copies(self, topic: str, replication_factor: int) -> int:
-        """Return the replication factor of a topic: higher for markers and positions, which are few
-        and on which everything depends."""
+        """Return the replication factor of a topic. The topics of markers, positions and snapshots
+        may get a higher one: everything depends on them, and their records are few."""
         return (
             max(replication_factor, min(COPIES, self._admin.broker_count))
             if topic in self._single
@@ -284,7 +286,7 @@ class Topics:
         )
 
     async def _check_durability(self) -> None:
-        """Check topics that existed already, each once."""
+        """Check the durability of topics that existed already, once for each topic."""
         unchecked, self._unchecked = self._unchecked, {}
         if self._admin.broker_count < 2 or not unchecked:
             return
@@ -292,8 +294,8 @@ class Topics:
         self._judge({topic: _durability(copies, configs.get(topic, {})) for topic, copies in unchecked.items()})
 
     async def _check_new(self, topics: list[NewTopic]) -> None:
-        """Check new topics without describing each: they have the configuration they were created
-        with, and the rest from the broker."""
+        """Check the durability of new topics without describing each. They have the configuration
+        with which they were created, and inherit the rest from the broker."""
         if self._admin.broker_count < 2 or not topics:
             return
         inherited = await self._if_allowed(self._admin.broker_config())

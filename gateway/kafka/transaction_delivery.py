@@ -6,15 +6,15 @@
              -> markers and position -> awaited -> commit;
              only then may PostgreSQL receive the confirmation
 
-While one transaction is committed the next one is filled; at the broker, two are never open. A
-PostgreSQL transaction that must not be split may be larger than memory: its batches are sent as
-they fill, and `room` makes the reader wait while too much is in flight.
+While one transaction is being committed, the next one is filled; the broker never has two open
+ones. A PostgreSQL transaction that must not be split may be larger than memory. Its batches are
+therefore sent as they fill, and `room` makes the reader wait while too much is in flight.
 gateway/runtime/kafka_transactions.py decides when to close a transaction. Any failed or unknown
-result raises; the caller abandons the producer and starts again from the position.
+result raises an error; the caller abandons the producer and starts again from the position.
 
-With kafka.delivery = at_least_once, rows and markers are sent without a Kafka transaction, and
-`commit_position` commits positions separately in small ones: the newest position that waits, while
-the next rows are already being sent.
+With kafka.delivery = at_least_once, rows and markers are sent without a Kafka transaction.
+`commit_position` then commits the newest position in a small transaction of its own, while the next
+rows are already being sent.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from gateway.transactions.position import Position, encode_position
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 REQUEST_BYTES = 2 << 20
-"""The producer is given at most this many bytes at once. It makes one request of them, which takes
-several times its size while it is built, and with thousands of batches the broker would answer the
-first only after the last."""
+"""The producer is given about this many bytes at once, and makes one request of them. A request
+takes several times its size in memory while it is built. With thousands of batches, the broker
+would answer the first only after the last."""
 
 
 class TransactionTimedOut(Retry):
-    """A Kafka transaction failed after it had been written to for at least half of
-    kafka.transaction_timeout_s, or had waited that long for its rest: it is too large for that
-    time. One that was only interrupted has been written to for a short time."""
+    """A Kafka transaction failed after writing it, and waiting for the rest of its rows, had taken
+    at least half of kafka.transaction_timeout_s: it is too large for that time. A transaction that
+    was only interrupted has been written for a shorter time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ class KafkaTransaction:
 
 class Delivery:
     """The delivery of Kafka transactions, one after another. One task calls `deliver` repeatedly,
-    another fills and closes transactions.
+    and another one fills and closes transactions.
 
-    `on_delivered`: called with topic, record count and bytes of each batch of rows that the broker
-    has acknowledged.
+    `on_delivered` is called with the topic, the record count and the size in bytes of each batch of
+    rows that the broker has acknowledged.
     """
 
     def __init__(
@@ -121,30 +121,31 @@ class Delivery:
 
     @property
     def _is_busy(self) -> bool:
-        """Kafka has yet to answer something."""
+        """Whether an answer of Kafka is awaited."""
         return self.in_flight_bytes > 0 or not self.is_free or self._committing_position
 
     def stalled_s(self, now: float) -> float:
-        """Return the number of seconds for which Kafka has acknowledged nothing although something
-        waits for it. `now` is a monotonic time."""
+        """Return the number of seconds for which Kafka has acknowledged nothing although an answer
+        is awaited. `now` is a monotonic time."""
         return max(now - max(self._busy_at, self._acked_at), 0.0) if self._is_busy else 0.0
 
     @property
     def is_free(self) -> bool:
-        """Another Kafka transaction may be closed."""
+        """Whether another Kafka transaction may be closed."""
         return self._closed is None and not self._committing
 
     @property
     def is_quiet(self) -> bool:
-        """Nothing is being committed, is closed or waits to be sent."""
+        """Whether no Kafka transaction is closed or being committed, and nothing waits to be
+        sent."""
         if self._position_to_come is not None or self._committing_position:
             return False
         return self.is_free and not self._delivering and not self._open.ready and not self._writer.has_records
 
     @property
     def holds_unclosed(self) -> bool:
-        """Batches have left the writer, and perhaps the gateway, and no position is known yet to
-        commit them with."""
+        """Whether batches have left the writer, and perhaps the gateway, although the position to
+        commit with them is not known yet."""
         return self._open.begun or bool(self._open.ready)
 
     def offer(self) -> None:
@@ -167,8 +168,8 @@ class Delivery:
             self._has_room.clear()
 
     def close(self, markers: list[Marker], position: Position, states: dict[bytes, bytes] | None = None) -> None:
-        """End the open Kafka transaction here; `position` and `states` become durable with it. Only
-        call this when `is_free`."""
+        """End the open Kafka transaction; `position` and `states` become durable with it. Only call
+        this when `is_free`."""
         assert self.is_free
         self._note_busy()
         self._writer.close_all()
@@ -198,8 +199,8 @@ class Delivery:
         forgets: bytes | None = None,
         states: Mapping[bytes, bytes] = MappingProxyType({}),
     ) -> None:
-        """Deliver one Kafka transaction without rows, before the first `deliver`. `forgets`: key of
-        another position, which is deleted with it."""
+        """Deliver one Kafka transaction without rows, before the first `deliver`. `forgets` is the
+        key of another position, which this transaction deletes."""
         await self._deliver(KafkaTransaction(markers=markers, position=position, forgets=forgets, states=dict(states)))
         self._committing = False
         if self._position_to_come is not None:
@@ -213,8 +214,8 @@ class Delivery:
 
     async def deliver(self) -> Position | None:
         """Deliver the next Kafka transaction and return its position, which is durable by then.
-        With at_least_once return None: `commit_position` makes the position durable. Call `rest`
-        next. Raises WalgateError on the first failed or unknown result."""
+        With at_least_once, return None, because `commit_position` makes the position durable. Call
+        `rest` next. Raises WalgateError on the first failed or unknown result."""
         while self._closed is None and not self._open.ready:
             self._wake.clear()
             await self._wake.wait()
@@ -313,8 +314,8 @@ class Delivery:
             self._position_wake.set()
 
     async def _send_rows(self, transaction: KafkaTransaction) -> Position:
-        """Send the batches as they come, until the Kafka transaction is closed and each batch is
-        acknowledged."""
+        """Send the batches as they become ready, until the Kafka transaction is closed and each
+        batch is acknowledged."""
         sent: deque[tuple[Batch, asyncio.Future[Any]]] = deque()
         sent_bytes = 0
         while True:
@@ -342,9 +343,9 @@ class Delivery:
                 await self._wait_for_rest()
 
     async def _wait_for_rest(self) -> None:
-        """Wait for more batches or the end of the Kafka transaction, which may be far away: many
-        changes of a PostgreSQL transaction may be left out. Return after `_longest_counted_s` at
-        the latest, so that this time is counted."""
+        """Wait for more batches or the end of the Kafka transaction. This may take long, because
+        many changes of a PostgreSQL transaction may be left out. Return after `_longest_counted_s`
+        at the latest, so that this time is counted."""
         self._wake.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._longest_counted_s if isfinite(self._longest_counted_s) else None):
@@ -359,7 +360,7 @@ class Delivery:
         self._counted_at = now
 
     def _note_answer(self, batch: Batch) -> None:
-        """Note the time, and that the batch takes no memory any more."""
+        """Note when the batch was acknowledged, and that it no longer takes memory."""
         self._count()
         self._acked_at = self._counted_at
         self.in_flight_bytes -= batch.memory_bytes

@@ -4,7 +4,7 @@
         parts.postgres.dsn, parts.kafka.bootstrap_servers, parts.registry.url
 
 Every server listens on 127.0.0.1 only, has a private folder below the temporary folder, and ends
-with this process, even if that is killed (`guard_process.py`). The programs are those of
+with this process, even if this process is killed (`guard_process.py`). The programs are those of
 `artifacts.lock` and of the wheels of `walgate[local]`.
 
 In: versions and settings of servers. Out: addresses of running servers. This package must not know

@@ -1,4 +1,4 @@
-"""The account that PostgreSQL runs as. Because it refuses to run as root, root uses an existing
+"""The account that PostgreSQL runs as. PostgreSQL refuses to run as root, so root uses an existing
 unprivileged account."""
 
 from __future__ import annotations

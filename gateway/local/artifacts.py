@@ -34,7 +34,7 @@ LOCK_PATH = Path(__file__).with_name("artifacts.lock")
 
 @dataclass(frozen=True, slots=True)
 class Coordinate:
-    """Maven coordinate: `group:artifact:version[:packaging[:classifier]]`."""
+    """A Maven coordinate: `group:artifact:version[:packaging[:classifier]]`."""
 
     group: str
     artifact: str
@@ -56,7 +56,7 @@ class Coordinate:
 
     @property
     def path(self) -> str:
-        """Path in a Maven repository (Maven Repository Layout, "default")."""
+        """The path in a Maven repository (Maven Repository Layout, "default")."""
         return f"{self.group.replace('.', '/')}/{self.artifact}/{self.version}/{self.file_name}"
 
     def __str__(self) -> str:
@@ -116,7 +116,8 @@ def locked_version(set_name: str, artifact: str) -> str:
 
 
 async def fetched(*names: str) -> None:
-    """Download what is missing of these sets, under one progress bar, and unpack it.
+    """Download the missing files of these sets, under one progress bar, and unpack those that are
+    archives.
 
     Cancellation stops the downloads; the next run continues them. Raises what `fetch` raises.
     """
@@ -136,7 +137,7 @@ def _fetch_and_unpack(names: tuple[str, ...], stop: threading.Event) -> None:
 
 
 def fetch_sets(*names: str, stop: threading.Event | None = None) -> dict[str, tuple[Path, ...]]:
-    """Download what is missing of these sets, and return the paths of their files, in the lock's
+    """Download the missing files of these sets, and return the paths of all files, in the lock's
     order. Blocks. Raises what `fetch` raises."""
     return _fetch_into(cache_folder() / "artifacts", names, stop)
 
@@ -206,8 +207,8 @@ def _unpack_jar(archive: Path, target: Path) -> None:
 
 
 def _extract(tar: tarfile.TarFile, target: Path) -> None:
-    # Python before 3.11.4 has no filters; the archive's hash was checked, so that it is the locked
-    # one in any case.
+    # Python before 3.11.4 has no filters; the archive's hash was checked, so it is the locked one
+    # in any case.
     tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, _: member)
     tar.extractall(target)
 

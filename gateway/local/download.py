@@ -42,7 +42,7 @@ class DownloadStopped(Retry):
 
 
 class WrongHash(StopForOperator):
-    """The repository delivered another file than the locked one."""
+    """The repository delivered a file other than the locked one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,8 +35,8 @@ class PartFailed(StopForOperator):
 
 
 class Child:
-    """A process under a guard. `exit_code` is set when it and all processes that it left behind
-    have ended; a negative one is a signal."""
+    """A process under a guard. `exit_code` is set when the process, and all processes that it left
+    behind, have ended; a negative code is a signal."""
 
     def __init__(self, guard: Guard, name: str, log_path: Path) -> None:
         self._guard = guard

@@ -2,7 +2,7 @@
 with its parent.
 
 It is run as a script (`python -I guard_process.py`) by `gateway.local.guard`, and uses only the
-standard library. They exchange lines of JSON: commands on standard input, events on standard
+standard library. The two exchange lines of JSON: commands on standard input, events on standard
 output.
 
     {"do": "open", "prefix", "temporary", "uid", "gid", "parent"}
@@ -13,8 +13,8 @@ output.
     {"do": "signal", "name", "signal"}
     {"do": "close"}
 
-Everything ends on `close`, the end of standard input, SIGTERM, and the end of the parent, which is
-watched by a pidfd, because a forked child of the parent may keep the pipe open. `kill -9` of the
+Everything ends on `close`, the end of standard input, SIGTERM, and the end of the parent. A pidfd
+watches the parent, because a forked child of the parent may keep the pipe open. `kill -9` of the
 parent therefore has the same effect as `close`. If the guard itself is killed, its children get
 their `end_signal` from the kernel (prctl(2), PR_SET_PDEATHSIG); only the folder remains. PDEATHSIG
 is set after setuid, which would clear it.
@@ -162,8 +162,8 @@ class Guard:
         self.say({"event": "started", "name": command["name"], "pid": child.pid})
 
     def reap(self) -> None:
-        """Reap processes that have ended; a part has ended when no process that it left behind runs
-        any more."""
+        """Reap processes that have ended. A part has ended when none of the processes that it left
+        behind is still running."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)

@@ -35,7 +35,8 @@ AWS_SDK = [
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A set of files: `closed` artifacts are taken with their dependencies, `alone` without."""
+    """A set of files: `closed` artifacts are taken with their dependencies, `alone` without
+    them."""
 
     closed: tuple[str, ...] = ()
     alone: tuple[str, ...] = ()
@@ -63,7 +64,7 @@ ROOTS = {
             "org.apache.commons:commons-pool2:2.13.1",
         )
     ),
-    # In the version of the Hadoop that PySpark contains, which has Netty and the HTTP client.
+    # The version is that of Hadoop in PySpark, which contains Netty and the HTTP client.
     "s3a": Root(
         alone=(
             "org.apache.hadoop:hadoop-aws:3.5.0",

@@ -23,7 +23,7 @@ class LocalParts:
         self.registry = registry or Registry()
 
     async def start(self) -> None:
-        """Start all parts. Raises the first failure, after the others have been closed."""
+        """Start all parts. Raises the first failure, after all parts have been closed."""
         await fetched("kafka", "registry")
         try:
             async with asyncio.TaskGroup() as group:

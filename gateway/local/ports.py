@@ -26,8 +26,8 @@ def _ephemeral_start() -> int:
 def free_port() -> int:
     """Return a port that nothing listens on and that was not returned to this process before.
 
-    It is below the ports of outgoing connections, so that no client connection can take it while a
-    part is stopped, which starts again on the same port.
+    A part that is stopped starts again on the same port. No client connection can take the port in
+    between, because it is below the ports of outgoing connections.
     """
     chooser = random.SystemRandom()
     for _ in range(ATTEMPTS):

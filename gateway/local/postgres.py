@@ -1,5 +1,5 @@
-"""A private PostgreSQL server, set up for logical decoding: new data, 127.0.0.1 only, and a random
-password.
+"""A private PostgreSQL server, set up for logical decoding. It has new data and a random password,
+and listens on 127.0.0.1 only.
 
 The password is needed because every user of the machine can connect to a port of 127.0.0.1, and a
 superuser of PostgreSQL can run programs as the server's account.
@@ -57,10 +57,10 @@ class Postgres(Server):
     created at the first start.
 
     `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content),
-    such as certificates, are put into the data folder before the first start. `standby_of` is the
-    running primary of a standby: its data is copied, and its WAL is streamed through
-    `physical_slot`, which is created (versions from 17 on have the programs for it). `password` is
-    the superuser's; by default the primary's, or a random one.
+    such as certificates, are put into the data folder before the first start. If `standby_of` is a
+    running server, this one becomes its standby: the data is copied, and the WAL is streamed
+    through `physical_slot`, which is created (versions from 17 on have the programs for it).
+    `password` is the superuser's; by default the primary's, or a random one.
     """
 
     def __init__(
@@ -113,8 +113,8 @@ class Postgres(Server):
         return self.folder / "server.log"
 
     def program(self, name: str) -> Path:
-        """Return the path of one of this version's programs; 14 to 16 have only initdb, pg_ctl and
-        postgres."""
+        """Return the path of one of this version's programs. Versions 14 to 16 have only initdb,
+        pg_ctl and postgres."""
         assert self._binaries is not None, "not started"
         return self._binaries.program(name)
 
@@ -142,7 +142,8 @@ class Postgres(Server):
             await connection.close()
 
     async def _initialize(self) -> Guard:
-        """Run initdb in a new folder, with --no-sync, because it would wait for the disk."""
+        """Create the data in a new folder, by initdb or, for a standby, by pg_basebackup. Both get
+        --no-sync, because they would otherwise wait for the disk."""
         found = await postgres_binaries(self.version)
         temporary = reachable_folder((Path(gettempdir()), Path("/tmp"), Path("/var/tmp")), self._account)
         guard = await Guard.open("postgres", account=self._account, temporary=temporary)

@@ -1,5 +1,5 @@
-"""Apicurio Registry with the Confluent API, on 127.0.0.1. Its data is in a file, so that a restart
-keeps it."""
+"""Apicurio Registry with the Confluent API, on 127.0.0.1. Its data is kept in a file when the
+registry is restarted."""
 
 from __future__ import annotations
 

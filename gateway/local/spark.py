@@ -1,5 +1,5 @@
-"""Requirements of the Spark jobs that are not Python packages: a Java runtime, which has no
-incubator modules, and Delta's jars.
+"""The requirements of the Spark jobs that are not Python packages: Delta's jars, and a Java
+runtime, which has no incubator modules.
 
 `python -m gateway.local.spark` prints the variables that the environment lacks, as one JSON object.
 """

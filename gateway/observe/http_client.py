@@ -1,5 +1,5 @@
-"""Queries the HTTP port of a running gateway from another process. This module does not import the
-server, since that import is slow."""
+"""Query the HTTP port of a running gateway or mirror from another process. This module does not
+import the server, because that import is slow."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from urllib.request import urlopen
 
 PROBE_TIMEOUT_S = 3.0
 _LARGEST_BYTES = 1 << 16
-"""Longest response of a mirror that is read."""
+"""The maximum number of bytes that are read of a mirror's response."""
 
 
 def authority(host: str, port: int) -> str:
-    """Return host and port of the URL at which a gateway with this http.host answers on its own
-    host."""
+    """Return host and port of the URL at which a gateway with this http.host can be reached from
+    its own host."""
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def probe(host: str, port: int) -> str:
-    """Return "" if the gateway is ready; otherwise, the answer of its /readyz, or the reason why it
-    cannot be reached."""
+    """Return "" if the gateway is ready. Otherwise, return the answer of its /readyz, or the reason
+    why it cannot be reached."""
     try:
         try:
             with urlopen(f"http://{authority(host, port)}/readyz", timeout=PROBE_TIMEOUT_S):
@@ -39,7 +39,7 @@ def probe(host: str, port: int) -> str:
 
 @contextmanager
 def _opened(url: str) -> Iterator[HTTPResponse]:
-    """Open a URL. The response is closed even if it is an error, since Python 3.14 warns
+    """Open a URL. The response is closed even if it is an error, because Python 3.14 warns
     otherwise."""
     try:
         with urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:
@@ -50,7 +50,7 @@ def _opened(url: str) -> Iterator[HTTPResponse]:
 
 
 def ask_json(url: str) -> Any:
-    """Return the JSON document at a URL. Raises OSError, HTTPException, ValueError."""
+    """Return the JSON document at a URL. Raises OSError, HTTPException or ValueError."""
     with _opened(url) as answer:
         return json.loads(answer.read(_LARGEST_BYTES))
 

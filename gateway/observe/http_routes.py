@@ -1,4 +1,4 @@
-"""Health, status and metrics over HTTP, on the server of http_server.py.
+"""Serve health, status and metrics over HTTP, on the server of http_server.py.
 
 /          the live page (web_ui.py)
 /livez     200 while the process runs
@@ -23,7 +23,7 @@ from gateway.observe.web_ui import page_routes
 
 
 def start_http(host: str, port: int, board: StatusBoard) -> int:
-    """Serve until the process ends; return the port (0 requests a free one). Raises
+    """Serve until the process ends; return the port. A `port` of 0 requests a free one. Raises
     StopForOperator."""
 
     async def livez(_: Request) -> Response:

@@ -1,15 +1,16 @@
-"""The HTTP server below http_routes.py, which has the endpoints: clients cannot exhaust it, and it
-cannot exhaust the gateway. It limits connections, header bytes and seconds.
+"""The HTTP server for the endpoints of http_routes.py. Clients cannot exhaust this server, and it
+cannot exhaust the gateway: it limits connections, header bytes and seconds.
 
 uvicorn serves the requests. On its own, it waits forever for the rest of a request, and accepts
 connections until no file descriptor is left (docs/decisions/0030). Therefore each connection here
-has one request, and `REQUEST_S` for everything: connecting, sending and the response. There are at
-most `max_connections()` connections; a new one replaces the oldest, so that a probe is answered
-however many others are incomplete. A response that continues indefinitely (server-sent events) sets
-`request.state.is_stream = True` in its scope. It has no time limit, and is replaced last.
+serves one request, and must complete within `REQUEST_S`, including the response. There are at most
+`max_connections()` connections; a new one replaces the oldest, so that a probe is answered however
+many others are incomplete. The endpoint of a response that continues indefinitely (server-sent
+events) sets `request.state.is_stream = True`. The connection then has no time limit, and is
+replaced last.
 
-The server runs in a thread with an event loop of its own: it answers while the gateway's loop does
-not.
+The server runs in a thread with an event loop of its own, so it answers even while the gateway's
+event loop does not respond.
 """
 
 from __future__ import annotations
@@ -30,15 +31,16 @@ REQUEST_S: Final = 10.0
 HEADER_BYTES: Final = 8 << 10
 MOST_CONNECTIONS: Final = 64
 BACKLOG: Final = 128
-"""Connections that the kernel queues; at most this many are accepted at once before the oldest are
-closed."""
+"""The number of connections that the kernel queues. At most this many are accepted at once before
+the oldest ones are closed."""
 RESERVED_DESCRIPTORS: Final = BACKLOG + 256
-"""File descriptors that are left to PostgreSQL, Kafka's brokers, the registry and files."""
+"""The number of file descriptors that are reserved for connections to PostgreSQL, Kafka's brokers
+and the registry, and for files."""
 
 
 def max_connections() -> int:
-    """Return the limit on connections; it is low if the process may open few files, since the
-    reserved descriptors come first."""
+    """Return the limit on connections. The limit is low if the process may open few files, because
+    the reserved descriptors take precedence."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
@@ -71,8 +73,8 @@ class _Connection(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """Serves until the process ends. uvicorn's own loop wakes ten times a second to check whether
-    it is to end."""
+    """A server that runs until the process ends. uvicorn's own loop wakes ten times a second to
+    check whether to end."""
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):  # sets the header `date`
@@ -89,8 +91,8 @@ def _gives_way(connection: Any) -> tuple[bool, float]:
 
 
 def start_server(host: str, port: int, app: ASGIApp) -> int:
-    """Serve `app` until the process ends; return the port (0 requests a free one). Raises
-    StopForOperator."""
+    """Serve `app` until the process ends; return the port. A `port` of 0 requests a free one.
+    Raises StopForOperator."""
     listener = listen(host, port, BACKLOG)
     config = uvicorn.Config(
         app,

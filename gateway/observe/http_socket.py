@@ -1,5 +1,5 @@
-"""The address on which the HTTP server listens: the gateway binds it, and `walgate check` tries to.
-This module does not import the server, since that import is slow."""
+"""Bind the address on which the HTTP server listens, for the gateway and, as a test, for `walgate
+check`. This module does not import the server, because that import is slow."""
 
 from __future__ import annotations
 

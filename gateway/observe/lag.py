@@ -1,27 +1,28 @@
-"""Lag in seconds: the age of the oldest commit that is not durable in Kafka, also while nothing is
-connected.
+"""The lag in seconds: the age of the oldest commit that is not durable in Kafka. It is known even
+while nothing is connected.
 
 Theory
 ======
 
-There are two sources; the first is exact, the second always available:
+There are two sources. The first is exact, and the second is always available:
 
-* The stream. The commit time of each received transaction is known; the oldest of those that are
-  not durable yet determines the lag. If none waits, everything that committed before `received_lsn`
-  is durable, since pgoutput sends in commit order.
+* The stream. The commit time of each received transaction is known, and the oldest transaction that
+  is not durable yet determines the lag. If there is none, everything that committed before
+  `received_lsn` is durable, because pgoutput sends transactions in commit order.
 * The end of the server's WAL, read together with the server's clock over a separate connection,
-  several times a second: `WalClock`. Everything that had committed when the WAL ended at an LSN
-  lies before that LSN. So at the newest moment at which the WAL ended at or before the delivered
-  LSN, nothing was undelivered. The lag counts from that moment.
+  several times a second (`WalClock`). Everything that had committed when the WAL ended at an LSN
+  lies before that LSN. So at the last moment at which the WAL ended at or before the delivered LSN,
+  everything was delivered. The lag counts from that moment.
 
 WAL that is written need not contain a commit of a published table (it may come from other tables,
-other databases, maintenance). This is unknown until the stream has passed it, so without a stream
-the lag is an upper bound. A heartbeat (`source.heartbeat_interval_s`) is a commit of the gateway's
-own: it counts as delivered when a position after it is durable in Kafka, so the lag measures the
-whole path even where nothing else commits. While the server itself cannot be reached, the lag
-counts from the last known moment: what commits there is unknown.
+other databases, maintenance). Whether it does is unknown until the stream has passed that WAL, so
+without a stream the lag is an upper bound. A heartbeat (`source.heartbeat_interval_s`) is a commit
+of the gateway's own: it counts as delivered when a position after it is durable in Kafka. So the
+lag measures the whole path even if nothing else commits. While the server itself cannot be reached,
+the lag counts from the last known moment, because it is unknown what commits there.
 
-All moments are by the server's clock, like commit times, since the clock of this host may be wrong.
+All times are by the server's clock, like commit times, because the clock of the gateway's host may
+be wrong.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from threading import Lock
 from typing import Final
 
 FRESH_S: Final = 0.5
-"""Age above which a reading shows nothing about the present: a server that goes silent is noticed
-after this time."""
+"""The age above which a reading says nothing about the present. A server that goes silent is
+noticed after this time."""
 MOST_READINGS: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Progress of the stream. `undelivered_since` is the commit time (Unix, s) of the oldest
-    transaction that was received and is not durable; None means that everything before
+    transaction that was received but is not durable. None means that everything before
     `delivered_lsn` is durable."""
 
     received_lsn: int = 0
@@ -52,16 +53,17 @@ class Progress:
     """Commit time of the newest commit that is durable in Kafka."""
     marked_lsn: int = 0
     marked_time: float | None = None
-    """Commit time of the newest durable commit that has a marker: readers do not see others."""
+    """Commit time of the newest durable commit that has a marker. Readers do not see commits
+    without a marker."""
     undelivered_transactions: int = 0
-    """Number of transactions that were received and are not durable."""
+    """The number of transactions that were received but are not durable."""
     heartbeat_time: float | None = None
     """Commit time of the newest heartbeat that the resume LSN in Kafka has passed."""
 
 
 class WalClock:
-    """Readings of where the server's WAL ended, by the server's clock. Written by the event loop,
-    read by any thread."""
+    """Readings of the end of the server's WAL, with times by the server's clock. The event loop
+    writes them, and any thread may read them."""
 
     def __init__(self) -> None:
         self._lock = Lock()
@@ -74,8 +76,8 @@ class WalClock:
         self._answers = False
 
     def note(self, lsn: int, server_time: float, clock: float) -> None:
-        """Add a reading. `server_time` (Unix, s) was read before the WAL's end; `clock` is this
-        process's monotonic time of it."""
+        """Add a reading. `server_time` (Unix, s) was read before the end of the WAL; `clock` is
+        this process's monotonic time of the reading."""
         with self._lock:
             self._ahead_s, self._read_at, self._answers = server_time - clock, clock, True
             if self._lsns and lsn < self._lsns[-1]:  # another server
@@ -91,18 +93,19 @@ class WalClock:
                 self._thin_out()
 
     def lost(self) -> None:
-        """Note that the server no longer answers: its newest reading is outdated at once."""
+        """Note that the server no longer answers, so that the newest reading is outdated at
+        once."""
         self._answers = False
 
     def _thin_out(self) -> None:
-        """Remove every other reading of the older half: old ones may be less exact."""
+        """Remove every other reading of the older half; old readings may be less exact."""
         half = MOST_READINGS // 2
         self._lsns = self._lsns[:half:2] + self._lsns[half:]
         self._times = self._times[:half:2] + self._times[half:]
 
     @property
     def lsn(self) -> int:
-        """The newest reading; 0 if there is none."""
+        """The LSN of the newest reading, or 0 if there is none."""
         with self._lock:
             return self._lsns[-1] if self._lsns else 0
 
@@ -114,13 +117,13 @@ class WalClock:
         return self._answers and self.age_s(clock) <= FRESH_S
 
     def now(self, clock: float) -> float | None:
-        """Return the server's time, extrapolated from the newest reading; None before the first
-        one."""
+        """Return the server's time, extrapolated from the newest reading, or None before the first
+        reading."""
         return None if self._first is None else clock + self._ahead_s
 
     def reached_at(self, lsn: int) -> float | None:
-        """Return the newest moment at which the WAL ended at or before `lsn`; None if it was beyond
-        it at the first reading."""
+        """Return the last moment at which the WAL ended at or before `lsn`, or None if it already
+        ended after `lsn` at the first reading."""
         with self._lock:
             index = bisect_right(self._lsns, lsn)
             return self._times[index - 1] if index else None
@@ -131,8 +134,9 @@ class WalClock:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """A lag. `seconds` is None if it is unknown, because the server was never reached. `at_least`
-    means that the true lag may be greater: it began before this process first read the server."""
+    """A lag. `seconds` is None if the lag is unknown because the server was never reached.
+    `at_least` means that the true lag may be greater, because it began before this process first
+    reached the server."""
 
     seconds: float | None
     at_least: bool = False

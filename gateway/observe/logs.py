@@ -1,5 +1,5 @@
-"""Logs: one event per line, as key=value for people or as JSON for machines; never a row value or a
-secret.
+"""Write logs: one event per line, as key=value for people or as JSON for programs. A line never
+contains a row value or a secret.
 
 Messages of libraries (aiokafka, asyncio, Python's warnings) and an exception that ends the program
 are written in the same way.
@@ -23,18 +23,18 @@ LogFormat = Literal["console", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _ALWAYS: Final = 2
-"""Number of repetitions that are logged one by one."""
+"""The number of occurrences that are logged one by one."""
 _KINDS: Final = 50
-"""Number of different messages that are remembered."""
+"""The number of different messages that are remembered."""
 _AGAIN_S: Final = 60.0
-"""Seconds within which a line of a library is logged once."""
+"""The seconds within which a line of a library is logged only once."""
 _SERVICES: Final = {"aiokafka": "kafka", "asyncpg": "postgresql"}
 """The service to which each of these libraries connects."""
 
 
 def set_up_logs(log_format: LogFormat, level: LogLevel = "info") -> None:
-    """Write all logs to stderr; those of libraries only from level warning. Colours are used on a
-    terminal, unless NO_COLOR is set."""
+    """Write all logs to stderr, but those of libraries only from level warning on. Colours are used
+    on a terminal, unless NO_COLOR is set."""
     least = getattr(logging, level.upper())
     first: list[Any] = [
         structlog.contextvars.merge_contextvars,
@@ -92,14 +92,14 @@ def _log_defect(kind: type[BaseException], error: BaseException, traceback: Trac
 
 
 class LibraryLines(logging.Filter):
-    """Folds messages of the Kafka and PostgreSQL clients about their connections: the gateway
-    itself reports each error, with its cause and its remedy, and while a service is down, its
+    """A filter that folds messages of the Kafka and PostgreSQL clients about their connections. The
+    gateway itself reports each error, with its cause and its remedy. While a service is down, its
     client repeats itself many times a second.
 
     After the gateway has logged `service_down`, nothing of that service's client is logged until
     the service is up. Otherwise, each line is logged once a minute, at most as a warning, and
-    without a traceback. An error that is neither of the service nor of the network is a defect, and
-    is logged as it is.
+    without a traceback. An error that comes neither from the service nor from the network is a
+    defect, and is logged unchanged.
     """
 
     def __init__(self) -> None:
@@ -152,9 +152,9 @@ library_lines: Final = LibraryLines()
 
 
 class RepeatedMessages:
-    """Logs repeated messages less and less often: the first two times, then the 4th, 8th, 16th,
-    ..., with the count and the time of the first. Two messages that alternate are counted
-    separately."""
+    """Counts of repeated messages, which are logged less and less often: the first two times, then
+    the 4th, 8th, 16th, ... time. The line has the count and the time of the first occurrence. Two
+    messages that alternate are counted separately."""
 
     def __init__(self) -> None:
         self._times: Counter[str] = Counter()

@@ -1,6 +1,6 @@
-"""The metrics, each with its description. Counters are incremented per Kafka transaction or check;
-all other values are read from the status board (gateway/observe/status_board.py) when they are
-requested, so that they are current while nothing is connected. No metric is updated per row."""
+"""The metrics, each with its description. Counters are incremented per Kafka transaction or check.
+All other values are read from the status board (gateway/observe/status_board.py) when they are
+requested, so they are current even while nothing is connected. No metric is updated per row."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ RESTARTS = Counter(
 )
 
 TOPIC_LABELS: Final = 300
-"""Number of topics that have a label of their own, in the order in which they were first written
-to; the others share one."""
+"""The number of topics that have a label of their own. They are the first that were written to; the
+others share a label."""
 OTHER_TOPICS: Final = "(other)"
 TABLE_LABELS: Final = 100
-"""Number of tables in quarantine that have a label of their own."""
+"""The number of tables in quarantine that have a label of their own."""
 OTHER_TABLES: Final = "other"
 MIRROR_LAG_TEXT: Final = "Age of the oldest commit that is in Kafka and not in the mirror, by the server's clock."
 HOLDER_TEXT: Final = (
@@ -158,7 +158,7 @@ def _failures_at_resume_lsn(now: GatewayStatus) -> int:
 
 
 class StatusCollector(Collector):
-    """Collects the values of the status board; unknown values are NaN."""
+    """A collector of the values of the status board; unknown values are NaN."""
 
     def __init__(self, board: StatusBoard) -> None:
         self._board = board
@@ -192,8 +192,8 @@ def _server_now(now: GatewayStatus) -> float:
 
 
 def _causes(now: GatewayStatus) -> Metric:
-    """Return the age of the oldest blocker of each sort, thus at most four series: each process ID
-    makes a new series in Prometheus."""
+    """Return the age of the oldest blocker of each sort. There are thus at most four series at a
+    time, although each process ID makes a new one in Prometheus."""
     family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
     oldest: dict[tuple[str, str], WalRetentionCause] = {}
     for cause in sorted(now.blockers, key=lambda one: one.since or 0.0):
@@ -226,8 +226,8 @@ def _quarantined(now: GatewayStatus) -> Metric:
 
 
 def _topics(board: StatusBoard) -> Iterator[Metric]:
-    """Yield the counts of topics. Of 10,000 topics, most share a label, since dashboards and
-    Prometheus slow down with the number of series."""
+    """Yield the counts of topics. If there are many topics, most share a label, because dashboards
+    and Prometheus slow down with the number of series."""
     for name, text, counted in (
         ("walgate_topic_records", "Records of a topic that are durable in Kafka.", board.topic_records),
         ("walgate_topic_bytes", "Bytes of the batches of a topic, as sent to Kafka.", board.topic_bytes),
@@ -247,8 +247,8 @@ _collectors: list[StatusCollector] = []
 
 
 def show(board: StatusBoard) -> None:
-    """Make the metrics show `board` from now on, and no earlier one: a process shows one status
-    board."""
+    """Make the metrics show `board` from now on instead of an earlier status board. A process shows
+    only one."""
     for former in _collectors:
         REGISTRY.unregister(former)
     _collectors[:] = [StatusCollector(board)]

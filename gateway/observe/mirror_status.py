@@ -1,5 +1,5 @@
 """The status of mirrors, as their own HTTP ports report it (`walgate mirror --http`), and how far
-each lags Kafka.
+each mirror lags behind Kafka.
 
 A mirror joins no consumer group, so only the mirror itself knows what it has written. The setting
 `http.mirrors` names the ports.
@@ -21,10 +21,10 @@ MIRROR_STATES: Final = ("running", "waiting")
 class MirrorStatus:
     """Status of a mirror.
 
-    `up` is None before the first query. `error` is the reason why it does not answer. `merged_lsn`
-    is 0 if nothing is merged. `lag_seconds` is the age of the oldest commit that is in Kafka and
-    not in the mirror; None if unknown. `oldest_waiting_time` is the commit time of the first
-    transaction that the mirror has yet to write, as the mirror reports it.
+    `up` is None before the first query. `error` is the reason why the mirror does not answer.
+    `merged_lsn` is 0 if nothing is merged. `lag_seconds` is the age of the oldest commit that is in
+    Kafka but not in the mirror, or None if unknown. `oldest_waiting_time` is the commit time of the
+    first transaction that the mirror has yet to write, as the mirror reports it.
     """
 
     url: str
@@ -46,14 +46,14 @@ class MirrorStatus:
 
     @property
     def knows_itself(self) -> bool:
-        """Return false if the mirror has just started, and has not read yet what it has and what
-        waits."""
+        """Whether the mirror knows what it has written or how far it lags. A mirror that has just
+        started does not know yet."""
         return bool(self.commit_lsn) or self.lag_seconds is not None
 
 
 def read_mirror(url: str, told: Any) -> MirrorStatus:
-    """Return the status in a mirror's /status. Raises ValueError, TypeError and OverflowError if
-    `told` is not the status of a mirror."""
+    """Return the status from `told`, the content of a mirror's /status. Raises ValueError,
+    TypeError or OverflowError if `told` is not the status of a mirror."""
     if not isinstance(told, Mapping) or told.get("state") not in MIRROR_STATES:
         raise ValueError(
             "the response is not a mirror's status: http.mirrors must contain the address that was given to walgate mirror "
@@ -81,7 +81,8 @@ def read_mirror(url: str, told: Any) -> MirrorStatus:
 
 
 def _moment(value: Any) -> float | None:
-    """Return a number or None. Raises ValueError if it is not finite."""
+    """Return a finite number, or None for None. Raises ValueError or TypeError for anything
+    else."""
     if value is None:
         return None
     found = float(value)
@@ -91,8 +92,9 @@ def _moment(value: Any) -> float | None:
 
 
 class CommitTimes:
-    """Recently delivered commits, as (LSN, commit time) in order. Of the commits between two notes
-    only the newest is kept, so a lag is too short by at most the time between notes."""
+    """Recently delivered commits, as (LSN, commit time) in order. Of the commits between two calls
+    of `note`, only the newest is kept, so a lag is too short by at most the time between these
+    calls."""
 
     def __init__(self) -> None:
         self._lsns: list[int] = []
@@ -109,11 +111,11 @@ class CommitTimes:
             self._times = self._times[:half:2] + self._times[half:]
 
     def lag_s(self, mirror: MirrorStatus, now: float) -> float | None:
-        """Return the lag of a mirror; `now` is by the server's clock.
+        """Return the lag of a mirror in seconds; `now` is by the server's clock.
 
-        It is an upper bound if the mirror has not reached the first commit that is known here. If
-        no commit is known, or the mirror has written nothing yet, it is the lag that the mirror
-        reports; while the mirror does not answer, that lag keeps growing.
+        The lag is an upper bound if the mirror has not reached the first commit that is known here.
+        If no commit is known, or the mirror has written nothing yet, the mirror's own report
+        determines the lag. While the mirror does not answer, such a lag keeps growing.
         """
         if not self._lsns or not mirror.commit_lsn:
             if mirror.oldest_waiting_time is not None:

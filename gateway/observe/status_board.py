@@ -1,6 +1,6 @@
 """The status board, to which the parts of the gateway report (session, replication loop, monitor).
-The thread of the HTTP server reads it, also while the event loop does not respond. Times are Unix
-seconds."""
+The thread of the HTTP server reads it, even while the event loop does not respond. Times are in
+Unix seconds."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ ALL_TOPICS: Final = ""
 RECENT_ERRORS: Final = 20
 RECENT_SCHEMAS: Final = 100
 STALLED_S: Final = 10.0
-"""Seconds without an acknowledgement from Kafka, while something is in flight, after which the
-gateway is not ready."""
+"""The number of seconds without an acknowledgement from Kafka after which the gateway is not ready,
+if something is in flight."""
 _NEEDED: Final[tuple[PartName, ...]] = ("postgresql", "kafka")
-"""Services without which the gateway is not ready. Without the registry, a stream goes on until the
-next new schema."""
+"""The services without which the gateway is not ready. Without the registry, a stream continues
+until the next new schema."""
 
 
 class StatusBoard:
-    """The status of the process, which has one. `clock` and `monotonic` are parameters for
-    tests."""
+    """The status board of the process. There is only one. `clock` and `monotonic` are parameters
+    for tests."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class StatusBoard:
     # ----------------------------------------------------------------------------------------
 
     def wait_for(self, what: str) -> None:
-        """Set what the session waits for; "" while the stream is read."""
+        """Set `what` the session waits for. It is "" while the stream is being read."""
         now = self._clock()
         if what and self._waiting_since is None:
             self._waiting_since = now
@@ -107,11 +107,12 @@ class StatusBoard:
         self._enter("waiting" if what else "streaming", now)
 
     def blocked_by(self, causes: tuple[WalRetentionCause, ...]) -> None:
-        """Set the sessions and transactions for which the creation of the slot waits."""
+        """Set the causes for which the creation of the slot waits."""
         self._blocked_by = causes
 
     def is_down(self) -> None:
-        """Note that no gateway runs: the contents of the board were queried from the servers."""
+        """Note that no gateway is running, and that the contents of the board were queried from the
+        servers."""
         self._state = ("down", self._clock())
 
     def stopping(self) -> None:
@@ -122,8 +123,8 @@ class StatusBoard:
             self._state = (state, now)
 
     def failed(self, error: WalgateError, *, times: int = 0, since: str = "", resume_lsn: int = 0) -> None:
-        """Record the error that ended a session. It occurred `times` in a row at this LSN if the
-        stream could not get past a place in the WAL."""
+        """Record the error that ended a session. If the stream cannot get past a place in the WAL,
+        `times` is how often the error occurred in a row at `resume_lsn`."""
         kind = type(error).__name__
         self.last_error = LastError(kind, error.message, error.hint, self._clock(), times, since, resume_lsn)
         former = self._recent_errors[-1] if self._recent_errors else None
@@ -143,7 +144,8 @@ class StatusBoard:
 
     def announced(self, relation: str, schema_id: int, columns: int, *, known_since: bool = True) -> None:
         """Record that rows of a relation are written with this schema from now on. Every session
-        announces its relations again; a schema that is known is not recorded again."""
+        announces its relations again, but a schema that is already recorded is not recorded
+        again."""
         known = next((seen for seen in reversed(self._schemas) if seen.relation == relation), None)
         if known is None or known.schema_id != schema_id:
             moment = self._clock() if known_since else 0.0
@@ -154,7 +156,8 @@ class StatusBoard:
         self._progress, self._counts = progress, counts
 
     def leave(self) -> None:
-        """Note that the stream has ended: keep its last values, and drop the references to it."""
+        """Note that the stream has ended. Its last values are kept, and the references to it are
+        dropped."""
         if self._progress is not None:
             self._last_progress = self._newer(self._progress())
         self._progress, self._counts = None, Counts
@@ -187,7 +190,7 @@ class StatusBoard:
         self._parts[status.name] = replace(status, since=since)
 
     def mirror(self, found: MirrorStatus) -> None:
-        """Set the status of a mirror. If the mirror does not answer, its last answer stays."""
+        """Set the status of a mirror. If the mirror does not answer, its last answer is kept."""
         before = self._mirrors.get(found.url)
         since = before.since if before is not None and before.up is found.up else self._clock()
         if not found.up and before is not None:
@@ -198,7 +201,7 @@ class StatusBoard:
         self._mirrors[found.url] = replace(found, since=since)
 
     def sample_rates(self) -> None:
-        """Sample the counts; called every few seconds, by any thread."""
+        """Sample the counts. Any thread may call this, every few seconds."""
         now = self._monotonic()
         if self._rates.is_due(now):
             records = dict(self.topic_records)  # a copy: the gateway's loop adds to it
@@ -209,8 +212,8 @@ class StatusBoard:
     # ---------------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        """Return the progress of the current stream, or of the last one. Delivered LSNs never go
-        back."""
+        """Return the progress of the current stream, or of the last one. The delivered LSN never
+        decreases."""
         read = self._progress
         if read is not None:
             self._last_progress = self._newer(read())
@@ -234,7 +237,7 @@ class StatusBoard:
         return lag(self.wal, self.progress(), self._monotonic()).seconds
 
     def waiting_for(self) -> str:
-        """Return what the stream waits for, in words for the operator; "" while it is read and
+        """Return what the stream waits for, in words for the operator, or "" while it is read and
         delivered."""
         for name in _NEEDED:
             part = self._parts[name]
@@ -255,12 +258,12 @@ class StatusBoard:
         return self._state[0]
 
     def records_per_s(self) -> float:
-        """Return the records per second of all topics together."""
+        """Return the number of records per second of all topics together."""
         return self._rates.per_s(self._monotonic(), ALL_TOPICS, sum(list(self.topic_records.values())))
 
     def snapshot(self, listed_topics: int = LISTED_TOPICS) -> GatewayStatus:
-        """Return the whole status, with the `listed_topics` topics that have the most records:
-        listing 10,000 would take most of the time."""
+        """Return the whole status, with the `listed_topics` topics that have the most records.
+        Listing 10,000 topics would take most of the time."""
         clock = self._monotonic()
         progress, counts = self.progress(), self._counts()
         found = lag(self.wal, progress, clock)
@@ -315,8 +318,8 @@ class StatusBoard:
         return tuple(replace(one, lag_seconds=self._commits.lag_s(one, now)) for one in self._mirrors.values())
 
     def _waits_since(self, waiting_for: str) -> float | None:
-        """Return the time since which nothing has been read, or a required service has not
-        answered, whichever is earlier."""
+        """Return the moment since which nothing has been read or acknowledged, or a required
+        service has not answered, whichever is earliest."""
         if not waiting_for:
             return None
         moments = [part.since for part in self._parts.values() if part.name in _NEEDED and part.up is False]

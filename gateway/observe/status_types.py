@@ -1,7 +1,7 @@
-"""The status of the gateway at one moment, which metrics, /readyz, /status, the live page and
-`walgate status` share.
+"""The status of the gateway at one moment. Metrics, /readyz, /status, the live page and `walgate
+status` share it.
 
-`gateway/observe/status_board.py` makes a `GatewayStatus`. Times are Unix seconds.
+`gateway/observe/status_board.py` makes a `GatewayStatus`. Times are in Unix seconds.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class LastError:
-    """The error that ended the last session. `kind` is its class (gateway/errors.py). It occurred
-    `times` in a row at `resume_lsn` since `since`; `times` is 0 if it is not about a place in the
-    WAL. `over_since` is when the stream was read again; None until then."""
+    """The error that ended the last session. `kind` is its class (gateway/errors.py). The error has
+    occurred `times` in a row at `resume_lsn` since `since`; `times` is 0 if it does not concern a
+    place in the WAL. `over_since` is when the stream was read again, and None until then."""
 
     kind: str
     message: str
@@ -56,8 +56,8 @@ class LastError:
 
 @dataclass(frozen=True, slots=True)
 class SchemaSeen:
-    """A table that was received with these columns for the first time, or with other columns than
-    before. `time` is 0 if unknown."""
+    """A table that was received for the first time, or with different columns from those last seen.
+    `time` is 0 if unknown."""
 
     time: float
     relation: str
@@ -68,7 +68,7 @@ class SchemaSeen:
 @dataclass(frozen=True, slots=True)
 class GapSeen:
     """A gap: changes that committed between the two LSNs are lost, and a marker in Kafka records
-    it."""
+    this."""
 
     first_lsn: int
     end_lsn: int
@@ -78,9 +78,9 @@ class GapSeen:
 @dataclass(frozen=True, slots=True)
 class WalRetentionCause:
     """A transaction, session or slot that prevents WAL or old rows from being removed, or makes the
-    gateway wait. `kind` is transaction, prepared, slot or standby; `pid` is 0 if there is no
-    process. `retained_bytes` is the WAL since its oldest LSN; None if unknown. `blocks` means that
-    the creation of the gateway's slot waits for it."""
+    gateway wait. `kind` is transaction, prepared or slot; `pid` is 0 if there is no process.
+    `retained_bytes` is the amount of WAL that a slot retains, or None if unknown. `blocks` means
+    that the creation of the gateway's slot waits for this cause."""
 
     kind: str
     name: str
@@ -97,7 +97,7 @@ class WalRetentionCause:
 
     @property
     def title(self) -> str:
-        """Name that distinguishes it from others of its kind."""
+        """A name that distinguishes this cause from others of the same kind."""
         if not self.pid:
             return f"{'prepared transaction' if self.kind == 'prepared' else self.kind} {self.name}"
         return f"process {self.pid} ({self.application})" if self.application else f"process {self.pid}"
@@ -105,7 +105,7 @@ class WalRetentionCause:
 
 @dataclass(frozen=True, slots=True)
 class SlotStatus:
-    """The slot as the server has it. None means unknown or unlimited."""
+    """The state of the slot in the server. None means unknown or unlimited."""
 
     name: str
     active_pid: int | None
@@ -116,14 +116,14 @@ class SlotStatus:
     inactive_since: str | None = None
     sync_state: str = ""
     """The sync_state of the process that reads the slot: async; sync, quorum or potential for a
-    synchronous standby; "by name" if the role may not see it, but synchronous_standby_names
-    matches."""
+    synchronous standby. The value is "by name" if the role may not see the sync_state, but
+    synchronous_standby_names matches."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetainedWal:
-    """WAL that the server retains for the slot. `limit_by` is the setting that the limit comes
-    from. `seconds_to_full` is at the rate of the last minute; None if the WAL does not grow or has
+    """WAL that the server retains for the slot. `limit_by` is the setting from which the limit
+    comes. `seconds_to_full` is at the rate of the last minute; None if the WAL does not grow or has
     no limit."""
 
     retained_bytes: int
@@ -136,7 +136,7 @@ class RetainedWal:
 
 @dataclass(frozen=True, slots=True)
 class OpenStream:
-    """An in-progress transaction of which rows were received."""
+    """A transaction in progress from which rows have been received."""
 
     xid: int
     since: float
@@ -159,7 +159,8 @@ class Counts:
 
     in_flight_bytes: int = 0
     stalled_s: float = 0.0
-    """Seconds for which Kafka has acknowledged nothing although something was sent."""
+    """The number of seconds for which Kafka has acknowledged nothing although an answer is
+    awaited."""
     open_streams: tuple[OpenStream, ...] = ()
     prepared: int = 0
 
@@ -214,7 +215,8 @@ class GatewayStatus:
     """The newest gap, as stored in the position."""
     quarantined: tuple[QuarantinedTable, ...]
     snapshot: SnapshotStatus | None
-    """State of the snapshots; None if snapshot.mode is never, or the state is not known yet."""
+    """The state of the snapshots, or None if snapshot.mode is never or the state is not known
+    yet."""
     mirrors: tuple[MirrorStatus, ...]
     """The status of each of http.mirrors."""
 
@@ -225,7 +227,8 @@ class GatewayStatus:
 
 
 def _plain(value: Any) -> Any:
-    """Convert like dataclasses.asdict, in a sixth of the time: immutable values are not copied."""
+    """Convert a value as dataclasses.asdict does, but in a sixth of the time, because immutable
+    values are not copied."""
     kind: Any = type(value)
     names = _field_names(kind)
     if names:

@@ -23,8 +23,8 @@ class QuarantinedTable:
 
 @dataclass(frozen=True, slots=True)
 class TableSnapshotStatus:
-    """A table that is being read, or will be. `stale_rows` were read and left out, since the stream
-    had changed them."""
+    """A table that is being read, or will be. `stale_rows` is the number of rows that were read but
+    left out, because they had changed in the stream."""
 
     table: str
     status: str
@@ -45,8 +45,8 @@ class SnapshotStatus:
 
 
 class Rates:
-    """Rates at which counts grow, over the last one to two times SAMPLE_S. Only two samples are
-    kept, since there may be 10,000 topics."""
+    """The rates at which counts grow, over a time between SAMPLE_S and twice SAMPLE_S. Only two
+    samples are kept, because there may be 10,000 topics."""
 
     def __init__(self) -> None:
         self._newer: tuple[float, Mapping[str, int]] | None = None
@@ -57,13 +57,14 @@ class Rates:
         return self._newer is None or now - self._newer[0] >= SAMPLE_S
 
     def sample(self, now: float, counts: Mapping[str, int]) -> None:
-        """Take a sample if one is due. It may be called at any time; `counts` must not change
+        """Take a sample if one is due. This may be called at any time; `counts` must not change
         afterwards."""
         if self.is_due(now):
             self._older, self._newer = self._newer or (now, counts), (now, counts)
 
     def per_s(self, now: float, name: str, count: int) -> float:
-        """Return the rate of a count. One that was not in the sample counts from 0."""
+        """Return the rate per second at which a count grows. A count that is not in the sample is
+        taken to begin at 0."""
         if self._older is None or now <= self._older[0]:
             return 0.0
         began, counts = self._older

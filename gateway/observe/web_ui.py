@@ -5,8 +5,8 @@ server-sent events.
                       records/s], ...], oldest first
     event: status     each second: /status, with the SHOWN_TOPICS topics that have the most records
 
-All streams share one text per second. When the port has too many connections, streams are closed
-last (http_server.py), and the browser reconnects.
+All streams share one status text, which is renewed at most twice a second. When the port has too
+many connections, streams are closed last (http_server.py); the browser then reconnects.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from gateway.observe.status_board import StatusBoard
 INTERVAL_S: Final = 1.0
 HISTORY_INTERVAL_S: Final = 2.0
 HISTORY_POINTS: Final = 450
-"""Points of a quarter of an hour."""
+"""The number of points in a quarter of an hour."""
 SHOWN_TOPICS: Final = 100
 
 Point = tuple[float, float | None, int | None, float]
 
 
 def page_routes(board: StatusBoard) -> list[Route]:
-    """Return the routes, and start to record the history in a separate thread, which goes on while
-    the gateway's loop does not answer."""
+    """Return the routes. Start to record the history in a separate thread, which continues while
+    the gateway's event loop does not respond."""
     history: deque[Point] = deque(maxlen=HISTORY_POINTS)
     threading.Thread(target=_keep, args=(board, history), name="history", daemon=True).start()
     shared = _SharedStatus(board)
@@ -100,8 +100,8 @@ def _event(name: str, data: str) -> str:
 
 @cache
 def _page() -> tuple[str, str]:
-    """Return the file, and a policy that allows the browser to run only the script and the style in
-    it."""
+    """Return the content of the file, and a policy that allows the browser to use only the script
+    and the style in this file."""
     html = files("gateway.observe").joinpath("page.html").read_text("utf-8")
     script, style = (_hash(html, element) for element in ("script", "style"))
     policy = (

@@ -1,6 +1,6 @@
-"""pgoutput: one message of logical replication. Pure: no state, no I/O.
+"""Decodes the messages of pgoutput, one at a time, without state or I/O.
 
-    decode.py           which message it is
+    decode.py           a message of any type
     letters.py          the bytes that identify messages and their parts
     cursor.py           the protocol's field types, checked
     tuple_data.py       the columns of a row

@@ -1,9 +1,9 @@
-"""A reader for the protocol's field types in one message; each field is checked.
+"""Reads the fields of one message and checks each of them.
 
-A message is complete by definition (CopyData contains its length), so one that is too short is an
-error, and so is one byte too many: every reader ends with `finish`. Besides lengths, this checks
-exactly what the manual fixes (55.9, Logical Replication Message Formats) and what PostgreSQL's own
-reader rejects (`proto.c`, `worker.c`).
+CopyData contains the length of a message, so a message that is too short is an error, and so is one
+byte too many: every reader ends with `finish`. Besides lengths, the cursor checks exactly what the
+manual fixes (55.9, Logical Replication Message Formats) and what PostgreSQL's own reader rejects
+(`proto.c`, `worker.c`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from schemas.lsn import Lsn
 # Microseconds from the Unix epoch to 2000-01-01, where PostgreSQL's time begins.
 PG_EPOCH: Final = 946_684_800_000_000
 # PostgreSQL's calendar begins in 4714 BC, and its last 30 years do not fit into a signed 64-bit
-# number of microseconds since the Unix epoch. '-infinity' and 'infinity' are the ends of the range,
-# on the wire and here.
+# number of microseconds since the Unix epoch. '-infinity' and 'infinity' are the least and the
+# greatest 64-bit number, both on the wire and here.
 FIRST_TIME: Final = -211_813_488_000_000_000
 LAST_TIME: Final = (1 << 63) - 2 - PG_EPOCH
 _INFINITIES: Final = (-(1 << 63), (1 << 63) - 1)
@@ -34,8 +34,8 @@ class Cursor:
     """A position in one message. The read methods raise PgOutputError, and move `position` past
     what they read.
 
-    `origin`: offset of `payload` in the message, for a caller that has read its head already.
-    Offsets in errors count from the beginning of the message.
+    `origin` is the offset of `payload` in the message; it is not 0 if the caller has already read
+    the head of the message. Offsets in errors count from the beginning of the message.
     """
 
     __slots__ = ("message_name", "origin", "payload", "position")
@@ -77,15 +77,16 @@ class Cursor:
         return int.__new__(Lsn, _UINT64.unpack_from(self.payload, position)[0])  # in range as it is 64 bits
 
     def read_set_lsn(self, field: str) -> Lsn:
-        """Read an LSN for which `proto.c` reports `elog(ERROR, "... not set in ... message")` if it
-        is 0/0."""
+        """Read an LSN that `proto.c` rejects if it is 0/0: `elog(ERROR, "... not set in ...
+        message")`."""
         lsn = self.read_lsn(field)
         if not lsn:
             raise self.error(field, self.position - 8, "a nonzero LSN", "0/0")
         return lsn
 
     def read_time(self, field: str) -> int:
-        """Return microseconds since the Unix epoch, UTC; on the wire they count from 2000-01-01.
+        """Read a time, which on the wire counts from 2000-01-01, and return it in microseconds
+        since the Unix epoch.
 
         Infinite times do occur: a transaction with a replication origin has the time that was
         passed to `pg_replication_origin_xact_setup`.
@@ -142,8 +143,8 @@ class Cursor:
         return self.payload[position : position + length]
 
     def read_count(self, field: str) -> int:
-        """Read the Int16 number of the items that follow. It may be wrong: never allocate memory
-        for that many before they are read."""
+        """Read the number of the items that follow, an Int16. The number may be wrong, so never
+        allocate memory for the items before they are read."""
         count = self.read_int16(field)
         if count < 0:
             raise self.error(field, self.position - 2, "0 or more", str(count))
@@ -154,7 +155,7 @@ class Cursor:
             raise self.error("end", self.position, "the end of the message", f"{self.remaining()} more bytes")
 
     def _claim(self, field: str, size: int) -> int:
-        """Move past the next `size` bytes and return where they begin."""
+        """Move past the next `size` bytes and return the position at which they begin."""
         position = self.position
         if size > len(self.payload) - position:
             raise self.error(field, position, f"{size} bytes", f"{self.remaining()} bytes up to the end")

@@ -1,4 +1,4 @@
-"""Bytes of one pgoutput message -> its dataclass. A pure function: no state, no I/O."""
+"""Decodes the bytes of one pgoutput message into its dataclass, without state or I/O."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ PgOutputMessage = (
     | StreamPrepare
 )
 
-# Type letter -> name in the manual, and reader. Their bytes are the same in and out of a stream
-# segment.
+# The name in the manual and the reader of each type of message that has the same layout inside and
+# outside a stream segment.
 _FIXED: Final[dict[int, tuple[str, Callable[[Cursor], PgOutputMessage]]]] = {
     letters.BEGIN: ("Begin", read_begin),
     letters.COMMIT: ("Commit", read_commit),
@@ -72,7 +72,8 @@ _FIXED: Final[dict[int, tuple[str, Callable[[Cursor], PgOutputMessage]]]] = {
     letters.ROLLBACK_PREPARED: ("Rollback Prepared", read_rollback_prepared),
     letters.STREAM_PREPARE: ("Stream Prepare", read_stream_prepare),
 }
-# These begin with the xid of the (sub)transaction inside a stream segment, and only there.
+# The messages that begin with the xid of the (sub)transaction inside a stream segment, and only
+# there.
 _WITH_STREAM_XID: Final[dict[int, tuple[str, Callable[[Cursor, bool], PgOutputMessage]]]] = {
     letters.MESSAGE: ("Message", read_message),
     letters.RELATION: ("Relation", read_relation),
@@ -96,16 +97,17 @@ _SINCE_VERSION: Final[dict[int, int]] = dict.fromkeys(
 def decode(payload: bytes, *, in_stream: bool, protocol_version: int) -> PgOutputMessage:
     """Decode one whole message, the payload of an XLogData. Raises PgOutputError and nothing else.
 
-    `in_stream`: the message is between Stream Start and Stream Stop, where seven messages have an
-    additional xid field. `protocol_version`: the `proto_version` of START_REPLICATION, 1 to 4.
-    Stream Start, Stop, Commit and Prepare are rejected below 2; LSN and time of Stream Abort below
-    4. Other versions that the manual states are not enforced, because servers do send
+    `in_stream` tells whether the message is between Stream Start and Stream Stop, where seven types
+    of messages have an additional xid field. `protocol_version` is the `proto_version` of
+    START_REPLICATION, 1 to 4. Stream Start, Stop, Commit and Prepare are rejected below version 2,
+    and the LSN and time of a Stream Abort below version 4. Other versions that the manual states
+    are not enforced, because servers do send
 
     * two-phase messages in version 1, if the slot was created with two_phase, whatever the options
       are (`pgoutput_startup`: "It remains enabled if the previous start-up has done so"; seen on 15
       and 18);
-    * Stream Abort in version 1, without streaming: 18 notices that a transaction it holds was
-      rolled back and drops it, and in doing so marks its subtransactions as streamed (seen on 18.6;
+    * Stream Abort in version 1, without streaming: PostgreSQL 18 drops a transaction that it sees
+      rolled back, and in doing so marks its subtransactions as streamed (seen on 18.6;
       tests/golden, stream_abort_alone).
 
     Source: PostgreSQL manual, 55.9 Logical Replication Message Formats.

@@ -9,9 +9,9 @@ class PgOutputError(StopForOperator):
     """A message does not comply with the protocol. Nothing can be skipped safely, so the operator
     must act.
 
-    `offset` counts bytes from the message's first byte (its type letter). The text contains
-    lengths, counts and single bytes, never a row value, a name from the stream or the content of a
-    logical message.
+    `offset` counts bytes from the message's first byte (its type letter). The text of the error
+    contains lengths, counts and single bytes, never a row value, a name from the stream or the
+    content of a logical message.
     """
 
     def __init__(self, message_name: str, field: str, offset: int, expected: str, actual: str) -> None:

@@ -1,7 +1,8 @@
 """The bytes that identify types of messages, parts of a row message and kinds of a column
 (PostgreSQL manual, 55.9).
 
-They are numbers instead of `ord()` calls, so that they are constants for the compiled row path.
+They are written as numbers instead of calls of `ord()`, because the compiler of the row path then
+sees constants.
 """
 
 from __future__ import annotations

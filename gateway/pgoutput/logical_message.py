@@ -23,12 +23,12 @@ class Message:
     prefix: str
     """ "The prefix of the logical decoding message." """
     content: bytes = field(repr=False)
-    """ "The content of the logical decoding message." May be any bytes, text or binary."""
+    """ "The content of the logical decoding message." It may be any bytes, text or binary."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageHead:
-    """The fields before the content of a message; `prefix` may be truncated."""
+    """The fields that precede the content of a message; `prefix` may be truncated."""
 
     xid: int | None
     transactional: bool
@@ -37,8 +37,8 @@ class MessageHead:
 
 
 def read_message_head(payload: bytes, in_stream: bool) -> MessageHead:
-    """Read the first bytes of a message. They may contain only a part of the prefix, whose length
-    is not limited."""
+    """Read the fields before the content from the first bytes of a message. These may contain only
+    a part of the prefix, whose length is not limited."""
     cursor = Cursor(payload, 1, "Message")
     return MessageHead(
         xid=cursor.read_stream_xid() if in_stream else None,

@@ -29,7 +29,7 @@ class Relation:
 
     xid: int | None
     """ "Xid of the transaction (only present for streamed transactions). [...] since protocol
-    version 2." It is the subtransaction's, if there is one."""
+    version 2." It is the xid of the subtransaction, if there is one."""
     relation_oid: int
     """ "OID of the relation." """
     namespace: str
@@ -47,7 +47,7 @@ class Type:
     """'Y': "Identifies the message as a type message." It is sent before a Relation that has a
     column of a user-defined type.
 
-    For a domain it contains the domain's OID with namespace and name of its base type
+    For a domain, the message contains the domain's OID, but the namespace and name of its base type
     (`logicalrep_write_typ`).
     """
 

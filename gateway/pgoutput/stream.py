@@ -15,7 +15,7 @@ class StreamStart:
     xid."""
 
     xid: int
-    """ "Xid of the transaction." It is the top-level transaction's."""
+    """ "Xid of the transaction." It is the xid of the top-level transaction."""
     first_segment: bool
     """ "A value of 1 indicates this is the first stream segment for this XID, 0 for any other
     stream segment." """
@@ -78,7 +78,8 @@ def read_stream_commit(cursor: Cursor) -> StreamCommit:
 
 
 def read_stream_abort(cursor: Cursor, protocol_version: int) -> StreamAbort:
-    """Read a Stream Abort. Only the length of the message shows whether LSN and time follow."""
+    """Read a Stream Abort. Only the length of the message shows whether it contains the LSN and the
+    time."""
     xid = cursor.read_stream_xid()
     subxid = cursor.read_uint32("subxid")
     if protocol_version < 4 or not cursor.remaining():

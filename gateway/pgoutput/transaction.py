@@ -20,8 +20,8 @@ class Begin:
     """'B': "Identifies the message as a begin message." """
 
     commit_lsn: Lsn
-    """ "The final LSN of the transaction." It is the LSN of its Commit (`proto.c`: final_lsn), not
-    the end LSN."""
+    """ "The final LSN of the transaction." This is the LSN of its Commit (`proto.c`: final_lsn),
+    not the end LSN."""
     commit_time: int
     """ "Commit timestamp of the transaction." Here it is in microseconds since the Unix epoch."""
     xid: int
@@ -57,9 +57,12 @@ class Origin:
 
 
 def begin_at(data: bytes, position: int, end: int) -> tuple[int, int, int] | None:
-    """Return commit_lsn, commit_time and xid of the Begin at data[position:end]. Without an object
-    this takes 0.5 us instead of the 3 us of `decode`, and a small transaction consists mostly of
-    its bounds. Return None for an unusual or invalid message, which is left to `decode`."""
+    """Return commit_lsn, commit_time and xid of the Begin at data[position:end]. Return None for an
+    unusual or invalid message, which is left to `decode`.
+
+    This function creates no message object and takes 0.5 us, while `decode` takes 3 us. The
+    difference counts because a small transaction consists mostly of its Begin and Commit.
+    """
     if end - position != _BEGIN_LENGTH:
         return None
     commit_lsn: int = read_i64_be(data, position + 1)
@@ -71,8 +74,8 @@ def begin_at(data: bytes, position: int, end: int) -> tuple[int, int, int] | Non
 
 
 def commit_at(data: bytes, position: int, end: int) -> tuple[int, int, int] | None:
-    """Return commit_lsn, end_lsn and commit_time of the Commit at data[position:end], like
-    `begin_at`."""
+    """Return commit_lsn, end_lsn and commit_time of the Commit at data[position:end]. Return None
+    for an unusual or invalid message, as `begin_at` does."""
     if end - position != _COMMIT_LENGTH or data[position + 1]:
         return None
     commit_lsn: int = read_i64_be(data, position + 2)

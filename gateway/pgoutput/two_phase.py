@@ -18,7 +18,7 @@ class BeginPrepare:
     end_lsn: Lsn
     """ "The end LSN of the prepared transaction." """
     prepare_time: int
-    """ "Prepare timestamp of the transaction." Here, as all times below, it is in microseconds
+    """ "Prepare timestamp of the transaction." Here, like all times below, it is in microseconds
     since the Unix epoch."""
     xid: int
     """ "Xid of the transaction." """

@@ -1,14 +1,14 @@
 """The parts of asyncpg (0.32) beyond its documented interface. No other module of the gateway
-touches a private attribute of it (enforced by ruff's SLF001 and TID251), and
+touches a private attribute of asyncpg (enforced by ruff's SLF001 and TID251), and
 tests/postgres/test_login.py fails if a new version breaks one of these.
 
 The reason for each, and what would make it unnecessary:
 
 * `Protocol`, `was_asked`. asyncpg sends the password in cleartext to any server that asks for it,
-  and does SCRAM without channel binding (authentication.py). Unnecessary when it can refuse the
-  former and do the latter.
-* `parse_dsn`, `open_with_tls`, `is_wanted`. asyncpg gives all hosts of a DSN one time limit and one
-  error (login.py). Unnecessary when each host has its own.
+  and does SCRAM without channel binding (authentication.py). Unnecessary when asyncpg can refuse
+  cleartext and use channel binding.
+* `parse_dsn`, `open_with_tls`, `is_wanted`. In asyncpg, all hosts of a DSN share one time limit and
+  one error (login.py). Unnecessary when each host has its own.
 * `transport_of`, `TransportHandover`. asyncpg does not know CopyBoth, and sets no keepalive
   (connection.py). Unnecessary with replication connections in asyncpg.
 * `address_of`. No documented attribute says which of the hosts was chosen. Unnecessary with a
@@ -55,9 +55,9 @@ def parse_dsn(
     *,
     with_system_roots: bool = False,
 ) -> tuple[list[Address], Any, Any]:
-    """Return addresses, connection parameters and configuration, in asyncpg's own records.
-    `with_system_roots`: although the DSN has sslmode=require, verify the server's certificate in
-    full, by the authorities that the operating system trusts."""
+    """Return addresses, connection parameters and configuration, in asyncpg's own records. With
+    `with_system_roots`, the server's certificate is verified in full by the authorities that the
+    operating system trusts, although the DSN has sslmode=require."""
     variable = os.environ.pop(_ROOTS, None) if with_system_roots else None
     try:
         addresses, parameters, config = connect_utils._parse_connect_arguments(
@@ -97,7 +97,7 @@ async def open_with_tls(
 
 
 def was_asked(protocol: Protocol) -> bool:
-    """Return whether the server has begun to authenticate."""
+    """Return whether the server has accepted the authentication (AuthenticationOk)."""
     return bool(protocol._auth_received)
 
 
@@ -122,8 +122,8 @@ class TransportHandover(asyncpg.Connection):  # type: ignore[misc]  # asyncpg's 
     def hand_over(self, successor: asyncio.BufferedProtocol) -> None:
         """Give the authenticated transport to `successor`; this object is closed from then on."""
         transport = transport_of(self)
-        # uvloop chooses between its two ways to read when reading starts, so reading must stop for
-        # the change.
+        # uvloop chooses between its two ways of reading when reading starts, so reading must stop
+        # before the protocol is changed.
         transport.pause_reading()
         successor.connection_made(transport)
         transport.set_protocol(successor)

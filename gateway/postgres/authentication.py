@@ -1,14 +1,14 @@
-"""Authentication by asyncpg's protocol, with a SCRAM implementation of our own and no password in
-cleartext.
+"""Log in through asyncpg's protocol, but with a separate SCRAM implementation. A password in
+cleartext is only sent over TLS or within this host.
 
 asyncpg (0.32, coreproto.pyx) sends the password in cleartext to any server that asks for it, with
-or without TLS, and does SCRAM without channel binding. Therefore the server's messages are read
-here first, up to AuthenticationOk; the remaining ones are passed to asyncpg, which takes a login
-that was done here for one that needed no password.
+or without TLS, and does SCRAM without channel binding. Therefore the server's messages up to
+AuthenticationOk are read here first, and the remaining ones are passed to asyncpg. A login that was
+completed here looks to asyncpg like one that needed no password.
 
-If the server does not speak PostgreSQL's protocol, `service_at` finds out what it is: a server that
+If the server does not speak PostgreSQL's protocol, `service_at` finds out what it is. A server that
 waits for the rest of a request, as HTTP servers do after an SSLRequest, would otherwise look like a
-slow one.
+slow PostgreSQL server.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from gateway.postgres.asyncpg_internals import Protocol
 from gateway.postgres.scram import PLAIN, PLUS, Scram, ScramError, certificate_hash
 
 _LARGEST: Final = 1 << 16
-"""Maximum length of a message before authentication. libpq accepts an error of at most 30,000
+"""The maximum length of a message before authentication. libpq accepts an error of at most 30,000
 bytes."""
 _HEADER: Final = struct.Struct("!ci")
 PATIENCE_S: Final = 2.0
 """A server that has not answered for this long is examined by `service_at`."""
 _LISTENING_S: Final = 0.4
-"""Time to wait for a greeting."""
+"""The time to wait for a greeting."""
 _ANSWER_S: Final = 1.0
 _SSL_REQUEST: Final = struct.pack("!ii", 8, 80877103)
 _GET: Final = b"GET / HTTP/1.0\r\n\r\n"
@@ -48,9 +48,9 @@ class ChannelBinding(enum.Enum):
 
 
 class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are partial
-    """asyncpg's protocol, with the authentication done here. `admitted` is asyncpg's future,
-    `doing` names the connection in errors. `is_bound`: the login proved that there is no man in the
-    middle with another certificate."""
+    """asyncpg's protocol, except that this class authenticates. `admitted` is asyncpg's future, and
+    `doing` names the connection in errors. `is_bound` says whether the login proved that there is
+    no man in the middle with another certificate."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
                 return
 
     def _next_message(self) -> bytes:
-        """Return the next whole message; empty if there is none."""
+        """Return the next whole message, or b"" if there is none."""
         if len(self._pending) < _HEADER.size:
             return b""
         _, length = _HEADER.unpack_from(self._pending)
@@ -257,7 +257,7 @@ async def service_at(host: str, port: int) -> str:
 
 
 async def _answer(host: str, port: int, request: bytes, timeout_s: float, *, most: int = 512) -> bytes:
-    """Return the first bytes that arrive; empty if none do."""
+    """Send a request. Return the first bytes of the answer, or b"" if none arrive."""
     writer: asyncio.StreamWriter | None = None
     try:
         async with asyncio.timeout(timeout_s):

@@ -1,5 +1,5 @@
-"""Catalog queries that are repeated often, and whose rows cost the event loop as much as changes in
-the stream."""
+"""Catalog queries that are repeated often and return many rows, which would load the event loop as
+changes in the stream do."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _NEVER: Final = object()
 
 
 class CachedQuery:
-    """A query that is repeated. Its rows are only fetched if they have changed since the last time:
-    the server compares their digest."""
+    """A query that is repeated. Its rows are only fetched if they have changed since the last time.
+    To find out, the digest that the server computes is compared with the last one."""
 
     def __init__(self) -> None:
         self._digest: object = _NEVER
 
     async def fetch(self, sql: asyncpg.Connection, query: str, *arguments: Sequence[object]) -> list[Any] | None:
-        """Return the rows, or None if they are the same as the last time. Call this within one
-        PostgreSQL snapshot, so that the rows are those of the digest. Raises the driver's
+        """Return the rows, or None if they have not changed since the last call. Call this within
+        one PostgreSQL snapshot, so that the digest belongs to the rows. Raises the driver's
         errors."""
         digest = await sql.fetchval(_DIGEST.format(query=query), *arguments)
         if digest == self._digest:

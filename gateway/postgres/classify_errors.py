@@ -1,4 +1,4 @@
-"""Classification of errors of PostgreSQL and of the connection to it, by what happens next.
+"""Classify errors of PostgreSQL, and of the connection to it, by what happens next.
 
 The table by SQLSTATE is in gateway/startup/reaction_by_sqlstate.py. Texts of the server are
 translated, so they are only looked at for two codes, and only to describe more exactly what has
@@ -31,7 +31,8 @@ from gateway.startup.repeated_failure import DecodingFailed
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""Errors that asyncpg and the socket raise: for `except`, then `classify_exception`."""
+"""Errors that asyncpg and the socket raise. Catch them with `except`, and pass them to
+`classify_exception`."""
 
 _LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from logical|invalidated|maximum reserved size")
 _WEDGED = re.compile("could not map filenumber")
@@ -39,23 +40,23 @@ _FINDS_PUBLICATION = "get_publication_oid"
 _OPENS_WAL = "WalSndSegmentOpen"
 _TOO_LARGE = re.compile("invalid memory alloc request size")  # reported by elog, which is not translated
 _ASSEMBLES_TEXT = ("", "stringinfo.c")
-"""Source files whose 54000 means that a row is too large to be sent: in others, a row filter may
-exceed other limits."""
+"""Source files in which 54000 means that a row is too large to be sent. In other files, a row
+filter may have exceeded another limit."""
 _PRINTS_VALUES = {
     "22008": ("interval_out", "interval2tm"),
     "22021": ("report_invalid_encoding", "report_invalid_encoding_int"),
     "22P05": ("report_untranslatable_char",),
 }
-"""Functions of the server that report these codes when it sends a value; elsewhere, a row filter
-may raise the codes. Their names differ between releases."""
+"""Functions of the server that report these codes when a value is sent; if another function reports
+them, a row filter may be the cause. The names of the functions differ between releases."""
 
 
 def classify(said: ServerMessage, doing: str) -> WalgateError:
-    """Return the error to raise for an ErrorResponse that came while `doing` ("starting replication
-    from slot x")."""
+    """Return the error to raise for an ErrorResponse that arrived during `doing` ("starting
+    replication from slot x")."""
     text = f"{doing}: {said}"
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
-        return Retry(text)  # the catalog shows it too, and the next start judges it
+        return Retry(text)  # the catalog shows the loss too, and the next start judges it
     if said.sqlstate == "XX000" and _WEDGED.search(said.message):
         return StopForOperator(
             text,
@@ -89,8 +90,8 @@ def classify_at_login(said: ServerMessage, doing: str) -> WalgateError:
 
 
 class LossReported(Retry):
-    """The server reported that changes are missing from the stream, or that WAL is; the next start
-    judges what that means."""
+    """The server reported that changes are missing from the stream, or that WAL has been removed.
+    The next start judges what that means."""
 
     def __init__(self, message: str, reported: Reported) -> None:
         super().__init__(message)
@@ -101,8 +102,8 @@ class LossReported(Retry):
 
 
 class CannotDecode(RetrySlowly):
-    """The server cannot send a change that it has read at some place in the WAL; the next start
-    judges by how often it has failed there."""
+    """The server cannot send a change that it has read from some place in the WAL. The next start
+    decides by the number of failures at that place."""
 
     def __init__(self, message: str, hint: str, reported: DecodingFailed) -> None:
         super().__init__(message, hint=hint)
@@ -117,8 +118,9 @@ class StreamCut(Retry):
 
 
 def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_streaming: bool = False) -> WalgateError:
-    """Classify an ErrorResponse that arrives while replication starts or runs, where some codes
-    mean more. `is_streaming`: the server has accepted START_REPLICATION and reads the WAL."""
+    """Classify an ErrorResponse that arrives while replication starts or runs, when some codes have
+    a more specific meaning. `is_streaming` means that the server has accepted START_REPLICATION and
+    reads the WAL."""
     if said.sqlstate == "42704" and said.routine == _FINDS_PUBLICATION:  # before PostgreSQL 18
         return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
     if said.sqlstate == "58P01" and said.routine == _OPENS_WAL:
@@ -134,7 +136,8 @@ def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_stre
 
 
 def _is_of_value(said: ServerMessage) -> bool:
-    """Return whether `classify` knows a better remedy than giving up this place in the WAL."""
+    """Return whether the error is due to a value, so that `classify` knows a better remedy than to
+    give up this place in the WAL."""
     if said.sqlstate in _PRINTS_VALUES:
         return said.routine in _PRINTS_VALUES[said.sqlstate]
     return _is_too_large(said) or (said.sqlstate == "XX000" and _WEDGED.search(said.message) is not None)
@@ -159,8 +162,8 @@ def _of_place(said: ServerMessage, doing: str) -> CannotDecode:
 
 
 def classify_notice(said: ServerMessage, doing: str) -> WalgateError | None:
-    """Return the error to raise for a NoticeResponse within the stream; None if it is only
-    logged."""
+    """Return the error to raise for a NoticeResponse within the stream, or None if the notice is
+    only logged."""
     kind = kind_of(said)
     if kind is NoticeKind.SHUTDOWN:
         return classify(said, doing)
@@ -198,8 +201,8 @@ def _server_message(error: asyncpg.PostgresError) -> ServerMessage:
 
 @contextmanager
 def beside_stream() -> Iterator[None]:
-    """Turn a StopForOperator that an error from the server causes in the block into RetrySlowly: an
-    error in a session other than the stream must not end the process."""
+    """Turn a StopForOperator that is caused by an error from the server or the connection into
+    RetrySlowly. An error in a session other than the stream must not end the process."""
     try:
         yield
     except StopForOperator as error:

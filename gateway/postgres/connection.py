@@ -1,8 +1,8 @@
-"""Connections to PostgreSQL by asyncpg: for SQL, and for replication.
+"""Open connections to PostgreSQL with asyncpg, for SQL and for replication.
 
-Up to ReadyForQuery the replication connection is asyncpg's, made by login.py. asyncpg does not know
-CopyBoth, so its transport is then handed to our own protocol (`ReplicationStream`), and asyncpg's
-connection object is left empty.
+Up to ReadyForQuery, the replication connection belongs to asyncpg; login.py makes it. asyncpg does
+not know CopyBoth, so the transport is then handed over to the gateway's own protocol
+(`ReplicationStream`), and asyncpg's connection object is left empty.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ PINNED_SETTINGS: Final = {
     "enable_tidscan": "on",
     "enable_indexscan": "on",
     "enable_bitmapscan": "on",
-    # With terabytes to spend, a query of the catalog takes all memory of the server: a hash table
-    # is as large as the planner's estimate. With the least, it would sort on disk.
+    # If work_mem is terabytes, a query of the catalog can take all memory of the server, because a
+    # hash table is as large as the planner's estimate. With the minimum, the query would sort on
+    # disk.
     "work_mem": "16MB",
     "hash_mem_multiplier": "2",
     # Costs that are infinite or zero make all plans equal, and the first one is taken.
@@ -85,7 +86,8 @@ PINNED_SETTINGS: Final = {
     "application_name": APPLICATION_NAME,
 }
 _PINNED_SINCE_17: Final = "SET transaction_timeout = 0"
-"""An older server does not know the setting and would refuse the login."""
+"""An older server does not know the setting and would refuse the login if it were in
+PINNED_SETTINGS."""
 
 
 async def connect_sql(
@@ -125,9 +127,9 @@ async def _pin_newer_settings(connection: asyncpg.Connection, doing: str) -> Non
 
 @asynccontextmanager
 async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[None]:
-    """Run the block as `sql.transaction(**options)` does, but close the session if the block is
-    ended by an exception that is neither an error from the server nor one of the gateway's own
-    (above all by a cancellation). Raises what the block and the driver raise."""
+    """Run the block as `sql.transaction(**options)` does. Close the session if the block ends with
+    an exception that is neither an error from the server nor one of the gateway's own, above all
+    with a cancellation. Raises what the block and the driver raise."""
     begun = sql.transaction(**options)
     try:
         await begun.start()
@@ -145,9 +147,10 @@ async def transaction(sql: asyncpg.Connection, **options: Any) -> AsyncIterator[
 
 async def end_session(sql: asyncpg.Connection) -> None:
     """Close the session after a statement that was cancelled or got no answer. asyncpg sends a
-    CancelRequest, so that the server does not complete the statement; but before ROLLBACK, or
-    before the end of COPY, it then waits up to 60 s for an answer that may have arrived already.
-    Therefore the session is closed, and the answer is awaited for at most `_CANCELLATION_S`."""
+    CancelRequest, so that the server does not complete the statement. But before ROLLBACK, or
+    before the end of COPY, asyncpg then waits up to 60 s for an answer that may have arrived
+    already. Therefore the session is closed, and the answer is awaited for at most
+    `_CANCELLATION_S`."""
     with suppress(*DRIVER_ERRORS):
         await sql.close(timeout=_CANCELLATION_S)
 
@@ -163,11 +166,11 @@ async def connect_replication(
     silence_limit_s: float = LONGEST_SILENCE_S,
 ) -> ReplicationStream:
     """Open a logical replication connection to the database that `login` names. `capacity` is the
-    size of the receive buffer in bytes; of rows larger than `largest_row` and logical messages
-    larger than `largest_message` only the head is kept (receive_buffer.py).
+    size of the receive buffer in bytes. Only the head is kept of rows larger than `largest_row` and
+    of logical messages larger than `largest_message` (receive_buffer.py).
 
-    TCP gives the connection up if data sent is not acknowledged for `silence_limit_s`. Raises
-    classified errors.
+    TCP gives up the connection if data that was sent is not acknowledged for `silence_limit_s`.
+    Raises classified errors.
     """
     doing = "replication connection to PostgreSQL"
     # The text of a regclass depends on search_path: with an empty one, names outside pg_catalog
@@ -211,8 +214,8 @@ def _login(login: Credentials | str) -> Credentials:
 
 
 def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:
-    """Set TCP keepalive and TCP_USER_TIMEOUT: a peer that disappears without closing ends the
-    connection."""
+    """Set TCP keepalive and TCP_USER_TIMEOUT, so that the connection ends when the peer disappears
+    without closing it."""
     if connected is None or connected.family not in (socket.AF_INET, socket.AF_INET6):
         return
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -230,9 +233,9 @@ def _detect_dead_peer(connected: Any, silence_limit_s: float) -> None:
 def leave_with(sql: asyncpg.Connection, stream: ReplicationStream) -> None:
     """End the stream soon after the server has ended the SQL connection.
 
-    A server that shuts down ends its ordinary sessions at once, and its walsenders last, when the
-    standbys have confirmed everything. While reading is paused nothing else shows the shutdown: the
-    walsender's requests lie unread in the socket.
+    A server that shuts down ends its ordinary sessions at once. It ends its walsenders last, when
+    the standbys have confirmed everything. While reading is paused, nothing else shows the
+    shutdown: the walsender's requests lie unread in the socket.
     """
     loop = asyncio.get_running_loop()
 

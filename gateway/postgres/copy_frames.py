@@ -7,12 +7,12 @@ and 54.7 Message Formats).
     Status     'd' Int32 length  'r' Int64 written    Int64 flushed     Int64 applied
                Int64 time        Byte1 reply requested
 
-LSNs are unsigned, times are microseconds since 2000-01-01, the length counts itself but not the
-'d'.
+LSNs are unsigned, times are in microseconds since 2000-01-01, and the length includes itself but
+not the 'd'.
 
-A Frame is where one of them is in the bytes that were received. The receive buffer, which finds the
-frames, has a third kind: a drained frame is an XLogData that is too large to be held, of which only
-the first bytes of the payload are kept.
+A Frame says where an XLogData or a Keepalive is in the bytes that were received. The receive
+buffer, which finds the frames, has a third kind: the drained frame. It is an XLogData that is too
+large to be held; only the first bytes of its payload are kept.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ XLOG_DATA: Final = ord("w")
 KEEPALIVE: Final = ord("k")
 COPY_DATA: Final = ord("d")
 DRAINED: Final = 0
-"""The kind of a drained frame: no content that a server can send."""
+"""The kind of a drained frame. No message from a server has this letter."""
 
 Frame = tuple[int, int, int, int]
-"""One of
+"""A frame is one of
 
     (XLOG_DATA, start LSN, first byte of the payload, end of the payload)
     (DRAINED, start LSN, first byte of the payload, end of what was kept of it)
     (KEEPALIVE, end of WAL, 1 if the server asks for a reply, end of the frame)
 
-A plain tuple: each row has one."""
+This is a plain tuple, because there is one for each row."""
 
 
 class Received(NamedTuple):
@@ -73,8 +73,8 @@ class FrameError(StopForOperator):
 
 
 def split(data: bytes) -> Iterator[Frame]:
-    """Yield the frames of a file that has whole CopyData frames and nothing else. Raises FrameError
-    on anything else, after the frames before it. (The stream is cut by ReceiveBuffer.)"""
+    """Yield the frames of a file that consists of whole CopyData frames. Raises FrameError at
+    anything else, after yielding the frames that precede it. (ReceiveBuffer splits the stream.)"""
     unpack = _FRAME.unpack_from
     size = len(data)
     position = 0
@@ -96,7 +96,8 @@ def split(data: bytes) -> Iterator[Frame]:
 
 
 def drained_size(data: bytes, start: int) -> int:
-    """Return the bytes of the whole payload of a drained frame, which begins at `start`."""
+    """Return the size in bytes of the whole payload of a drained frame. The payload begins at
+    `start`."""
     length: int = _LENGTH.unpack_from(data, start - PAYLOAD_AT + 1)[0]
     return 1 + length - PAYLOAD_AT
 
@@ -121,8 +122,8 @@ def _wrong(data: bytes, position: int) -> FrameError:
 
 
 def standby_status(written_lsn: int, flush_lsn: int, now_s: float, *, reply_requested: bool = False) -> bytes:
-    """Return a framed standby status update. The applied LSN equals the flushed one: both mean
-    durable in Kafka.
+    """Return a framed standby status update. The applied LSN equals the flushed one, as both mean
+    that changes are durable in Kafka.
 
     `now_s` is Unix time; the server only shows it (pg_stat_replication.reply_time).
     """

@@ -1,6 +1,6 @@
-"""The DSN: checks before asyncpg parses it, parameters of libpq that asyncpg does not know, and
-passwords that change: read from a file or from a command's output at each connect, as needed for
-tokens of cloud logins."""
+"""Check the DSN before asyncpg parses it, and handle parameters of libpq that asyncpg does not
+know. For passwords that change, as tokens of cloud logins do, read a file or a command's output at
+each connection."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gateway.postgres.authentication import ChannelBinding
 
 COMMAND_TIMEOUT_S: Final = 30.0
 SYSTEM: Final = "system"
-"""Value of `sslrootcert` that stands for the authorities that the operating system trusts
-(PostgreSQL manual, 32.1.2, since 16)."""
+"""The value of `sslrootcert` that stands for the authorities that the operating system trusts
+(PostgreSQL manual, 32.1.2; since version 16)."""
 _VERIFYING: Final = ("verify-ca", "verify-full")
 _ENCODED: Final = {"@": "%40", "/": "%2F", "?": "%3F", "#": "%23"}
 
@@ -37,8 +37,8 @@ class Credentials:
     server: Address | None = None
 
     async def password(self) -> str | None:
-        """Return the current password; None: that of the DSN, PGPASSWORD or a passfile applies.
-        Raises RetrySlowly: the source of the password may recover, or be repaired."""
+        """Return the current password. None means that the DSN, PGPASSWORD or a passfile determines
+        it. Raises RetrySlowly, because the source of the password may recover, or be repaired."""
         if self.password_file is not None:
             return _one_line(
                 await asyncio.to_thread(_read, self.password_file),
@@ -70,8 +70,8 @@ def _read(path: Path) -> bytes:
 
 
 async def _output(command: str) -> bytes:
-    """Return the output of a program, given with its arguments and run without a shell. Its
-    standard error is discarded because it may hold secrets."""
+    """Run a program with arguments, without a shell, and return its output. The standard error is
+    discarded because it may contain secrets."""
     try:
         process = await asyncio.create_subprocess_exec(
             *shlex.split(command),
@@ -105,7 +105,8 @@ async def _output(command: str) -> bytes:
 
 
 def _one_line(content: bytes, said: str, hint: str) -> str:
-    """Return the password. `said`: the source of the content and the verb, for errors."""
+    """Return the password. `said` is the beginning of an error message: the source of the content,
+    and the verb."""
     try:
         password = content.decode().rstrip("\r\n")
     except UnicodeDecodeError:
@@ -131,8 +132,8 @@ _AS_LIBPQ: Final = "write it as a URL of libpq: postgresql://user:password@host:
 
 
 def check_form(dsn: str, doing: str) -> None:
-    """Raise StopForOperator for mistakes that are often made in a DSN. No part of it that may
-    belong to the password is quoted."""
+    """Raise StopForOperator for frequent mistakes in a DSN. Errors quote no part of the DSN that
+    may belong to the password."""
     if dsn[:1] in ("'", '"'):
         raise StopForOperator(
             f"{doing}: source.dsn begins with a quotation mark",
@@ -177,8 +178,8 @@ def names_one_host(dsn: str) -> bool:
 
 
 def unnamed_database(dsn: str) -> str:
-    """Return the beginning of a hint for an error about the database if the DSN names none; else
-    ""."""
+    """Return the beginning of a hint for an error about the database, or "" if the DSN names a
+    database."""
     parts = urlsplit(dsn)
     is_named = parts.path.strip("/") or "dbname" in dict(parse_qsl(parts.query)) or os.environ.get("PGDATABASE")
     return (
@@ -201,7 +202,7 @@ def unusable_dsn(doing: str) -> WalgateError:
 
 def unreadable_file(dsn: str, doing: str) -> WalgateError | None:
     """Return an error that names the TLS file that cannot be read, if any. asyncpg's error does not
-    name it, and looks like that of a socket whose server is starting."""
+    name the file, and looks like the error for a socket whose server is starting."""
     named = dict(parse_qsl(urlsplit(dsn).query))
     for parameter in ("sslrootcert", "sslcert", "sslkey", "sslcrl"):
         variable = f"PG{parameter.upper()}"
@@ -215,8 +216,9 @@ def unreadable_file(dsn: str, doing: str) -> WalgateError | None:
 
 
 def check_dsn(dsn: str, doing: str) -> None:
-    """Raise StopForOperator if a character of the password is not percent-encoded but must be: it
-    would end the user's part, and the rest would be taken for the host."""
+    """Raise StopForOperator if a character of the user name or password must be percent-encoded and
+    is not. That character would end the user's part of the URL, and the rest would be taken for the
+    host."""
     try:
         parts = urlsplit(dsn)
     except ValueError:
@@ -240,7 +242,7 @@ def check_dsn(dsn: str, doing: str) -> None:
 
 def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
     """Return the DSN without libpq's parameter `channel_binding`, which asyncpg does not know, and
-    its value. Raises ValueError."""
+    the value of this parameter. Raises ValueError if the value is not valid."""
     parts = urlsplit(dsn)
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     found = [value for name, value in pairs if name == "channel_binding"]
@@ -252,8 +254,8 @@ def take_channel_binding(dsn: str) -> tuple[str, ChannelBinding]:
 
 
 def take_system_roots(dsn: str, doing: str) -> tuple[str, bool]:
-    """Return the DSN without `sslrootcert=system`, which asyncpg takes for a file, and whether it
-    contained it.
+    """Return the DSN without `sslrootcert=system`, which asyncpg takes for a file, and whether
+    `sslrootcert=system` was set.
 
     As in libpq, sslmode is then verify-full. Raises StopForOperator for a weaker one.
     """
@@ -274,8 +276,8 @@ def take_system_roots(dsn: str, doing: str) -> tuple[str, bool]:
 
 
 def without_authority(dsn: str, doing: str) -> StopForOperator | None:
-    """Return the error to raise if the certificate is to be verified, but no authority is given;
-    else None."""
+    """Return the error to raise if the server's certificate is to be verified but no authority is
+    given, otherwise None."""
     try:
         urlsplit(dsn)
     except ValueError:
@@ -291,6 +293,7 @@ def without_authority(dsn: str, doing: str) -> StopForOperator | None:
 
 
 def _parameter(dsn: str, name: str) -> str:
-    """Return a parameter's last value in the DSN, or else that of libpq's environment variable."""
+    """Return a parameter's last value in the DSN, or else the value of libpq's environment
+    variable."""
     values = [value for key, value in parse_qsl(urlsplit(dsn).query) if key == name]
     return values[-1] if values else os.environ.get(f"PG{name.upper()}", "")

@@ -1,9 +1,9 @@
-"""Log in to one of the hosts of the DSN, by asyncpg.
+"""Log in to one of the hosts of the DSN with asyncpg.
 
 asyncpg reads the DSN, TLS files, passfile and service file, and speaks the protocol. This module
-chooses the next host, and whether to use TLS (sslmode), as `asyncpg.connect_utils` (0.32) does, for
-three reasons: each error names its host, a host that does not answer does not use up the time of
-the next one, and the authentication is that of `authentication.py`.
+chooses the next host, and whether to use TLS (sslmode), instead of `asyncpg.connect_utils` (0.32).
+There are three reasons. Each error must name its host, a host that does not answer must leave time
+for the next one, and `authentication.py` authenticates.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _PARAMETERS: Final = (
     "channel_binding"
 )
 _OF_ANOTHER_SERVICE: Final = (ConnectionError, asyncpg.ConnectionDoesNotExistError, StopForOperator)
-"""Errors by which a login to a server other than PostgreSQL may fail."""
+"""Errors with which a login to a server other than PostgreSQL may fail."""
 _cautioned: set[Address] = set()
-"""Addresses that were warned about: once in the life of the process."""
+"""Addresses for which a warning was logged. The process warns once for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ class _Target:
 
 
 class _OtherTransport(Exception):
-    """The same host may be tried with TLS instead of without, or the reverse. The cause is the
-    failure of the first attempt."""
+    """An attempt failed, and the same host may be tried with TLS instead of without, or the
+    reverse. `__cause__` is the failure of that attempt."""
 
 
 async def log_in(
@@ -104,13 +104,14 @@ async def log_in(
 
 
 def _with_names(hint: str, parameters: Any) -> str:
-    """Return the hint with the role and the database that were used."""
+    """Return the hint with the names of the role and the database that were used."""
     role, database = (quote_identifier(name) for name in (parameters.user, parameters.database))
     return hint.replace("<role>", role).replace("<database>", database)
 
 
 def _prefix(error: BaseException, address: Address, dsn: str) -> str:
-    """Return the beginning of an error's hint if the DSN suggests what was meant; else ""."""
+    """Return the beginning of a hint about a likely mistake in the DSN (localhost in a container,
+    or no database), or ""."""
     if isinstance(error, ConnectionRefusedError) and not isinstance(address, str):
         return where_local_is(address[0])
     return unnamed_database(dsn) if isinstance(error, asyncpg.InvalidCatalogNameError) else ""
@@ -119,8 +120,8 @@ def _prefix(error: BaseException, address: Address, dsn: str) -> str:
 async def _unless_other_service(
     attempt: Coroutine[Any, Any, asyncpg.Connection], address: Address, place: str
 ) -> asyncpg.Connection:
-    """Return the result of `attempt`, or raise an error that names the service as soon as it is
-    known not to be PostgreSQL."""
+    """Return the result of `attempt`, or raise an error that names the service at the address as
+    soon as it is known not to be PostgreSQL."""
     if isinstance(address, str):
         return await attempt
     logging_in = asyncio.create_task(attempt)
@@ -141,8 +142,8 @@ async def _unless_other_service(
 
 
 def _may_be_of_another_service(error: BaseException | None) -> bool:
-    """Return whether another service may have caused the error. If nothing listens there, there is
-    none."""
+    """Return whether a service other than PostgreSQL may have caused the error. If the connection
+    was refused, there is no service."""
     return isinstance(error, _OF_ANOTHER_SERVICE) and not isinstance(error, ConnectionRefusedError)
 
 
@@ -154,8 +155,8 @@ def shown(address: Address) -> str:
 
 
 def _joined(failures: list[WalgateError]) -> WalgateError:
-    """Return one error for several hosts. The one that is retried soonest decides how long to
-    wait."""
+    """Return one error for several hosts. The host that is to be retried soonest determines how
+    long to wait."""
     if len(failures) == 1 or isinstance(failures[-1], StopForOperator):
         return failures[-1]
     kind = Retry if any(isinstance(failure, Retry) for failure in failures) else RetrySlowly
@@ -229,8 +230,8 @@ async def _connect(address: Address, target: _Target, place: str) -> asyncpg.Con
 async def _attempt(
     address: Address, parameters: Any, target: _Target, place: str, *, may_change: bool
 ) -> asyncpg.Connection:
-    """Connect in one way. Raises _OtherTransport if `may_change` and the failure may be due to this
-    transport."""
+    """Connect with or without TLS, as `parameters` says. Raises _OtherTransport if `may_change` is
+    true and the failure may be due to this choice."""
     loop = asyncio.get_running_loop()
     admitted: asyncio.Future[Any] = loop.create_future()
 

@@ -119,7 +119,7 @@ LEFT JOIN LATERAL (
         SELECT FROM pg_catalog.pg_publication_namespace AS s WHERE s.pnpubid = p.oid AND s.pnnspid = c.relnamespace)
 ) AS chosen ON true
 """
-# For given relations: what is published of a table depends on the table and its ancestors.
+# Conditions for given relations. A table's publication depends only on the table and its ancestors.
 _OF_FAMILY: Final = """AND c.oid IN (
         SELECT pg_catalog.unnest($2::oid[]) UNION ALL SELECT ancestor FROM part_of WHERE relid = ANY ($2::oid[]))"""
 _OF_WANTED: Final = "AND c.oid = ANY ($2::oid[])"
@@ -127,8 +127,8 @@ _NOTHING_CHOSEN: Final = "CROSS JOIN (SELECT NULL::int2[] AS attnums, NULL::text
 
 
 def relation_query(major_version: int, *, of_some: bool = False) -> str:
-    """Return a query with one row for each table of each publication named in $1. `of_some`: only
-    for tables whose oids are in $2."""
+    """Return a query with one row for each table of each publication named in $1. With `of_some`,
+    it returns only tables whose oids are in $2."""
     has_lists = major_version >= 15
     return _RELATION_QUERY.format(
         named_by_schema=_NAMED_BY_SCHEMA if has_lists else "",
@@ -144,7 +144,8 @@ _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 async def published_tables(
     sql: asyncpg.Connection, names: Sequence[str], limit: int, *, excluded: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
-    """Return (schema, table) of the first `limit` tables by name. Raises classified errors."""
+    """Return (schema, table) of the first `limit` published tables in the order of their names,
+    without excluded ones. Raises classified errors."""
     query = "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY($1) ORDER BY 1, 2"
     try:
         rows = await sql.fetch(query, list(names))
@@ -153,9 +154,10 @@ async def published_tables(
     return [(row[0], row[1]) for row in rows if not is_table(f"{row[0]}.{row[1]}", excluded)][:limit]
 
 
-# `$1`: publications, `$2`: tables. Returns each table that is listed in one of them, itself, by its
-# schema, or by a table that it is a partition of, with the transaction that listed it first. Under
-# FOR ALL TABLES there are none, as all rows that a table ever held were sent.
+# `$1` has publications, and `$2` tables. The query returns each table that is listed in one of the
+# publications, with the transaction that first listed it. A table may be listed itself, by its
+# schema, or by a table of which it is a partition. With FOR ALL TABLES, no table is returned, as
+# all rows that a table ever held were sent.
 _LISTED: Final = """
 SELECT t.relid::int8, (array_agg(l.xmin ORDER BY pg_catalog.age(l.xmin) DESC))[1]::text AS listed_in
 FROM unnest($2::oid[]) AS t (relid)
@@ -178,19 +180,19 @@ _HELD_ROWS: Final = """
 SELECT EXISTS (SELECT FROM {table} AS t WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid))
 """
 MOST_ASKED: Final = 100
-"""Maximum number of tables to query, one after the other, within the periodic check."""
+"""The maximum number of tables to query, one after the other, within the periodic check."""
 MOST_ASKED_S: Final = 5.0
-"""Maximum time for that."""
+"""The maximum time in seconds for these queries."""
 
 
 async def tables_that_held_rows(
     sql: asyncpg.Connection, names: Sequence[str], relations: Sequence[PublishedRelation]
 ) -> list[str]:
-    """Return those of `relations` that have rows from before they were listed in a publication of
-    `names`: PostgreSQL does not send these rows.
+    """Return the names of those `relations` that have rows from before they were listed in a
+    publication of `names`. PostgreSQL does not send these rows.
 
-    A table about which this cannot be found out soon (privileges, locks, size, too many others) is
-    omitted. Raises classified errors.
+    A table is omitted if the query cannot be answered soon (because of privileges, locks, size or
+    too many other tables). Raises classified errors.
     """
     until = time.monotonic() + MOST_ASKED_S
     by_schema = _LISTED_BY_SCHEMA if sql.get_server_version().major >= 15 else ""
@@ -220,8 +222,7 @@ async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, liste
 def parse_publications(
     publications: Sequence[dict[str, Any]], relations: Sequence[dict[str, Any]], excluded: Sequence[str] = ()
 ) -> dict[str, PublicationFacts]:
-    """Return the facts by name; names that do not exist are omitted. `excluded`: patterns of
-    source.excluded_tables."""
+    """Return the facts by publication. `excluded` has the patterns of source.excluded_tables."""
     sent: dict[str, list[PublishedRelation]] = {}
     left_out: dict[str, list[PublishedRelation]] = {}
     for entry in relations:
@@ -266,8 +267,9 @@ async def publication_facts(
     *,
     excluded: Sequence[str] = (),
 ) -> dict[str, PublicationFacts]:
-    """Return the facts by name; names that do not exist are omitted. `relation_oids`: omit all
-    other relations; `excluded`: patterns of excluded tables. Raises classified errors."""
+    """Return the facts by publication; names that do not exist are omitted. If `relation_oids` is
+    given, all other relations are omitted. `excluded` has the patterns of excluded tables. Raises
+    classified errors."""
     arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
     try:
         # One PostgreSQL snapshot, so that no table is seen without its publication.
@@ -283,8 +285,8 @@ async def publication_facts(
 
 
 class PublicationLoader:
-    """A loader that repeats `publication_facts` for the same names. Facts that have not changed do
-    not load the event loop."""
+    """A loader that repeats `publication_facts` for the same names. Facts that have not changed are
+    not fetched again, so they do not load the event loop."""
 
     def __init__(self, names: Sequence[str], excluded: Sequence[str] = ()) -> None:
         self._names = list(names)
@@ -295,7 +297,7 @@ class PublicationLoader:
         self._facts: dict[str, PublicationFacts] = {}
 
     async def facts(self, sql: asyncpg.Connection) -> dict[str, PublicationFacts]:
-        """Return the facts by name; names that do not exist are omitted. Raises classified
+        """Return the facts by publication; names that do not exist are omitted. Raises classified
         errors."""
         async with self._turn:
             try:
@@ -334,8 +336,8 @@ _NEVER_FAIL: Final = (
     *("isfinite", "jsonb_exists", "jsonb_contains", "jsonb_contained", "array_length", "cardinality"),
     *("arrayoverlap", "arraycontains", "arraycontained", "bool", "booland_statefunc", "text"),
 )
-"""Functions that are not marked leakproof, but fail for no value of a row. (The pattern of a LIKE
-is usually a constant.)"""
+"""Functions that are not marked leakproof, but do not fail for any value of a row. (The pattern of
+a LIKE is usually a constant.)"""
 
 
 async def filters_that_can_fail(
@@ -364,8 +366,8 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class AS c WHERE c.oid = $1::oid) AS is
 
 @dataclass(frozen=True, slots=True)
 class Descent:
-    """The tables that a relation is a partition of. `follows_root`: the relation that was announced
-    before it is partitioned."""
+    """The tables of which a relation is a partition. `follows_root` means that the relation
+    announced just before this one is partitioned."""
 
     exists: bool
     ancestors: tuple[int, ...]
@@ -373,8 +375,8 @@ class Descent:
 
 
 async def descent_of(sql: asyncpg.Connection, relation_oid: int, previous_oid: int) -> Descent:
-    """Return the ancestors of a relation. Its cost does not depend on the number of published
-    tables. Raises classified errors."""
+    """Return the ancestors of a relation. The cost of the query does not depend on the number of
+    published tables. Raises classified errors."""
     try:
         row = await sql.fetchrow(_DESCENT, relation_oid, previous_oid)
     except DRIVER_ERRORS as error:

@@ -1,17 +1,17 @@
-"""A buffer for bytes from the server, until whole messages can be taken. Pure: no socket, no event
-loop.
+"""A buffer for bytes from the server, until whole messages can be taken. This module uses neither a
+socket nor an event loop.
 
 The buffer holds, in this order: whole CopyData frames that wait to be taken, then the beginning of
 one message that is still arriving, then free space. Messages other than CopyData are passed to
 `on_control` as soon as they are whole, and do not remain. A keepalive remains, because its place in
-the stream has a meaning, but `on_keepalive` is called at once: the reader may be waiting for Kafka
-while the server waits for an answer.
+the stream has a meaning. But `on_keepalive` is called at once, because the reader may be waiting
+for Kafka while the server waits for an answer.
 
-Frames are found once, here: `take` returns the bytes, and where the frames are in them.
+Frames are found only here: `take` returns the bytes, and where the frames are in them.
 
 A row larger than `largest_row` or a logical message larger than `largest_message` is not held. Its
-header contains its length, so it is a drained frame of its first bytes, and the rest is dropped as
-it arrives. PostgreSQL sends up to 1 GB in one frame, and any user can make it do so
+header contains its length, so a drained frame with its first bytes is noted at once, and the rest
+is dropped as it arrives. PostgreSQL sends up to 1 GB in one frame, and any user can make it do so
 (`pg_logical_emit_message`).
 """
 
@@ -36,10 +36,10 @@ from gateway.postgres.copy_frames import (
 )
 
 CAPACITY: Final = 1 << 18
-"""Bytes that are taken at once and processed before Kafka is served again: with 1 MB the broker's
-answers waited 60 ms for their turn, at each of the eight steps of a Kafka transaction."""
-# Reading stops before a receive would become so small that the system call costs more than copying
-# its bytes.
+"""The number of bytes that are taken at once and processed before Kafka is served again. With 1 MB,
+the broker's answers would wait 60 ms at each of the eight steps of a Kafka transaction."""
+# Reading stops when so little space is left that the system call would cost more than copying the
+# bytes received.
 _LEAST_SPACE: Final = 16 << 10
 # PostgreSQL allocates at most 1 GB - 1 for one message (MaxAllocSize in memutils.h).
 _LARGEST: Final = 1 << 30
@@ -47,8 +47,8 @@ _LARGEST: Final = 1 << 30
 LARGEST_ROW: Final = 64 << 20
 LARGEST_MESSAGE: Final = 16 << 20
 HEAD_BYTES: Final = 4096
-"""Bytes that are kept of a drained payload: xid and relation oid of a row, flags and prefix of a
-logical message."""
+"""The number of bytes that are kept of a drained payload. They contain the xid and relation oid of
+a row, or the flags and prefix of a logical message."""
 
 _HEADER: Final = struct.Struct("!BiB")
 _FRAME: Final = struct.Struct("!BiBQ")
@@ -58,8 +58,8 @@ _DRAINED_BYTES: Final = PAYLOAD_AT + HEAD_BYTES
 
 
 class ReceiveBuffer:
-    """A buffer of whole frames and the message that is arriving. `on_control(kind, body)` returns
-    False to end the stream there: what follows is dropped.
+    """A buffer of whole frames and the message that is arriving. If `on_control(kind, body)`
+    returns False, the stream ends after that message, and what follows is dropped.
 
     `add` raises FrameError. A message larger than `capacity` makes the buffer grow by doubling as
     its bytes arrive, up to its length; the buffer shrinks back when that message is taken. Rows and
@@ -93,28 +93,28 @@ class ReceiveBuffer:
 
     @property
     def complete_bytes(self) -> int:
-        """Number of bytes that `take` would return now."""
+        """The number of bytes that `take` would return now."""
         return self._complete
 
     @property
     def partial_bytes(self) -> int:
-        """Number of bytes that have arrived of a message that is not whole."""
+        """The number of bytes that have arrived of a message that is not whole."""
         return self._filled - self._complete
 
     @property
     def holds_data(self) -> bool:
-        """The buffer holds a whole frame that is not a keepalive."""
+        """Whether the buffer holds a whole frame that is not a keepalive."""
         return any(kind != KEEPALIVE for kind, *_ in self._frames)
 
     @property
     def is_full(self) -> bool:
-        """Reading should pause until `take` is called: little space is left, and there is something
-        to take."""
+        """Whether reading should pause until `take` is called, because little space is left and
+        there is something to take."""
         return self._complete > 0 and len(self._view) - self._filled < min(_LEAST_SPACE, self._capacity // 2)
 
     def space(self) -> memoryview:
-        """Return the memory to receive into: never empty, and valid until the next call of any
-        method."""
+        """Return the memory into which to receive. It is never empty, and is valid until the next
+        call of any method."""
         if self._filled == len(self._view):
             grown = memoryview(bytearray(max(len(self._view) + 1, min(2 * len(self._view), self._wanted()))))
             grown[: self._filled] = self._view[: self._filled]
@@ -138,8 +138,8 @@ class ReceiveBuffer:
             pass
 
     def take(self) -> Received:
-        """Remove the whole frames from the buffer and return them. They are copied once, so that
-        the reader can slice memory that does not change."""
+        """Remove the whole frames from the buffer and return them. The frames are copied once, so
+        that the reader can slice memory that does not change."""
         view, complete = self._view, self._complete
         data = bytes(view[:complete])
         rest = self._filled - complete
@@ -199,8 +199,8 @@ class ReceiveBuffer:
             raise FrameError("message", 1, f"a length from 4 to {_LARGEST}", str(length))
 
     def _drain(self, position: int, length: int, lsn: int) -> bool:
-        """Note the frame at `position`, which is not whole, as a drained one if it is too large and
-        what is kept of it is here; return whether it was."""
+        """Note the incomplete frame at `position` as a drained one if it is too large and the bytes
+        to keep have arrived. Return whether it was noted."""
         self._check_length(length)
         view, start, end = self._view, position + PAYLOAD_AT, position + _DRAINED_BYTES
         if self._filled < end:
@@ -219,7 +219,8 @@ class ReceiveBuffer:
         return True
 
     def _drop(self) -> None:
-        """Remove from the buffer what has arrived of a drained frame's rest, at `_complete`."""
+        """Remove from the buffer, at `_complete`, the bytes that have arrived of the rest of a
+        drained frame."""
         dropped = min(self._draining, self._filled - self._complete)
         rest = self._filled - self._complete - dropped
         view, start = self._view, self._complete

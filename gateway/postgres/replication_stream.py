@@ -8,8 +8,8 @@
     FAILED    `_failure` holds the reason, transport aborted     final
 
 FAILED is final: after any failure, a new connection starts from the durable position. Frames that
-were whole before the failure are still given to the reader; nothing that came after an error or a
-warning from the server is.
+were whole before the failure are still given to the reader. Nothing that follows an error, or a
+notice that ends the stream, is given to the reader.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gateway.postgres.start_replication import start_command, temporary_slot_com
 from gateway.startup.facts import SystemIdentity
 from schemas.lsn import Lsn
 
-# Parameters that the text form of values depends on, as far as the server reports them (PostgreSQL
+# Those parameters on which the text form of values depends and which the server reports (PostgreSQL
 # manual, 54.2.7).
 PINNED_REPORTS: Final = {"client_encoding": "UTF8", "DateStyle": "ISO", "IntervalStyle": "iso_8601", "TimeZone": "UTC"}
 _TERMINATE: Final = b"X\x00\x00\x00\x04"
@@ -46,8 +46,8 @@ class State(enum.Enum):
 
 
 class ReplicationStream(asyncio.BufferedProtocol):
-    """The protocol of a replication connection, made by `connect_replication`. One task reads and
-    one sends standby status.
+    """The protocol of a replication connection, which `connect_replication` makes. One task reads,
+    and another one sends standby status.
 
     `place` names the connection in errors. All errors are WalgateErrors, classified by what happens
     next.
@@ -84,7 +84,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
     # Called by the session
 
     async def identify(self, timeout_s: float = 30.0) -> SystemIdentity:
-        """Run IDENTIFY_SYSTEM; only before `start`."""
+        """Run IDENTIFY_SYSTEM. Only call this before `start`."""
         identifier, timeline, flush_lsn, database = await self._one_row("IDENTIFY_SYSTEM", 4, timeout_s)
         try:
             return SystemIdentity(identifier, int(timeline), Lsn.parse(flush_lsn), database or None)
@@ -92,14 +92,14 @@ class ReplicationStream(asyncio.BufferedProtocol):
             raise FrameError("IDENTIFY_SYSTEM", 0, "a timeline and an LSN", "something else") from error
 
     async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
-        """Run TIMELINE_HISTORY; only before `start`. Timeline 1 has none (58P01). The result is for
-        `check_promotion` in gateway/startup/timeline_checks.py."""
+        """Run TIMELINE_HISTORY. Only call this before `start`. Timeline 1 has no history (58P01).
+        The result is for `check_promotion` in gateway/startup/timeline_checks.py."""
         return (await self._one_row(f"TIMELINE_HISTORY {int(timeline)}", 2, timeout_s))[1]
 
     async def create_temporary_slot(self, name: str, timeout_s: float = 3600.0) -> Lsn:
-        """Run CREATE_REPLICATION_SLOT ... TEMPORARY; only before `start`. Return the slot's
-        consistent point. The slot is dropped with this connection. The server waits for the end of
-        every open transaction that has written."""
+        """Run CREATE_REPLICATION_SLOT ... TEMPORARY, and return the slot's consistent point. Only
+        call this before `start`. The slot is dropped when this connection ends. The server waits
+        for the end of every open transaction that has written."""
         return Lsn.parse((await self._one_row(temporary_slot_command(name), 4, timeout_s))[1])
 
     async def start(
@@ -112,8 +112,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
         on_notice: Callable[[ServerMessage], None] | None = None,
         tolerates_left_out: Callable[[], bool] | None = None,
     ) -> None:
-        """Run START_REPLICATION; return when the server has agreed, which it does before it reads
-        any WAL.
+        """Run START_REPLICATION. Return when the server has accepted the command, which happens
+        before it reads any WAL.
 
         `on_notice` is called with warnings from the server that do not affect what is sent.
         `tolerates_left_out` is called when a publication is missing: if it returns true, the stream
@@ -128,10 +128,10 @@ class ReplicationStream(asyncio.BufferedProtocol):
         await self._until(lambda: self._agreed, timeout_s)
 
     async def read(self) -> Received:
-        """Wait for at least one whole CopyData frame; return all that are here.
+        """Wait for at least one whole CopyData frame; return all whole frames that have arrived.
 
-        Raises the error that ended the stream, again at each call. May be cancelled: nothing is
-        lost.
+        Raises the error that ended the stream, at each call. A call may be cancelled; nothing is
+        then lost.
         """
         while not self._receive_buffer.complete_bytes:
             if self._failure is not None:
@@ -151,13 +151,14 @@ class ReplicationStream(asyncio.BufferedProtocol):
             self._transport.write(standby_status(received_lsn, flush_lsn, time.time(), reply_requested=reply_requested))
 
     def silence_s(self) -> float:
-        """Return the seconds since anything arrived; 0 while reading is paused, as the silence is
-        then caused by this side."""
+        """Return the seconds since anything arrived, or 0 while reading is paused, as this side
+        then causes the silence."""
         return 0.0 if self._paused else self._clock() - self._arrived_at
 
     @property
     def is_paused(self) -> bool:
-        """The buffer is full: the reader is slower than the server."""
+        """Whether reading is paused because the buffer is full: the reader is slower than the
+        server."""
         return self._paused
 
     @property
@@ -175,7 +176,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._wake()
 
     async def close(self) -> None:
-        """Send Terminate and wait, for a second at most, until the connection is closed. May be
+        """Send Terminate, and wait at most a second until the connection is closed. This may be
         called at any time."""
         if self._failure is None:
             self._failure = Retry(f"{self._place}: closed by the gateway")
@@ -240,7 +241,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
             self.on_reply_request()
 
     def _control(self, kind: int, body: bytes) -> bool:
-        """Act on one whole message. Return False to end the stream there, see `ReceiveBuffer`."""
+        """Act on one whole message. Return False to end the stream after it (see
+        `ReceiveBuffer`)."""
         try:
             error = self._handle(chr(kind), body)
         except FrameError as wrong:
@@ -250,7 +252,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return error is None
 
     def _handle(self, kind: str, body: bytes) -> WalgateError | None:
-        """Act on one message; return the error that it means, if any."""
+        """Act on one message; return the error that it causes, if any."""
         match kind, self._state:
             case "E", (State.STARTING | State.COPYING):
                 said = parse_server_message(body)
@@ -301,7 +303,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
     # Queries and waiting
 
     async def _one_row(self, command: str, column_count: int, timeout_s: float) -> list[str]:
-        """Return the row that answers a replication command; NULL becomes empty."""
+        """Run a replication command and return its one row, with "" for NULL."""
         self._send_query(command, State.QUERY, command)
         await self._until(lambda: self._state is State.READY, timeout_s)
         if [len(row) for row in self._rows] != [column_count]:
@@ -357,7 +359,8 @@ def check_report(name: str, value: str, place: str) -> WalgateError | None:
 
 
 def _data_row(body: bytes) -> tuple[bytes | None, ...]:
-    """Parse a DataRow: Int16 count, then for each column Int32 length (-1: null) and the bytes."""
+    """Parse a DataRow: an Int16 count, then for each column an Int32 length (-1 for NULL) and the
+    bytes."""
     columns: list[bytes | None] = []
     try:
         (count,) = struct.unpack_from("!h", body)

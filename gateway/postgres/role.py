@@ -1,4 +1,4 @@
-"""Facts about the login: what its role may do, and which server answers."""
+"""Facts about the login: what its role may do, and to which kind of server it connects."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ SELECT jsonb_build_object(
                  WHERE s.name LIKE ANY (ARRAY['rds.%', 'cloudsql.%', 'alloydb.%', 'azure.%'])))
 FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
-# Published columns, and those of row filters, which pg_depend lists. Before PostgreSQL 15 every
-# column that is not generated is published.
+# Tables on which the role has no SELECT. `lacks_columns` means that it also lacks SELECT on a
+# column that is published, or that a row filter uses (pg_depend lists these). Before PostgreSQL 15,
+# every column that is not generated is published.
 _PARTLY_GRANTED: Final = """
 SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename) AS name, t.schemaname, t.tablename,
        c.oid AS relid,
@@ -92,8 +93,8 @@ _PROVIDERS: Final = {"rds": "aws", "cloudsql": "google", "alloydb": "google", "a
 async def role_facts(
     sql: asyncpg.Connection, publications: Sequence[str], *, excluded: Sequence[str] = ()
 ) -> RoleFacts:
-    """Return the facts of the current role. `excluded`: patterns of tables that need not be read.
-    Raises classified errors."""
+    """Return the facts about the current role. `excluded` has the patterns of tables that need not
+    be read. Raises classified errors."""
     try:
         begun = time.time()
         row = json.loads(await sql.fetchval(_QUERY))
@@ -128,6 +129,7 @@ async def role_facts(
 
 
 def _named(rows: Sequence[asyncpg.Record], excluded: Sequence[str]) -> tuple[str, ...]:
-    """Return the first names of rows of (name to show, schema, table), without excluded tables."""
+    """Return the first names of `rows`, which have (name to show, schema, table), without excluded
+    tables."""
     names = (row[0] for row in rows if not is_table(f"{row[1]}.{row[2]}", excluded))
     return tuple(dict.fromkeys(names))[:_NAMED]

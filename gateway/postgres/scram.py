@@ -1,9 +1,9 @@
 """The client's side of SCRAM-SHA-256 and SCRAM-SHA-256-PLUS (RFC 5802, RFC 7677; PostgreSQL manual,
 54.3 SASL Authentication).
 
-asyncpg knows only the former. PLUS binds the proof to the server's certificate (RFC 5929,
-tls-server-end-point), so that a man in the middle, who has another certificate, cannot pass it on,
-even if the client does not verify that certificate. Pure: no socket.
+asyncpg only knows SCRAM-SHA-256. PLUS binds the proof to the server's certificate (RFC 5929,
+tls-server-end-point). A man in the middle has another certificate, and so cannot pass the proof on,
+even if the client does not verify certificates. This module uses no socket.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ PLUS: Final = "SCRAM-SHA-256-PLUS"
 
 _NONCE_BYTES: Final = 18
 MOST_ITERATIONS: Final = 2_000_000
-"""About a second of computing. PostgreSQL's default is 4,096 (scram_iterations); without a limit, a
-server could demand hours of computing."""
+"""A limit that takes about a second of computing. PostgreSQL's default is 4,096 (scram_iterations);
+without a limit, a server could demand hours of computing."""
 
 _HASHES: Final = {
     "2a864886f70d010104": "sha256",  # md5WithRSA; RFC 5929: MD5 and SHA-1 count as SHA-256
@@ -38,8 +38,8 @@ _HASHES: Final = {
     "2a8648ce3d040303": "sha384",
     "2a8648ce3d040304": "sha512",
 }
-"""Object identifier of the signature algorithm (RFC 8017, RFC 5758) -> its hash. The identifiers of
-RSASSA-PSS and EdDSA do not determine the hash."""
+"""The hash of each signature algorithm, by the algorithm's object identifier (RFC 8017, RFC 5758).
+The identifiers of RSASSA-PSS and EdDSA do not determine a hash."""
 
 
 class ScramError(Exception):
@@ -48,8 +48,8 @@ class ScramError(Exception):
 
 
 class Scram:
-    """A SCRAM exchange. `binding`: `certificate_hash` of the server's certificate; None without
-    TLS, or if there is no such hash. `user` may stay empty: PostgreSQL takes it from the startup
+    """A SCRAM exchange. `binding` is the `certificate_hash` of the server's certificate, or None
+    without TLS or without such a hash. `user` may stay empty: PostgreSQL takes it from the startup
     message."""
 
     def __init__(
@@ -93,7 +93,7 @@ class Scram:
         return f"{without_proof},p={base64.b64encode(proof).decode()}".encode()
 
     def verify(self, server_final: bytes) -> None:
-        """Raise ScramError unless the server proved that it knows the password too."""
+        """Raise ScramError unless the server has proved that it, too, knows the password."""
         fields = _fields(server_final)
         if "e" in fields:
             raise ScramError(f"the server reported the error {fields['e'][:80]}")
@@ -102,8 +102,8 @@ class Scram:
 
 
 def certificate_hash(certificate: bytes) -> bytes | None:
-    """Return the hash of a DER certificate that PLUS binds to, by the algorithm of its signature.
-    None if that algorithm determines no hash."""
+    """Return the hash of a DER certificate to which PLUS binds the proof. The signature algorithm
+    determines the hash function; return None if it does not."""
     try:
         start, _ = _content(certificate, 0)
         _, end_of_signed = _content(certificate, start)
@@ -116,8 +116,8 @@ def certificate_hash(certificate: bytes) -> bytes | None:
 
 
 def saslprep(password: str) -> str:
-    """Prepare a password by RFC 4013; one that it does not allow is returned unchanged
-    (`pg_saslprep` in saslprep.c)."""
+    """Prepare a password as in RFC 4013. A password that the RFC does not allow is returned
+    unchanged, as by `pg_saslprep` in saslprep.c."""
     if password.isascii():
         return password
     mapped = "".join(

@@ -1,4 +1,4 @@
-"""Facts about the server and the database, by one query for all versions."""
+"""Facts about the server and the database, read with one query for all versions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from gateway.postgres.slot import slot_facts
 from gateway.startup.facts import Facts, ServerFacts
 from schemas.lsn import Lsn
 
-# current_setting returns no unit, pg_settings does; names that this version lacks are just absent.
+# These are read from pg_settings, because current_setting returns no unit. Names that a version
+# lacks are absent from the result.
 _SETTINGS: Final = (
     "server_version_num",
     "wal_level",
@@ -31,7 +32,7 @@ _SETTINGS: Final = (
 )
 # REPACK (CONCURRENTLY) of PostgreSQL 19 has slots of its own (max_repack_replication_slots), in the
 # same view. A standby cannot name its current WAL file, and after a promotion pg_control_checkpoint
-# shows the old timeline until the next checkpoint: its timeline is good enough for a first
+# shows the old timeline until the next checkpoint. A timeline from there is good enough for a first
 # position, but not for a comparison.
 SERVER_QUERY: Final = """
 SELECT jsonb_build_object(
@@ -107,10 +108,10 @@ async def load_facts(
     *,
     excluded: Sequence[str] = (),
 ) -> Facts:
-    """Return the facts of publications, slot and server. The server is queried last: its end of the
-    WAL must not be older than the slot's LSNs. A `PublicationLoader` is for callers that repeat
-    this: its first query costs more, and it has its own patterns of excluded tables. `excluded`:
-    patterns of excluded tables."""
+    """Return the facts about publications, slot and server. The server is queried last, because its
+    end of WAL must not be older than the slot's LSNs. A `PublicationLoader` is for callers that
+    repeat this: its first query costs more. It has its own patterns of excluded tables; otherwise,
+    `excluded` has them. Raises classified errors."""
     if isinstance(publications, PublicationLoader):
         publications_now = await publications.facts(sql)
     else:
@@ -119,8 +120,8 @@ async def load_facts(
     return Facts(await server_facts(sql), slot_now, publications_now, moment)
 
 
-# On a primary, the end of the WAL that its last crash recovery replayed; null if it was shut down
-# cleanly before it started.
+# On a primary, the LSN is the end of the WAL that the last crash recovery replayed. It is null if
+# the server was shut down cleanly before its last start.
 _RECOVERY_QUERY: Final = """
 SELECT pg_catalog.pg_postmaster_start_time()::text,
        CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() END::text
@@ -129,8 +130,8 @@ SELECT pg_catalog.pg_postmaster_start_time()::text,
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The last crash recovery of a server. After the crash of one of its processes the start time
-    is the same as before, and the LSN differs."""
+    """The last crash recovery of a server. After the crash of one server process, the start time is
+    unchanged and the LSN differs."""
 
     started_at: str
     replayed_lsn: str

@@ -1,5 +1,5 @@
-"""ErrorResponse and NoticeResponse: fields of (code byte, C string), ended by a zero byte
-(PostgreSQL manual, 54.8)."""
+"""Parse ErrorResponse and NoticeResponse, which have fields of a code byte and a C string, and end
+with a zero byte (PostgreSQL manual, 54.8)."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ class ServerMessage:
 
     @property
     def change_lsn(self) -> Lsn:
-        """LSN of the change that the server was decoding (output_plugin_error_callback in
+        """The LSN of the change that the server was decoding (output_plugin_error_callback in
         logical.c); 0 if unknown."""
         found = _LSN.search(self.context)
         return Lsn.parse(found[0]) if found else Lsn(0)
 
     def __str__(self) -> str:
-        """Return the text for logs and errors. Texts that may quote a row's values are omitted:
-        they are in the server's log."""
+        """Return the text for logs and errors. Texts that may quote a row's values are omitted; the
+        server's log has them."""
         if self.sqlstate.startswith(_QUOTES_VALUES) and self.sqlstate != "22023":
             condition = asyncpg.PostgresError.get_message_class_for_sqlstate(self.sqlstate).__name__
             place = f" in {self.routine}" if self.routine else ""

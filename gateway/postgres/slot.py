@@ -1,4 +1,4 @@
-"""The replication slot: its facts, its creation, and how it is advanced and dropped."""
+"""Create, query, advance and drop the replication slot."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from schemas.lsn import Lsn
 _ADVANCE = "SELECT pg_catalog.pg_replication_slot_advance($1, $2::text::pg_lsn)"
 _CREATION_TIMEOUT_S = 3600.0
 DECODING_TIMEOUT_S = 86_400.0
-"""Time limit for decoding from where the slot's oldest transaction began: this may be the whole
-backlog, which takes hours."""
+"""The time limit for decoding from the beginning of the slot's oldest transaction. The server may
+have to read the whole backlog, which takes hours."""
 # As JSON, because the columns depend on the version: a missing one reads as null.
 SLOT_QUERY = """
 SELECT to_jsonb(s) || jsonb_build_object('sync_state', (
@@ -51,7 +51,7 @@ def _lsn(text: str | None) -> Lsn | None:
 
 
 async def slot_facts(sql: asyncpg.Connection, name: str) -> SlotFacts | None:
-    """Return the facts of the slot; None if it does not exist. Raises classified errors."""
+    """Return the facts about the slot, or None if it does not exist. Raises classified errors."""
     try:
         row = await sql.fetchval(SLOT_QUERY, name)
     except DRIVER_ERRORS as error:
@@ -62,13 +62,14 @@ async def slot_facts(sql: asyncpg.Connection, name: str) -> SlotFacts | None:
 async def create_slot(
     sql: asyncpg.Connection, name: str, *, version_num: int, two_phase: bool = False, failover: bool = False
 ) -> Lsn:
-    """Create a permanent logical slot; return its consistent point, from which on it sends
-    everything that commits.
+    """Create a permanent logical slot; return its consistent point. The slot sends everything that
+    commits after this point.
 
     The server waits, for up to an hour, for the end of every open transaction that has written.
     Raises classified errors: Retry if the slot exists (42710), as another gateway may have created
-    it. Earlier checks have refused options that the version lacks: failover before 17; two_phase
-    before 15, as 14 has such slots, but no pgoutput that sends them.
+    it. Earlier checks have refused options that the version lacks: failover before 17, and
+    two_phase before 15. Version 14 has slots with two_phase, but its pgoutput does not send
+    prepared transactions.
     """
     checked_slot(name)
     query = "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2, false, $3"
@@ -83,9 +84,10 @@ async def create_slot(
 
 
 async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None:
-    """Give up what commits before `end_lsn`. The slot is advanced twice: the first time confirms,
-    and notes one place from which decoding can begin again; the second finds the newest. The server
-    reads all WAL from restart_lsn on before it returns. Raises classified errors."""
+    """Give up the changes that commit before `end_lsn`. The slot is advanced twice: the first call
+    confirms the LSN and notes one place from which decoding can begin again, and the second finds
+    the newest such place. The server reads all WAL from restart_lsn on before it returns. Raises
+    classified errors."""
     try:
         for _ in range(2):
             await sql.execute(_ADVANCE, name, str(end_lsn), timeout=DECODING_TIMEOUT_S)

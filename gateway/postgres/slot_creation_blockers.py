@@ -1,5 +1,5 @@
-"""The sessions that delay the creation of the slot: PostgreSQL waits for the end of every
-transaction that was open and has written."""
+"""Find the transactions that delay the creation of the slot: PostgreSQL waits for the end of every
+open transaction that has written."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ log = structlog.get_logger()
 
 ASK_INTERVAL_S: Final = 2.0
 # A prepared transaction has no process: pg_blocking_pids returns 0 for each, so the oldest ones are
-# shown instead. Without pg_read_all_stats only process and user of another role's session are
-# visible.
+# shown instead. Without pg_read_all_stats, only the process ID and the user of another role's
+# session are visible.
 _QUERY: Final = """
 SELECT b.pid, a.usename::text, coalesce(a.application_name, ''), coalesce(a.state, ''),
        extract(epoch FROM statement_timestamp() - a.xact_start)::float8,
@@ -40,8 +40,8 @@ SELECT * FROM (
 
 @dataclass(frozen=True, slots=True)
 class SlotCreationBlocker:
-    """A transaction that another session waits for. None means unknown or not visible to our role.
-    If `gid` is set, the transaction is prepared and `pid` is 0."""
+    """A transaction for which another session waits. None means unknown or not visible to the
+    gateway's role. If `gid` is set, the transaction is prepared and `pid` is 0."""
 
     pid: int
     user: str | None
@@ -67,8 +67,7 @@ def _ago(seconds: float | None) -> str:
 
 
 async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[SlotCreationBlocker, ...]:
-    """Return the transactions that a session waits for; none if it does not wait for a transaction.
-    Raises classified errors."""
+    """Return the transactions for which a session waits, if any. Raises classified errors."""
     try:
         return tuple(SlotCreationBlocker(*row) for row in await sql.fetch(_QUERY, waiting_pid))
     except DRIVER_ERRORS as error:
@@ -82,9 +81,9 @@ async def naming_blockers(
     wait_for: Callable[[str], None],
     blocked_by: Callable[[tuple[SlotCreationBlocker, ...]], None] = lambda _: None,
 ) -> AsyncIterator[None]:
-    """Report to `wait_for` and `blocked_by` which transactions the body waits for within
-    PostgreSQL, as process `waiting_pid`; log a warning when they change. Uses a connection of its
-    own; its failures do not affect the body."""
+    """Report to `wait_for` and `blocked_by` the transactions for which the body waits within
+    PostgreSQL, as process `waiting_pid`. A warning is logged when they change. A separate
+    connection is used, whose failures do not affect the body."""
     watching = asyncio.create_task(_watch(login, waiting_pid, wait_for, blocked_by))
     try:
         yield

@@ -3,21 +3,21 @@
     written  what has been received: only shown by the server (pg_stat_replication.write_lsn)
     flushed  what is durable in Kafka: the server may forget everything before it
 
-The flush LSN is exactly the highest one given to `acknowledge`. It never decreases and is never
-computed from anything else. gateway/runtime/kafka_transactions.py gives it: the resume LSN of a
+The flush LSN is exactly the highest LSN given to `acknowledge`. It never decreases and is never
+computed from anything else. gateway/runtime/kafka_transactions.py passes the resume LSN of a
 position, once that position is durable in Kafka.
 
-A status is sent at least every third of wal_sender_timeout, from a task of its own that waits for
-nothing else: the server ends a connection that is silent for wal_sender_timeout, even while one
-huge message is being transferred. If the server requests a reply, it gets one at once, but at most
-ten times a second: while it shuts down it asks again after each answer (`WalSndDone` in
-walsender.c; a reader that answered each request got 690,000 keepalives in 32 s).
+A status is sent at least every third of wal_sender_timeout, by a task that waits for nothing else.
+The server ends a connection that is silent for wal_sender_timeout, even while one huge message is
+being transferred. If the server requests a reply, one is sent at once, but at most ten times a
+second. A server that shuts down asks again after each answer (`WalSndDone` in walsender.c; a reader
+that answered each request got 690,000 keepalives in 32 s).
 
 Two conditions end the connection from this side. Silence: nothing has arrived for half of
 `silence_limit_s`, and the server does not answer a request for a reply within the other half.
-Shutdown: the server keeps requesting replies although it gets them, that is, it waits for a flush
-LSN that cannot be given yet. If the flush LSN does not advance for `LEAVE_AFTER_S`, the connection
-is ended, or `pg_ctl stop -m fast` would hang for as long as Kafka is down.
+Shutdown: the server keeps requesting replies although it gets them, because it waits for a flush
+LSN that cannot be reported yet. If the flush LSN does not advance for `LEAVE_AFTER_S`, the
+connection is ended. Otherwise `pg_ctl stop -m fast` would hang for as long as Kafka is down.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class Link(Protocol):
 
     def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None: ...
     def silence_s(self) -> float:
-        """Return the seconds since anything arrived; 0 while reading is paused, as the silence is
-        then caused by this side."""
+        """Return the seconds since anything arrived, or 0 while reading is paused, as this side
+        then causes the silence."""
         ...
 
     def fail(self, error: WalgateError) -> None: ...
 
 
 class StandbyStatus:
-    """Received and flushed LSN of one connection, and the task (`run`) that reports them.
+    """The received and the flushed LSN of one connection, and the task (`run`) that reports them.
 
-    `wal_sender_timeout_s`: the server's setting, 0 if it is off. `silence_limit_s` follows from it
-    unless given.
+    `wal_sender_timeout_s` is the server's setting, 0 if it is off. `silence_limit_s` is derived
+    from this setting unless given.
     """
 
     def __init__(
@@ -90,14 +90,14 @@ class StandbyStatus:
         link.on_reply_request = self.reply_soon
 
     def receive(self, lsn: int) -> None:
-        """Note that everything before `lsn` has been received. A lower LSN than before is
+        """Note that everything before `lsn` has been received. An LSN lower than an earlier one is
         ignored."""
         if lsn > self.received_lsn:
             self.received_lsn = Lsn(lsn)
 
     def acknowledge(self, lsn: int) -> None:
-        """Note that everything before `lsn` is durable in Kafka and in the position topic. A lower
-        LSN than before is ignored."""
+        """Note that everything before `lsn` is durable in Kafka and in the position topic. An LSN
+        lower than an earlier one is ignored."""
         if lsn > self.flush_lsn:
             self.flush_lsn = Lsn(lsn)
             self.receive(lsn)
@@ -109,8 +109,8 @@ class StandbyStatus:
         self._send(self._clock(), ask=False)
 
     def reply_soon(self) -> None:
-        """Answer the server's request for a reply: at once, even before `run` has begun, unless the
-        last status is too recent."""
+        """Answer the server's request for a reply at once, even before `run` has begun. If the last
+        status is too recent, `run` answers later."""
         now = self._clock()
         if now - self._last_request_at > _STORM_GAP_S:
             self._storm_since = now
@@ -146,8 +146,8 @@ class StandbyStatus:
                 pass
 
     def step(self) -> float | None:
-        """Do what is due now. Return the seconds to the next step, unless woken before; None if the
-        connection was ended."""
+        """Do what is due now. Return the seconds until the next step, which may come sooner if the
+        task is woken, or None if the connection was ended."""
         now = self._clock()
         silence_s = self._link.silence_s()
         half_s = self.silence_limit_s / 2
@@ -156,8 +156,8 @@ class StandbyStatus:
         if silence_s < half_s:
             self._asked_at = None
         elif self._asked_at is not None and now - self._asked_at >= half_s:
-            # Counted from our request: if this process was stopped, or started this task late, the
-            # silence was its own.
+            # The time counts from the gateway's request: if this process was stopped, or started
+            # this task late, the silence is not the server's.
             self._link.fail(Retry(f"PostgreSQL has sent nothing for {silence_s:.0f} s, although a reply was requested"))
             return None
         if self._must_leave(now):

@@ -1,8 +1,9 @@
-"""START_REPLICATION and the options of pgoutput, by server version, quoted.
+"""Build the START_REPLICATION command, with quoted names and with the options of pgoutput that the
+server's version has.
 
 The walsender's grammar has no parameters, so everything is quoted here and nowhere else (PostgreSQL
 manual, 54.4 and 54.5; repl_gram.y, and SplitIdentifierString for the list of publications). The
-settings have checked the names already: a name that cannot be quoted raises ValueError.
+names were checked when the settings were read; a name that cannot be quoted raises ValueError.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ _OPTION_NAME = re.compile(r"[a-z_]{1,63}")
 
 
 def protocol_version(version_num: int) -> int:
-    """Return the highest pgoutput protocol of the server: 2 has streaming, 3 adds two-phase, 4 adds
-    LSN and time to aborts."""
+    """Return the highest version of the pgoutput protocol that the server has. Version 2 has
+    streaming, 3 adds two-phase transactions, and 4 adds LSN and time to aborts."""
     return 2 if version_num < 150000 else 3 if version_num < 160000 else 4
 
 
@@ -64,7 +65,7 @@ def start_command(slot: str, start_lsn: Lsn, options: Mapping[str, str]) -> str:
 
 
 def temporary_slot_command(slot: str) -> str:
-    """Return the command in the form of PostgreSQL 14, which newer servers accept too."""
+    """Return the command in the syntax of PostgreSQL 14, which newer servers accept too."""
     return f'CREATE_REPLICATION_SLOT "{checked_slot(slot)}" TEMPORARY LOGICAL pgoutput NOEXPORT_SNAPSHOT'
 
 

@@ -1,5 +1,5 @@
-"""Holders of WAL: the slot itself, open and prepared transactions, other slots. Queried for the
-status."""
+"""Find what retains WAL, for the status: the slot itself, open and prepared transactions, and other
+slots."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from gateway.startup.facts import SlotFacts
 from gateway.startup.synchronous_standby import names_the_gateway
 
 OLD_S: Final = 5.0
-"""A transaction younger than this is not reported."""
+"""A transaction that is younger than this many seconds is not reported."""
 _HELD_LEAST: Final = 64 << 20
-"""Another slot that retains less WAL than this is not reported."""
+"""Another slot that retains less than this many bytes of WAL is not reported."""
 
-# On a standby the end of the WAL is what has been replayed.
+# On a standby, the end of the WAL is the LSN up to which it has been replayed.
 CLOCK_QUERY: Final = """
 SELECT extract(epoch FROM pg_catalog.clock_timestamp())::float8,
        pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                                        ELSE pg_catalog.pg_current_wal_flush_lsn() END, '0/0')::bigint
 """
 # A slot needs the WAL from the start of the oldest transaction that has written, in any database. A
-# transaction that only reads keeps old rows, not WAL. Without pg_read_all_stats only process and
-# xid of another role's session are visible.
+# transaction that only reads keeps old rows, not WAL. Without pg_read_all_stats, only the process
+# ID and the xid of another role's session are visible.
 _HOLDERS: Final = """
 SELECT * FROM (
     SELECT 'transaction', '', a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
@@ -59,7 +59,8 @@ SELECT * FROM (
 
 
 async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, int]:
-    """Return the server's time (Unix, s) and the end of its WAL. Raises classified errors."""
+    """Return the server's Unix time in seconds, and the end of its WAL. Raises classified
+    errors."""
     try:
         row = await sql.fetchrow(CLOCK_QUERY, timeout=timeout_s)
     except DRIVER_ERRORS as error:
@@ -68,7 +69,7 @@ async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, 
 
 
 async def retention_causes(sql: asyncpg.Connection, slot: str) -> tuple[WalRetentionCause, ...]:
-    """Return what keeps the slot's WAL. Raises classified errors."""
+    """Return the transactions and other slots that retain WAL. Raises classified errors."""
     try:
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
     except DRIVER_ERRORS as error:
@@ -110,7 +111,7 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
 
 
 async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
-    """Return the status of the slot; None if it does not exist. Raises classified errors."""
+    """Return the status of the slot, or None if it does not exist. Raises classified errors."""
     slot = await slot_facts(sql, name)
     if slot is None:
         return None
@@ -139,7 +140,8 @@ async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
 
 
 def cause_of(blocker: SlotCreationBlocker, now: float) -> WalRetentionCause:
-    """Return the transaction that the creation of the slot waits for. `now`: Unix seconds."""
+    """Return the cause for a transaction for which the creation of the slot waits. `now` is the
+    Unix time in seconds."""
     return WalRetentionCause(
         kind="prepared" if blocker.gid is not None else "transaction",
         name=blocker.gid or "",

@@ -1,21 +1,22 @@
 """The attribute number (pg_attribute.attnum) of each column of a Relation message.
 
-The stream sends names, and a name may move to another attribute: by RENAME, or by DROP and ADD. The
-catalog has the numbers, but only in its current state: it is read when the message arrives, which
-may be after later ALTER TABLEs.
+The stream contains only the names of columns, and a name may move to another attribute by RENAME,
+or by DROP and ADD. The catalog has the numbers, but only in its current state: it is read when the
+message arrives, perhaps after later ALTER TABLEs.
 
-Usually the columns of a message are the current ones, or the first of them. Otherwise the message
-is older: numbers are assigned in ascending order and never reused, so its columns are the first
-ones of all attributes that were not dropped before its transaction. The catalog row of an attribute
-shows which transaction changed or dropped it last (xmin), and a higher transaction id counts as
-later. The same rule applies if a name belongs to another column than in an earlier version of the
-relation: the message may be from before or after the DROP and ADD. The rule is not exact if a
-transaction got its id before the ALTER TABLE and wrote to the table after it, or the reverse.
+Usually the columns of a message are the current columns of the table, or the first of these.
+Otherwise the message is older. Numbers are assigned in ascending order and never reused, so the
+columns of an older message are the first of all attributes that were not dropped before its
+transaction. The catalog row of an attribute shows which transaction changed or dropped it last
+(xmin), and a higher transaction id counts as later. The same rule applies if a name belongs to
+another column than in an earlier version of the relation: the message may be from before or after
+the DROP and ADD. The rule is not exact if a transaction got its id before the ALTER TABLE and wrote
+to the table after it, or the reverse.
 
-Columns that this does not explain belong to an ALTER TABLE whose transaction has not committed:
-names that exist have their numbers, new ones have none. If a publication sends only some columns of
-a relation, the relation has no numbers: a column may then be new in the stream but old in the
-table.
+Columns that these rules do not explain come from an ALTER TABLE whose transaction has not
+committed: names that the catalog has get their numbers, and new names get none. If a publication
+sends only some columns of a relation, the relation has no numbers: a column may then be new in the
+stream but old in the table.
 """
 
 from __future__ import annotations
@@ -47,22 +48,24 @@ join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.oid = any ($1::pg_catalog.oid[])
 order by c.oid, a.attnum
 """
-"""$1: relation oids. Returns for each column that ever existed: relation, number, name (null if
-dropped), whether it is generated, the transaction of its row in pg_attribute, PostgreSQL's text of
-attmissingval, and whether a publication sends only some columns of the relation.
+"""Return one row for each column that ever existed in the relations with the oids $1. Its values:
+the relation, the number, the name (null if dropped), whether the column is generated, and the
+transaction of its row in pg_attribute. PostgreSQL's text of the missing value follows, and whether
+a publication sends only some columns of the relation.
 
-attmissingval is an array of one element, which its text form quotes if needed. A partitioned table
-has none, but its partitions do: all have the same if the column was added to all of them at once.
+The missing value is the only element of attmissingval, an array. A partitioned table has no
+attmissingval, but its partitions do: they all have the same value if the column was added to all of
+them at once.
 """
 
 _LONGEST_LAG: Final = 1 << 27
-"""Number of transactions."""
+"""The distance in transaction ids from which a change no longer counts as later."""
 
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """A row of ATTRIBUTES_QUERY, without the relation. If `name` is None, `xid` has dropped the
-    attribute; otherwise `xid` has created it or changed it last."""
+    """A row of ATTRIBUTES_QUERY, without the relation. If `name` is None, the transaction `xid`
+    dropped the attribute; otherwise it created the attribute or changed it last."""
 
     number: int
     name: str | None
@@ -81,7 +84,7 @@ def read_attributes(rows: Iterable[Sequence[Any]]) -> dict[int, list[Attribute]]
 
 
 def needs_earlier(names: Sequence[str], attributes: Sequence[Attribute], xid: int | None) -> bool:
-    """Return whether `attribute_numbers` uses the earlier version."""
+    """Return whether `attribute_numbers` uses the numbers of an earlier version (`earlier`)."""
     if not attributes:
         return True
     return bool(_dropped_later(attributes, xid)) and _by_place(names, attributes, frozenset()) is not None
@@ -90,10 +93,10 @@ def needs_earlier(names: Sequence[str], attributes: Sequence[Attribute], xid: in
 def attribute_numbers(
     names: Sequence[str], attributes: Sequence[Attribute], xid: int | None, earlier: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return the numbers of a message's columns by name, as far as they are known. `xid`: the
-    message's transaction; None if the message is current.
+    """Return the numbers of a message's columns by name, as far as they are known. `xid` is the
+    message's transaction, or None if the message is current.
 
-    `earlier`: the numbers of an earlier version of the relation. For a dropped relation nothing
+    `earlier` has the numbers of an earlier version of the relation. For a dropped relation, nothing
     else is known.
     """
     if not attributes:
@@ -115,9 +118,9 @@ def attribute_numbers(
 
 
 def _by_place(names: Sequence[str], attributes: Sequence[Attribute], changed: Set[int]) -> dict[str, int] | None:
-    """Return the numbers if the message has the existing columns, with or without the generated
-    ones, and perhaps without the last ones; else None. Those in `changed` may have had another
-    name, or were not dropped yet."""
+    """Return the numbers if the message has the existing columns, or the first of them, with or
+    without the generated columns; else None. Attributes in `changed` may have had another name, or
+    may not have been dropped yet."""
     there = [each for each in attributes if each.name is not None or each.number in changed]
     for columns in ([each for each in there if not each.is_generated], there):
         pairs = list(zip(names, columns, strict=False))
@@ -132,7 +135,7 @@ def _dropped_later(attributes: Sequence[Attribute], xid: int | None) -> set[int]
 
 def _distance(attribute: Attribute, xid: int | None) -> int:
     """Return the distance in transaction ids from `xid` to the last change of the attribute; -1 if
-    it was not changed later. Transaction ids are circular, and the catalog keeps very old ones,
-    which may look like later ones."""
+    the attribute was not changed later. Transaction ids are circular, so a very old id in the
+    catalog may look like a later one."""
     distance = -1 if xid is None else (attribute.xid - xid) % (1 << 32)
     return distance if distance < _LONGEST_LAG else -1

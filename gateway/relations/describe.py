@@ -1,4 +1,4 @@
-"""A Relation message and the catalog's facts -> RelationDescription."""
+"""Makes a RelationDescription from a Relation message and the catalog's facts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def describe(
     *,
     is_key_whole: bool = True,
 ) -> RelationDescription:
-    """Return the description of a relation. `facts` are those of `read_types` by type oid; a type
-    without facts is described by its Type message (schema, name), if any.
+    """Return the description of a relation. `facts` has the results of `read_types`, by type oid. A
+    type without facts is described by its Type message (schema, name), if there was one.
 
-    `primary_key` is only used under REPLICA IDENTITY FULL, where the message marks every column. It
-    is the current one of the catalog, so it counts only if the stream sends all its columns. A part
-    of a key is not a key: unless `is_key_whole`, there is none.
+    `primary_key` is only used under REPLICA IDENTITY FULL, where the message marks every column.
+    This is the catalog's current key, so it counts only if the stream sends all of its columns. A
+    part of a key is not a key: unless `is_key_whole`, the relation has no identity columns.
     """
     names = {column.name for column in relation.columns}
     is_full = relation.replica_identity is ReplicaIdentity.FULL

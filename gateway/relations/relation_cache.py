@@ -1,17 +1,17 @@
 """The version of a relation that the next change is encoded with.
 
 PostgreSQL sends a Relation message before the first change of a relation and again after each
-invalidation. Three facts of `pgoutput.c` shape this cache:
+invalidation. Three properties of `pgoutput.c` shape this cache:
 
 * Within an in-progress stream the schema is tracked per top-level transaction: an announcement
-  inside it applies to it alone, and other transactions get an announcement of their own. So each
-  open stream has an overlay over the base.
-* `pgoutput_stream_commit` marks the schema as sent for all transactions: the overlay then becomes
-  the base, except where the base has received a newer announcement meanwhile (a rolled back
-  savepoint releases its locks, so another transaction may have altered the table between the
-  announcement and the commit). The order is known because announcements are numbered.
+  inside a stream applies to its transaction alone, and other transactions get announcements of
+  their own. So each open stream has an overlay over the base.
+* `pgoutput_stream_commit` marks the schema as sent for all transactions. The overlay then becomes
+  the base, except for relations of which the base has received a newer announcement meanwhile. (A
+  rolled back savepoint releases its locks, so another transaction may have altered the table
+  between the announcement and the commit.) The order is known because announcements are numbered.
 * After any stream abort the schema is announced again. Announcements of the rolled back
-  (sub)transaction are discarded, so that the cache is as it was before.
+  (sub)transaction are discarded, so that the cache is again as it was before them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class _Announcement(Generic[V]):
 
 @dataclass(slots=True)
 class RelationCache(Generic[V]):
-    """Versions of relations. `V` is the caller's type of a version; this class only stores it. Keys
-    are relation oids and xids."""
+    """The announced versions of relations, by relation oid and xid. `V` is the caller's type of a
+    version; this class only stores it."""
 
     _base: dict[int, _Announcement[V]] = field(default_factory=dict)
     _overlays: dict[int, dict[int, list[_Announcement[V]]]] = field(default_factory=dict)
@@ -53,8 +53,8 @@ class RelationCache(Generic[V]):
         stack.append(_Announcement(self._count, subxid, version))
 
     def find(self, relation_oid: int, stream_xid: int | None) -> V | None:
-        """Return the version for the next change: that of the stream, or else of the base; None if
-        none was announced."""
+        """Return the version for the next change of a relation: the stream's, or else the base's,
+        or None if no version was announced."""
         if stream_xid is not None and (overlay := self._overlays.get(stream_xid)):
             stack = overlay.get(relation_oid)
             if stack:

@@ -1,5 +1,5 @@
-"""Queries for the current catalog's facts about types and identity, and the functions that read
-their rows. No driver is used here."""
+"""Queries for the catalog's current facts about types and keys, and the functions that read the
+rows of these queries. This module uses no driver."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _NAMED: Final = {
     4096: ("regrole", "pg_roles where rolname like 'pg\\_%' and"),
     4191: ("regcollation", "pg_collation where"),
 }
-"""Types whose values are oids and whose text is a name, with the catalog and condition for the
-objects whose name never changes: those that the server itself created, with oids below 16384.
-Objects of users may have had another name when the row was written."""
+"""Types whose values are oids and whose text is a name. Each type has its name here, and the
+catalog and condition for the objects whose names never change. These are the objects that the
+server itself created, with oids below 16384; a user's object may have had another name when the row
+was written."""
 
 _NAMES: Final = "\n".join(
     f"""\
@@ -92,7 +93,7 @@ left join pg_catalog.pg_type e on e.oid = t.typelem and e.typarray = t.oid -- so
 left join pg_catalog.pg_range r on r.rngtypid = t.oid
 left join pg_catalog.pg_range m on m.rngmultitypid = t.oid
 """
-"""$1: type oids. Returns one row for each of these types and for every type that they consist of;
+"""Return one row for each type in $1 (oids), and for every type of which these types consist, but
 none for a dropped type."""
 
 PRIMARY_KEY_QUERY: Final = """
@@ -102,11 +103,11 @@ join pg_catalog.pg_attribute a on a.attrelid = i.indrelid and a.attnum = any (i.
 where i.indrelid = $1::pg_catalog.oid and i.indisprimary and i.indimmediate
 order by a.attnum
 """
-"""$1: relation oid. Returns the names of the primary key's columns, without those that its index
-only includes (INCLUDE).
+"""Return the names of the primary key's columns, without those that its index only includes
+(INCLUDE). $1 is the oid of the relation.
 
-A deferrable key does not count, nor does it for PostgreSQL: within a statement two rows may have
-the same key.
+A deferrable key does not count, as it does not for PostgreSQL: within a statement, two rows may
+have the same key.
 """
 
 GENERATED_KEY_QUERY: Final = """
@@ -117,17 +118,17 @@ join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum = any (i.indke
 where c.oid = any ($1::pg_catalog.oid[]) and a.attgenerated <> ''
   and case c.relreplident when 'd' then i.indisprimary and i.indimmediate when 'i' then i.indisreplident end
 """
-"""$1: relation oids. Returns relation and name of each generated column of the replica identity:
-publications may omit such a column."""
+"""Return the relation and the name of each generated column of a replica identity: publications may
+omit such a column. $1 has the oids of the relations."""
 
 BUILT_IN_QUERY: Final = """
 select oid::pg_catalog.int8 from pg_catalog.pg_type
 where typname = any ($1::pg_catalog.text[]) and typnamespace = 'pg_catalog'::pg_catalog.regnamespace
 """
-"""$1: names of types in pg_catalog. Returns their oids."""
+"""Return the oids of the types of pg_catalog with the names $1."""
 
 RELATION_QUERY: Final = "select 1 from pg_catalog.pg_class where oid = $1::pg_catalog.oid"
-"""$1: relation oid. Returns no row for a dropped relation."""
+"""Return one row if the relation with the oid $1 exists, and none if it was dropped."""
 
 _KINDS: Final = {
     "b": Kind.BASE,
@@ -143,7 +144,8 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _TypeRow:
-    """A row of TYPES_QUERY, in its order. `part_oid`: base, element, subtype or range."""
+    """A row of TYPES_QUERY, with the values in their order. `part_oid` is the oid of the base type,
+    element type, subtype or range type."""
 
     oid: int
     namespace: str
@@ -162,7 +164,8 @@ class _TypeRow:
 
 
 def read_types(rows: Iterable[Sequence[Any]]) -> dict[int, TypeFacts]:
-    """Return the facts in rows of TYPES_QUERY by oid, each with the facts of its parts."""
+    """Return the facts about the types in rows of TYPES_QUERY, by oid. They include the facts about
+    the parts of each type."""
     by_oid = {int(row[0]): _TypeRow(*row) for row in rows}
     known: dict[int, TypeFacts] = {}
     for oid in by_oid:
@@ -215,8 +218,8 @@ left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attn
 where a.attrelid = $1::pg_catalog.oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum
 """
-"""$1: relation oid. Returns the name of each column, whether it is NOT NULL, and the expression of
-its default."""
+"""Return the name of each column, whether the column is NOT NULL, and the expression of its
+default. $1 is the oid of the relation."""
 
 KEY_QUERY: Final = """
 select i.indexrelid::pg_catalog.int8, a.attname::pg_catalog.text
@@ -228,12 +231,13 @@ where i.indrelid = $1::pg_catalog.oid and i.indisunique and i.indimmediate and i
   and i.indpred is null and 0 <> all (i.indkey[0:i.indnkeyatts - 1])
 order by not i.indisprimary, c.relname, k.place
 """
-"""$1: relation oid. Returns (index, column) of the primary key in its order, then of each unique
-index, by its name."""
+"""Return (index, column) for each column of the primary key and then of each unique index. The
+indexes are in the order of their names, and the columns in the order of the index. $1 is the oid of
+the relation."""
 
 
 def read_key(rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Return the columns of the primary key from rows of KEY_QUERY, or else of the first unique
-    index."""
+    """Return the columns of the primary key, or else of the first unique index, from rows of
+    KEY_QUERY."""
     found = list(rows)
     return [name for index, name in found if index == found[0][0]]

@@ -25,7 +25,7 @@ an error is, and supervisor carries it out.
 
 In: settings, and the answers of PostgreSQL, Kafka and the registry. Out: records in Kafka, the
 position, and the status on the status board. This package connects all others. It must not know
-gateway/cli and gateway/demo, which alone import it.
+gateway/cli and gateway/demo, the only packages that import it.
 
 After a crash, the next start fences the former producer, reads the last committed position, and
 streams from its resume LSN: rows, markers and position are in one Kafka transaction (with

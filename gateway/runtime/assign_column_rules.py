@@ -13,8 +13,8 @@ from schemas.relation import ColumnDescription, Protect, Protection, RelationDes
 
 
 def protect(description: RelationDescription, settings: ColumnSettings) -> RelationDescription:
-    """Return the description with its protections. Raises StopForOperator for a rule that matches a
-    column of the key without in_key."""
+    """Return the description with its protections. Raises StopForOperator if a rule without in_key
+    matches a column of the key."""
     if not settings.rules:
         return description
     hash_key = settings.hash_key.get_secret_value().encode() if settings.hash_key else b""
@@ -31,8 +31,8 @@ def protect(description: RelationDescription, settings: ColumnSettings) -> Relat
 
 
 def check_key(description: RelationDescription, key: Iterable[int], settings: ColumnSettings) -> None:
-    """Check rules on `key`, the indexes of the columns in the records' key. In Debezium's dialect
-    these may differ from those of the replica identity. Raises StopForOperator."""
+    """Check the rules for `key`, the indexes of the columns in the records' key. In Debezium's
+    dialect, these columns may differ from those of the replica identity. Raises StopForOperator."""
     for at in key:
         column = description.columns[at]
         rule = settings.rule_of(description.namespace, description.name, column.name)

@@ -141,7 +141,7 @@ class StartResult:
 
 
 class Bootstrap:
-    """Carries out one start. `board` is informed of what the start waits for."""
+    """Carry out one start. `board` is informed of what the start waits for."""
 
     # Each is set by a step that precedes those that need it (gateway/startup/start.py).
     _catalog: SourceCatalog

@@ -1,7 +1,7 @@
-"""Dialect of the records: everything that depends on it, as one object of a session.
+"""The dialect of the records: one object of a session has everything that depends on it.
 
 `dialect_of` is the only place where a Dialect is made. gateway/runtime/native_dialect.py has
-Walgate's own, gateway/debezium/dialect.py has Debezium's.
+Walgate's own dialect, gateway/debezium/dialect.py has Debezium's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from schemas.relation import RelationDescription
 
 
 class DescribedRelation(Protocol):
-    """A relation on its way to a RelationVersion."""
+    """A described relation, which becomes a RelationVersion after its schemas have been
+    registered."""
 
     @property
     def description(self) -> RelationDescription: ...
@@ -36,7 +37,7 @@ class DescribedRelation(Protocol):
         ...
 
     async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
-        """Register the schemas. `in_use` is the description that changes have been encoded with so
+        """Register the schemas. `in_use` is the description with which changes have been encoded so
         far, under the same name. Raises SchemaError."""
         ...
 
@@ -49,10 +50,10 @@ class DialectRelations(Protocol):
     """The relations of one registrar, which queries over its own connection."""
 
     reads_attributes: bool
-    """`describe` needs the relation's attributes as the catalog has them."""
+    """Whether `describe` needs the relation's attributes as the catalog has them."""
 
     async def check_topic(self, registry: RegistryClient, topics: Topics, relation: Name) -> None:
-        """Raise StopForOperator if the relation's topic has the records of another one."""
+        """Raise StopForOperator if the relation's topic has records of another relation."""
         ...
 
     async def describe(
@@ -64,9 +65,9 @@ class DialectRelations(Protocol):
         xid: int | None,
         attributes: Sequence[Attribute],
     ) -> DescribedRelation:
-        """Complete the description of a relation. `in_use` is the one that changes have been
-        encoded with so far; `xid` that of the transaction of the Relation message, None if it is as
-        the catalog has it now. Raises WalgateError."""
+        """Complete the description of a relation. `in_use` is the description with which changes
+        have been encoded so far. `xid` is the transaction of the Relation message; None means that
+        the relation is as the catalog has it now. Raises WalgateError."""
         ...
 
 
@@ -74,9 +75,9 @@ class Dialect(Protocol):
     """The dialect of a session's records."""
 
     records_exclusions: bool
-    """Consumers see what was left out, so tables may be put in quarantine."""
+    """Whether consumers see what was left out, so that tables may be put in quarantine."""
     writes_before_commit: bool
-    """Transactions can be written before they commit."""
+    """Whether transactions can be written before they commit."""
 
     def is_used(self, positions: Collection[Position], fresh: Position, topics_are_used: bool) -> bool:
         """Return whether the topics were written by a gateway. `topics_are_used` means that they
@@ -94,8 +95,8 @@ class Dialect(Protocol):
     async def find_written(
         self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
     ) -> DebeziumOffset:
-        """Return the offset after the last change that a replaced connector wrote completely.
-        Raises WalgateError."""
+        """Return the offset after the last change whose records a replaced connector has all
+        written. Raises WalgateError."""
         ...
 
     def record_writer(
@@ -107,13 +108,13 @@ class Dialect(Protocol):
     def relations(
         self, sql: asyncpg.Connection, writer: RecordWriter, optional: set[tuple[int, str]]
     ) -> DialectRelations:
-        """Return the relations of a registrar. `optional` has (relation oid, column) of fields that
-        must accept NULL, whatever the catalog says now."""
+        """Return the relations of a registrar. `optional` has the pairs (relation oid, column name)
+        whose fields must accept NULL, whatever the catalog says."""
         ...
 
 
 def dialect_of(settings: Settings) -> Dialect:
-    """Return the dialect of kafka.dialect."""
+    """Return the dialect that kafka.dialect selects."""
     if settings.writes_debezium:
         from gateway.debezium.dialect import DebeziumDialect
 

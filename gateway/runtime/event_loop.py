@@ -1,4 +1,4 @@
-"""The gateway's event loop: uvloop's, with one correction."""
+"""The gateway's event loop, which is uvloop's with one correction."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import uvloop
 
 
 class EventLoop(uvloop.Loop):
-    """uvloop's `create_connection` does not cancel the resolution of a name when it is cancelled
-    itself. If the resolution then fails, asyncio logs `Future exception was never retrieved`, at
-    each attempt to reach an address that cannot be resolved. Here the name is resolved before:
-    awaited directly, the resolution is cancelled too."""
+    """An event loop whose `create_connection` can be cancelled while it resolves a name. uvloop's
+    own does not cancel the resolution. If that then fails, asyncio logs `Future exception was never
+    retrieved`, at each attempt to reach an address that cannot be resolved. This class awaits the
+    resolution directly, before it connects, so that both are cancelled together."""
 
     async def create_connection(self, protocol_factory: Any, host: Any = None, port: Any = None, **options: Any) -> Any:
         if isinstance(host, str) and host:

@@ -15,8 +15,8 @@ log = structlog.get_logger()
 
 
 class ExcludedTables:
-    """Decides which relations are left out. With `marks`, manifests name those that have a topic,
-    since readers may have copies of their rows."""
+    """Decide which relations are left out. With `marks`, manifests name each such relation that has
+    a topic, since readers may have copies of its rows."""
 
     def __init__(self, patterns: Sequence[str], topics: Topics, *, marks: bool) -> None:
         self.patterns = tuple(patterns)

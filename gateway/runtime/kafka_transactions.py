@@ -1,5 +1,5 @@
-"""Received transactions -> consecutive Kafka transactions. Each one of a stream is closed here, and
-nowhere else.
+"""Received transactions -> consecutive Kafka transactions. All Kafka transactions of a stream are
+closed here, and nowhere else.
 
 Two tasks call this object, and share nothing but it:
 
@@ -7,10 +7,10 @@ Two tasks call this object, and share nothing but it:
                           and waits while too much is in flight
     deliver               delivers what was closed, and acknowledges what is durable
 
-A Kafka transaction may be due to be closed at the end of a PostgreSQL transaction within a read,
-after a read, when Kafka has become free, and at a keepalive of an idle stream. Each of these asks
-the commit policy (gateway/transactions/commit_policy.py) with the same facts (`_filling`), and
-closes by `_close`. What is durable is acknowledged to PostgreSQL by the task of
+A Kafka transaction may be due to be closed at the end of a PostgreSQL transaction within a read, or
+after a read. It may also be due when Kafka has become free, or at a keepalive of an idle stream. In
+each case, the commit policy (gateway/transactions/commit_policy.py) is asked with the same facts
+(`_filling`), and `_close` closes. What is durable is acknowledged to PostgreSQL by the task of
 gateway/postgres/standby_status.py, which `acknowledge` wakes.
 """
 
@@ -60,16 +60,17 @@ class SnapshotStates(Protocol):
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether there is one that must not wait for a Kafka transaction with records: the check
-        that found it is not repeated."""
+        """Whether there is a state that must not wait for a Kafka transaction with records, because
+        the check that found it is not repeated."""
 
     def take_states(self) -> dict[bytes, bytes]:
-        """Return those, by key, that belong to the Kafka transaction that is closed now."""
+        """Return the states, by key, that belong to the Kafka transaction that is closed now."""
 
 
 class KafkaTransactions:
     """The Kafka transactions of one stream, after `position`. Up to `careful_until`, each
-    PostgreSQL transaction gets one of its own. `states` is None if there are no snapshots."""
+    PostgreSQL transaction gets a Kafka transaction of its own. `states` is None if there are no
+    snapshots."""
 
     def __init__(
         self,
@@ -104,23 +105,23 @@ class KafkaTransactions:
 
     @property
     def closed_lsn(self) -> Lsn:
-        """Resume LSN of the last closed Kafka transaction: later changes are not part of a closed
-        one yet."""
+        """The resume LSN of the last closed Kafka transaction. Later changes are not part of a
+        closed one yet."""
         return self._position.resume_lsn
 
     @property
     def durable_lsn(self) -> Lsn:
-        """Resume LSN of the last durable Kafka transaction."""
+        """The resume LSN of the last durable Kafka transaction."""
         return self._durable.resume_lsn
 
     @property
     def received_until(self) -> Lsn:
-        """LSN such that every transaction that commits before it was received as a whole."""
+        """An LSN such that every transaction that commits before it was received as a whole."""
         return Lsn(self._machine.resume_lsn)
 
     @property
     def is_settled(self) -> bool:
-        """Return whether everything that was received and can be durable is durable."""
+        """Return whether everything that was received and can be made durable is durable."""
         return (
             self._machine.at_boundary
             and self._delivery.is_quiet
@@ -140,7 +141,7 @@ class KafkaTransactions:
 
     def message_ended(self, received_bytes: int) -> None:
         """Note the end of a message that may have ended a PostgreSQL transaction, `received_bytes`
-        after the last one. Close the Kafka transaction if it is large."""
+        after the last such message. Close the Kafka transaction if it is large."""
         self._unclosed_bytes += received_bytes
         self._unflushed_bytes += received_bytes
         if self._unclosed_bytes < self._close_bytes or not self._delivery.is_free or self._failed:
@@ -177,15 +178,15 @@ class KafkaTransactions:
             await self._delivery.commit_done()
 
     def keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
-        """Advance an idle position up to `end_lsn`, which the server has read."""
+        """Advance an idle position up to `end_lsn`, up to which the server has read the WAL."""
         failpoint("keepalive_received")
         self._advance_if_idle(end_lsn, reply_requested=reply_requested)
 
     def _advance_if_idle(self, end_lsn: int = 0, *, reply_requested: bool = False) -> None:
-        """If nothing is pending, let the position become `end_lsn`, or the end of the last
-        transaction. It is made durable first, as the slot must never be ahead of the position
-        topic. A streamed transaction that is in progress does not prevent it: it is sent again from
-        its beginning."""
+        """Advance the position to `end_lsn`, or to the end of the last transaction, if nothing is
+        pending. The new position is made durable first, as the slot must never be ahead of the
+        position topic. A streamed transaction that is in progress does not prevent this, because it
+        is sent again from its beginning."""
         machine = self._machine
         end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events: it closes no Kafka transaction
         passed_bytes = end_lsn - self._position.resume_lsn

@@ -1,12 +1,12 @@
-"""Watches PostgreSQL, Kafka and the registry over connections of its own, independently of the
-session, reports to the status board, and writes heartbeats.
+"""Watch PostgreSQL, Kafka, the registry and the mirrors, independently of the session and over
+separate connections; report to the status board, and write heartbeats.
 
-    PostgreSQL    its clock and the end of its WAL, each `READ_INTERVAL_S`; the slot and what
-                  retains WAL, each `LOOK_INTERVAL_S`; a heartbeat (a transactional logical
-                  message), each `source.heartbeat_interval_s`, unless that is 0
-    Kafka         metadata of the position topic, each `PROBE_INTERVAL_S`
-    registry      the newest schema of positions, each `PROBE_INTERVAL_S`
-    mirrors       the /status of each, each `PROBE_INTERVAL_S`
+    PostgreSQL    its clock and the end of its WAL, every `READ_INTERVAL_S`; the slot and what
+                  retains WAL, every `LOOK_INTERVAL_S`; a heartbeat (a transactional logical
+                  message), every `source.heartbeat_interval_s`, unless that is 0
+    Kafka         metadata of the position topic, every `PROBE_INTERVAL_S`
+    registry      the newest schema of positions, every `PROBE_INTERVAL_S`
+    mirrors       the /status of each mirror, every `PROBE_INTERVAL_S`
 
 Nothing here ends or delays a session. A service that is down is reported within PROBE_INTERVAL_S +
 PROBE_TIMEOUT_S.
@@ -54,9 +54,9 @@ RATE_WINDOW_S: Final = 60.0
 LEAST_WINDOW_S: Final = 10.0
 ALARM_AGAIN_S: Final = 60.0
 WORTH_A_WORD: Final = 0.1
-"""Share of the limit below which fast growth alone raises no alarm."""
+"""The share of the limit below which fast growth alone raises no alarm."""
 _AGAIN_S: Final = (0.5, 5.0)
-"""Seconds between attempts to connect, first and longest; the delay doubles."""
+"""The first and the longest delay between attempts to connect, in seconds; the delay doubles."""
 
 
 class Monitor:
@@ -151,7 +151,7 @@ class Monitor:
         return found
 
     def _warn(self, wal: RetainedWal) -> None:
-        """Log an alarm each time the level rises, and again each minute while there is one."""
+        """Log an alarm each time the level rises, and every minute while there is an alarm."""
         level, now = alarm_level(wal), time.monotonic()
         if level > self._alarm[0] or (level and now - self._alarm[1] >= ALARM_AGAIN_S):
             self._alarm = level, now
@@ -254,8 +254,9 @@ async def ask_mirror(url: str, board: StatusBoard) -> None:
 
 
 def alarm_level(wal: RetainedWal) -> int:
-    """Return the alarm level: 0 for none; 1 at half of the limit, or if it is reached within an
-    hour; 2 at four fifths, or within ten minutes; 3 at 95 %, or within a minute."""
+    """Return the alarm level, which is 0 for none. Level 1 begins at half of the limit, or if the
+    limit will be reached within an hour. Level 2 begins at four fifths, or ten minutes before, and
+    level 3 at 95 %, or one minute before."""
     if wal.limit_bytes is None:
         return 0
     share, left_s = wal.retained_bytes / wal.limit_bytes, wal.seconds_to_full
@@ -266,9 +267,9 @@ def alarm_level(wal: RetainedWal) -> int:
 
 
 def growth_rate(held: deque[tuple[float, int]]) -> float:
-    """Return the bytes per second from the first to the last (moment, bytes).
+    """Return the growth in bytes per second from the first to the last (moment, bytes).
 
-    When the slot's restart_lsn advances, it frees much WAL at once. If that hides that the retained
+    When the slot's restart_lsn advances, much WAL is freed at once. If that hides that the retained
     WAL is growing again, return the rate since its minimum instead, or 0 if the minimum is less
     than `LEAST_WINDOW_S` ago.
     """

@@ -37,7 +37,8 @@ log = structlog.get_logger()
 
 
 class NativeRelation:
-    """A relation on its way to an EventVersion."""
+    """A described relation, which becomes an EventVersion after its schemas have been
+    registered."""
 
     def __init__(self, description: RelationDescription, prefix: str) -> None:
         self.description = description
@@ -65,8 +66,8 @@ class NativeRelation:
     async def _register(
         self, registry: RegistryClient, topic: str, in_use: RelationDescription | None
     ) -> tuple[int, int | None]:
-        """Register the schemas of value and key. Without a description in use, they are compared
-        with the registry's newest."""
+        """Register the schemas of the value and of the key. If no description is in use, they are
+        compared with the newest schemas in the registry."""
         return await register_both(
             registry,
             topic,
@@ -79,10 +80,10 @@ class NativeRelation:
     async def _register_anew(
         self, registry: RegistryClient, topic: str, recorded: Schema, error: IncompatibleSchema
     ) -> tuple[int, int | None]:
-        """Register the schemas of a table with another oid under the same name. It is another
-        table, so its rows need not be readable as those of the former one. The key comes first: the
-        newest schema of the value records that this is another table, also after a crash in
-        between."""
+        """Register the schemas of a table that has the name of a former one, but another oid. Its
+        rows need not be readable with the former schemas. The key comes first: if the gateway
+        crashes before the value's schema is registered, the newest one still shows that this is
+        another table."""
         log.warning(
             "table_recreated",
             relation=self.description.qualified_name,
@@ -183,8 +184,8 @@ class NativeDialect:
 
 
 def _with_types_as_first_met(description: RelationDescription, schema: Schema) -> RelationDescription | None:
-    """Return the description with the types that are unknown in `schema` left as text, or None if
-    there are none. The type was created in a transaction that was streamed while in progress, so it
+    """Return the description with text for the types that are unknown in `schema`, or None if there
+    are none. Such a type was created in a transaction that was streamed while in progress, so it
     was unknown then, and its values were sent as text. They remain text."""
     recorded = recorded_types(schema)
     columns = [

@@ -47,7 +47,7 @@ class QuarantineRelation(Retry):
 
 
 class QuarantinePolicy:
-    """Decides by `rules` what an error of a table means. `topic_of` returns the topic of a table.
+    """Decide by `rules` what an error of a table means. `topic_of` returns the topic of a table.
     `records_exclusions` means that readers can see what was left out."""
 
     def __init__(self, rules: ErrorSettings, topic_of: Callable[[Name], str], *, records_exclusions: bool) -> None:
@@ -56,9 +56,9 @@ class QuarantinePolicy:
         self._records_exclusions = records_exclusions
 
     def of_change(self, error: StopForOperator, name: Name, commit_lsn: Lsn, resume_lsn: Lsn) -> None:
-        """Judge `error`, raised in the transaction that commits (or was prepared) at `commit_lsn`
-        and received after `resume_lsn`, up to which everything has been delivered. Raises
-        QuarantineRelation, or adds the operator's choices to the hint of `error`."""
+        """Judge `error`, which was raised in the transaction that commits (or was prepared) at
+        `commit_lsn`. Everything up to `resume_lsn` has been delivered. Raises QuarantineRelation,
+        or adds the operator's choices to the hint of `error`."""
         if error.relation_oid is None or not isinstance(error, _OF_TABLE):
             return
         self._quarantine(error, error.relation_oid, name, commit_lsn)
@@ -73,7 +73,8 @@ class QuarantinePolicy:
     @contextmanager
     def of_snapshot(self) -> Iterator[None]:
         """Judge errors of the code in the context, which reads tables. Raises QuarantineRelation,
-        effective from the next session's first transaction, or the error with its hint."""
+        which takes effect with the next session's first transaction, or the error with the
+        operator's choices."""
         try:
             yield
         except UnwritableTable as found:

@@ -1,9 +1,9 @@
-"""A Relation message -> a relation version that is ready for rows: catalog facts read, schemas
-registered, topic created. It also decides whether the rows of a partition come as those of its
-root (`comes_as_root`).
+"""A Relation message -> a relation version that is ready for rows: the catalog was read, the
+schemas are registered, and the topic exists. This module also decides whether the rows of a
+partition are sent as rows of its root (`comes_as_root`).
 
-All of this waits for servers, and reading waits with it; meanwhile, the standby status task keeps
-the connection alive.
+All of this waits for servers, and reading the stream waits with it; meanwhile, the standby status
+task keeps the connection alive.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ _NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class _Catalog:
-    """Rows of the catalog about some relations: facts of their types by type oid; generated columns
-    of their replica identities, and all attributes, both by relation oid."""
+    """The catalog's entries for some relations: their types, by type oid; the generated columns of
+    their replica identities, and all their attributes, both by relation oid."""
 
     types: dict[int, TypeFacts]
     generated: dict[int, list[str]]
@@ -88,7 +88,7 @@ class RowsOfPartition(Retry):
 
 
 class RelationRegistrar:
-    """Announces relations: makes their topics, registers their schemas, builds their encoders.
+    """Announce relations: make their topics, register their schemas, and build their encoders.
     Raises WalgateError if PostgreSQL, the registry or Kafka does not answer, or if a schema is
     incompatible."""
 
@@ -108,7 +108,7 @@ class RelationRegistrar:
         partitions_have_topics: bool = False,
     ) -> None:
         """`on_announced` is called with each relation's name, schema id and number of columns.
-        `marks_excluded`: manifests name excluded tables that have a topic."""
+        `marks_excluded` means that manifests name excluded tables that have a topic."""
         self._on_announced = on_announced
         self._dialect = dialect
         self._sql = sql
@@ -167,7 +167,7 @@ class RelationRegistrar:
     async def comes_as_root(self, relation: Relation, previous: Relation | None) -> bool:
         """Return whether rows of this partition are sent as rows of its root, so that it needs no
         topic. PostgreSQL announces the root and then the partition. `previous` is the relation that
-        was announced before this one: a partition that was dropped is recognized by it."""
+        was announced before this one, by which a dropped partition is recognized."""
         oid = relation.relation_oid
         if self._partitions_have_topics or not await self._topics.without_topic([(relation.namespace, relation.name)]):
             return False
@@ -186,8 +186,9 @@ class RelationRegistrar:
         return True
 
     def compare_identity(self, partition: Relation, root: Relation, in_force: RelationVersion | None) -> None:
-        """Notice a partition without the REPLICA IDENTITY FULL of its root, `in_force`: ALTER TABLE
-        does not pass it on to partitions, nor do new partitions get it."""
+        """Note that a partition does not have the REPLICA IDENTITY FULL of its root, whose version
+        is `in_force`. ALTER TABLE does not pass the replica identity on to partitions, nor do new
+        partitions inherit it."""
         if root.replica_identity is not ReplicaIdentity.FULL or partition.replica_identity is ReplicaIdentity.FULL:
             return
         if root.relation_oid not in self._roots_of_other_identity:
@@ -210,8 +211,8 @@ class RelationRegistrar:
 
         `in_force` is the version with which changes of the relation have been encoded so far. The
         newest schema of the topic may be another one, from a savepoint or transaction that was
-        rolled back; it does not bind later ones. `xid` is that of the transaction of the message;
-        None means that the relation is as the catalog has it now.
+        rolled back; later schemas need not be compatible with that. `xid` is the transaction of the
+        message; None means that the relation is as the catalog has it now.
         """
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name)])
@@ -220,11 +221,13 @@ class RelationRegistrar:
         return await self._registered(described, in_force)
 
     async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
-        """Register relations as the catalog has them now, each with its version in force; return
-        the new versions. The catalog is queried once for all, and several are registered at a time.
+        """Register relations as the catalog has them now, each with its version in force, and
+        return the new versions. The catalog is queried once for all of them, and several are
+        registered at a time.
 
-        After the first error, no further registration begins, as each may take as long to fail; the
-        error is raised when those under way have ended. An UnwritableRelation names its relation.
+        After the first error, no further registration begins, as each may take as long to fail. The
+        error is raised when the registrations under way have ended. An UnwritableRelation names its
+        relation.
         """
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name) for relation, _ in relations])
@@ -324,10 +327,10 @@ class RelationRegistrar:
         return _Catalog(facts, generated, attributes)
 
     async def _describe(self, relation: Relation, topic: str, catalog: _Catalog) -> RelationDescription:
-        """Describe a relation. The catalog is as of now, the message as of the change. What the
-        catalog no longer has (a dropped type, the key of a dropped table or of one whose key column
-        was renamed) is taken from the newest schema of the topic, and what that does not have from
-        the Type message."""
+        """Describe a relation. The message is as of the change, but the catalog is as of now. A
+        type or key that the catalog no longer has is taken from the newest schema of the topic: a
+        table may have been dropped, or a column of its key renamed. Types that this schema lacks
+        are taken from Type messages."""
         oids = {column.type_oid for column in relation.columns}
         facts = catalog.types
         primary_key: list[str] = []
@@ -352,9 +355,9 @@ class RelationRegistrar:
         return protect(description, self._columns)
 
     async def _bases_of_domains(self, missing: set[int]) -> dict[int, TypeFacts]:
-        """Return facts of domains that the catalog no longer has. The Type message of a domain has
-        the domain's oid and the name of its base type, but not the base type's typmod, so a domain
-        over numeric stays unknown."""
+        """Return the domains that the catalog no longer has. The Type message of a domain has the
+        domain's oid and the name of its base type, but not the base type's typmod, so a domain over
+        numeric stays unknown."""
         bases = {oid: name for oid in missing if (name := self._announced_types.get(oid)) and name[0] == "pg_catalog"}
         if not bases:
             return {}

@@ -1,9 +1,10 @@
 """The replication loop: bytes from PostgreSQL -> messages -> state machine.
 
-In each turn the loop reads what has arrived, and processes every frame of it. It reports each end
-of a transaction and of a read to the Kafka transactions (kafka_transactions.py), which decide where
-one of them ends; only their limit on what is in flight makes the loop wait for Kafka. PostgreSQL is
-answered by another task (gateway/postgres/standby_status.py), on its own timer.
+In each turn, the loop reads what has arrived and processes every frame of it. It reports each end
+of a transaction and of a read to kafka_transactions.py, which decides where a Kafka transaction
+ends. The loop waits for Kafka only if too much is in flight, or if transactions are delivered one
+by one. PostgreSQL is answered by another task (gateway/postgres/standby_status.py), on its own
+timer.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ MORE_AT_HAND_BYTES = 1 << 16
 """A read of at least this size shows that the stream has more."""
 
 PAUSE_S = 0.005
-"""If nothing arrives for this long after such a read, the stream has no more."""
+"""The stream has no more if nothing arrives for this long after such a read."""
 
 _FAILPOINTS: dict[type, str] = {
     Begin: "begin_received",
@@ -91,17 +92,17 @@ class HandOver(Protocol):
         ...
 
     def relation_received(self, relation: Relation, *, is_again: bool, is_excluded: bool) -> None:
-        """Report a Relation message: the first one of this relation in this session, or
-        (`is_again`) a later one. `is_excluded`: source.excluded_tables leaves it out."""
+        """Report a Relation message. `is_again` means that it is not the first one of this relation
+        in this session, `is_excluded` that source.excluded_tables leaves the relation out."""
         ...
 
     def partition_received(self, relation_oid: int, root: int) -> None:
-        """Report a Relation message of a partition; its changes come as those of `root`."""
+        """Report a Relation message of a partition whose changes are sent as those of `root`."""
         ...
 
 
 class ReplicationLoop:
-    """Reads one replication stream until it ends; raises WalgateError."""
+    """Read one replication stream until it ends. Raises WalgateError."""
 
     def __init__(
         self,
@@ -149,8 +150,8 @@ class ReplicationLoop:
         await asyncio.Event().wait()  # `KafkaTransactions.drain` decides when the session ends
 
     async def _read(self, *, more_at_hand: bool) -> Received:
-        """Return at least one frame from the stream. If the last read was large, so that more is
-        expected (`more_at_hand`), return nothing when nothing arrives within `PAUSE_S`."""
+        """Return at least one frame from the stream. If the last read was large (`more_at_hand`),
+        more is expected: return nothing if nothing arrives within `PAUSE_S`."""
         if more_at_hand:
             with suppress(TimeoutError):
                 async with asyncio.timeout(PAUSE_S):
@@ -160,8 +161,8 @@ class ReplicationLoop:
 
     def _decide(self, error: StopForOperator) -> None:
         """Raise QuarantineRelation for the table of the error, or add the operator's choices to the
-        error's hint. Everything that committed before has been delivered. Raises ReadWhole within a
-        streamed transaction."""
+        error's hint. Everything that committed before the failing transaction has been delivered.
+        Raises ReadWhole within a streamed transaction."""
         machine = self._machine
         name = self._relation_names.get(error.relation_oid or 0)
         if name is None:
@@ -172,9 +173,9 @@ class ReplicationLoop:
         self._table_errors.of_change(error, name, commit_lsn, self._kafka.closed_lsn)
 
     async def _take(self, data: bytes, frames: list[Frame]) -> int:
-        """Process every frame of one read. Return the number of its bytes after the last message
-        that the Kafka transactions were told of. This is the loop of the rows: see bench/ before
-        adding to it."""
+        """Process every frame of one read. Return the number of bytes after the last message that
+        was reported to the Kafka transactions. Every row passes through this loop: see bench/
+        before adding to it."""
         machine, kafka = self._machine, self._kafka
         change = machine.change
         received_lsn = counted = 0

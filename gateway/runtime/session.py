@@ -64,7 +64,7 @@ class CrashedHere(RetrySlowly):
 
 
 class Session:
-    """Runs one session. It reads and changes `memory`."""
+    """Run one session, which reads and changes `memory`."""
 
     def __init__(self, settings: Settings, board: StatusBoard, memory: SessionMemory) -> None:
         self.is_streaming = False
@@ -114,8 +114,8 @@ class Session:
 
     @property
     def _has_passed(self) -> bool:
-        """Return whether all WAL was received that existed when the session began, and in which an
-        earlier session may have failed."""
+        """Return whether all WAL that existed when the session began was received. An earlier
+        session may have failed in that WAL."""
         return self._feedback is not None and self._feedback.received_lsn >= self._end_at_start
 
     async def _note_crash(self, sql: asyncpg.Connection) -> None:
@@ -229,7 +229,7 @@ class Session:
 
     def _stop_if_again(self, resume_lsn: Lsn, error: TransactionTimedOut) -> None:
         """Raise StopForOperator if the same transaction has timed out before. The first timeout may
-        be by chance; after a second one, a third attempt would fail too."""
+        be chance; after a second one, a third attempt would fail too."""
         if self._memory.timed_out_lsn == resume_lsn:
             smaller = self._way_to_smaller_parts()
             raise StopForOperator(
@@ -355,8 +355,8 @@ class Session:
             log.warning("server_warning", message=text, hint=said.hint)
 
     async def _rest(self, producer: Producer) -> None:
-        """Raise Retry when the producer is near the end of its sequence numbers: it is replaced
-        like one that failed."""
+        """Raise Retry when the producer has almost used up its sequence numbers, so that it is
+        replaced like a producer that failed."""
         while not producer.is_worn:
             await asyncio.sleep(10)
         raise Retry("the producer's sequence numbers are nearly exhausted: a new producer takes over")

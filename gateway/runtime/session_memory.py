@@ -1,7 +1,7 @@
-"""State that one session leaves to the next ones of the process.
+"""State that one session of the process leaves to the next ones.
 
-An error that changes what the next session does says so itself (`WalgateError.change`), by the
-methods of `SessionMemory`.
+An error that changes what the next session does declares this itself: its method `change` (see
+WalgateError) calls methods of `SessionMemory`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from schemas.lsn import Lsn
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """End of a session's stream. `recovery` distinguishes one crash recovery of the server from
-    another. `has_passed` means that all WAL was received that existed when the session began. Every
+    """The end of a session's stream. `recovery` distinguishes one crash recovery of the server from
+    another. `has_passed` means that the session received all WAL that existed when it began. Every
     transaction that commits before `received_until` was received."""
 
     message: str
@@ -35,9 +35,9 @@ class StreamEnd:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnd:
-    """Facts about a session that an error has ended. It began after `begun_lsn`, and the next one
-    resumes at `resume_lsn`. `has_passed` means the same as in StreamEnd. `reads_whole` means that
-    in-progress transactions were not streamed."""
+    """The end of a session that an error has ended. The session began after `begun_lsn`, and the
+    next session resumes at `resume_lsn`. `has_passed` means the same as in StreamEnd. `reads_whole`
+    means that in-progress transactions were not streamed."""
 
     begun_lsn: int = 0
     resume_lsn: Lsn = Lsn(0)  # noqa: RUF009  # an int
@@ -51,16 +51,16 @@ class SessionMemory:
     seen_topics: set[str] = field(default_factory=set)
     logged: set[OperatorWarning] = field(default_factory=set)
     text_only: bool = False
-    """Values are requested in text format: one has no binary form, or a binary form without a
-    decoder."""
+    """Whether values are requested in text format, because a value has no binary form, or its
+    binary form has no decoder."""
     careful_until: Lsn = Lsn(0)  # noqa: RUF009  # an int
-    """Up to this LSN, transactions are delivered one by one: a transaction after it needs the
-    operator."""
+    """The LSN up to which transactions are delivered one by one, because a transaction after it
+    needs the operator, or crashes the server."""
     optional_fields: set[tuple[int, str]] = field(default_factory=set)
-    """(relation oid, column) of columns that are NOT NULL now, but were not when a row was
-    written."""
+    """The pairs (relation oid, column) of columns that are NOT NULL now, but were not when a row
+    was written."""
     timed_out_lsn: Lsn | None = None
-    """Resume LSN after which a transaction took longer than kafka.transaction_timeout_s."""
+    """The resume LSN after which a transaction took longer than kafka.transaction_timeout_s."""
     whole_once: bool = False
     """The next session reads without streaming of in-progress transactions: while they are
     streamed, it is unknown which messages are rolled back, and at which LSN a transaction
@@ -68,15 +68,16 @@ class SessionMemory:
     whole_for_messages: bool = False
     """It does so because messages were rolled back."""
     partitions_have_topics: bool = False
-    """Partitions get topics even if their roots are published: rows of one were sent as its own."""
+    """Whether partitions get topics even if their roots are published, because a partition has sent
+    rows as its own."""
     quarantine: dict[int, Quarantined] = field(default_factory=dict)
     """Relations in quarantine that the position does not contain yet, by oid."""
     reported: Reported | None = None
     """The server's report of missing changes or WAL, or of a place in the WAL that it cannot
     send."""
     cut: StreamEnd | None = None
-    """End of the previous session's stream, if it ended without a message from the server and it is
-    not known yet whether the server had crashed."""
+    """The end of the previous session's stream, if it ended without a message from the server and
+    it is not known yet whether the server had crashed."""
     moment: int = 0
     position: Position | None = None
     """The position with which the last session began."""
@@ -90,7 +91,7 @@ class SessionMemory:
     ended: SessionEnd = field(default_factory=SessionEnd)
     """The end of the last session, for the methods that errors call."""
     repeated_failure: RepeatedFailure | None = None
-    """What kept the last session from getting past a place in the WAL."""
+    """The failure that kept the last session from getting past a place in the WAL."""
 
     def read_as_text(self) -> None:
         self.text_only = True
@@ -117,7 +118,8 @@ class SessionMemory:
             self.left_behind = [*(address for address in self.left_behind if address != server), server]
 
     def remember_report(self, reported: Reported) -> None:
-        """Count a report that came at the same resume LSN before."""
+        """Store a report. Reports of removed WAL and of failed decoding are counted while the
+        resume LSN stays the same."""
         before, ended = self.reported, self.ended
         if isinstance(reported, WalRemoved):
             earlier = before.times if isinstance(before, WalRemoved) and before.resume_lsn == ended.begun_lsn else 0
@@ -128,7 +130,7 @@ class SessionMemory:
         self.reported = reported
 
     def count(self, failure: RepeatedFailure, resume_lsn: Lsn, *, has_passed: bool) -> RepeatedFailure:
-        """Return the failure with the number of times that it came at this resume LSN."""
+        """Return the failure with the number of times that it has occurred at this resume LSN."""
         now = datetime.now(UTC).isoformat(timespec="seconds")
         return counted_again(self.reported, failure, resume_lsn, now, has_passed=has_passed)
 

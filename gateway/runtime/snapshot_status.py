@@ -1,5 +1,5 @@
-"""State of a slot's snapshots for `walgate snapshot status`, read from Kafka as a start of the
-gateway reads it."""
+"""The state of a slot's snapshots for `walgate snapshot status`, read from Kafka in the same way as
+at a start of the gateway."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ async def snapshot_status(settings: Settings) -> tuple[StoredStates, tuple[Quara
 
 
 async def snapshot_states(settings: Settings, position_key: bytes) -> StoredStates:
-    """Read the states of a slot's snapshots; empty if there are none. Raises WalgateError."""
+    """Read the states of a slot's snapshots, which are empty if there are none. Raises
+    WalgateError."""
     admin = TopicAdmin(settings.kafka)
     await admin.start()
     try:
@@ -111,7 +112,8 @@ def status_lines(states: StoredStates, quarantined: Sequence[Quarantined] = ()) 
 
 
 def _started(states: StoredStates) -> list[TableState]:
-    """Return the tables of snapshots, by name. Left out are those of which only single rows are
-    read again, because UPDATEs did not send unchanged TOAST values."""
+    """Return the tables of snapshots, sorted by name. Left out are tables whose rows are not read,
+    and tables of which single rows are read again because UPDATEs did not send unchanged TOAST
+    values."""
     found = (s for s in states.tables.values() if s.name and s.status != NOT_TO_BE_READ and s.purpose != RESELECT)
     return sorted(found, key=lambda state: (state.schema, state.name))

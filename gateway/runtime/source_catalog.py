@@ -1,4 +1,4 @@
-"""PostgreSQL's catalog, read before and while the stream runs."""
+"""Read PostgreSQL's catalog, at the start and while the stream runs."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def expected_of(settings: Settings) -> Expected:
 
 
 class SourceCatalog:
-    """Reads the catalog over `sql`, a connection of the session. `moment` returns the next moment
-    of the process. Warnings are logged once, and kept in `logged`."""
+    """Read the catalog over `sql`, a connection of the session. `moment` returns the next moment of
+    the process. A warning is logged once, and kept in `logged`."""
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class SourceCatalog:
 
     @property
     def backend_pid(self) -> int:
-        """Process ID of the server process that answers these queries and creates the slot."""
+        """The process ID of the server process that answers these queries and creates the slot."""
         pid: int = self._sql.get_server_pid()
         return pid
 
@@ -107,7 +107,7 @@ class SourceCatalog:
 
     @property
     def relations(self) -> list[tuple[str, str]]:
-        """(schema, table) of every published relation, sorted."""
+        """The (schema, table) of every published relation, sorted."""
         publications = self.facts.publications.values()
         return sorted({(r.namespace, r.name) for publication in publications for r in publication.relations})
 

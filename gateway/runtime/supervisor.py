@@ -1,13 +1,13 @@
-"""Runs one session after another. After every transient error there is a new producer, and the
+"""Run one session after another. After every transient error there is a new producer, and the
 stream begins from the stored position.
 
     Retry          after 0.2 s, doubling up to 2 s
     RetrySlowly    after 2 s, doubling up to 60 s
     other errors   end the gateway: the operator must decide
 
-A repeated reason is logged less and less often, with its count and the time of the first. The same
-error at the same resume LSN is counted, waited for longer each time, and finally stops the gateway
-(gateway/startup/repeated_failure.py).
+A repeated reason is logged less and less often, with its count and the time of its first
+occurrence. If an error recurs at the same resume LSN, its occurrences are counted. The gateway then
+waits longer each time, and finally stops (gateway/startup/repeated_failure.py).
 
 The delays are reset after an attempt that ran for a while. SIGTERM and SIGINT drain: what was
 received and can be committed is committed and acknowledged to PostgreSQL, then the program exits
@@ -52,7 +52,7 @@ _DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 2.0), R
 
 
 class Backoff:
-    """Delay before the next attempt, in seconds. It doubles with each failure of the same class
+    """The delay before the next attempt, in seconds. It doubles with each failure of the same class
     until an attempt has run for HEALTHY_S: a standby gateway that has waited for hours must not
     wait a minute after its first failure. The jitter keeps two gateways that start together from
     fencing each other in step forever."""
@@ -146,8 +146,8 @@ def _place(repeated_failure: RepeatedFailure) -> dict[str, Any]:
 
 
 async def _until_stopped(session: Session, stop: asyncio.Event) -> None:
-    """Run the session. `stop` cancels an attempt that does not stream yet; one that streams drains
-    and ends on its own."""
+    """Run the session. If `stop` is set, a session that does not stream yet is cancelled, and a
+    session that streams drains and ends on its own."""
     running = asyncio.create_task(session.run(stop))
     stopped = asyncio.create_task(stop.wait())
     await asyncio.wait({running, stopped}, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Run coroutines together until one of them ends all."""
+"""Run coroutines together until a given one has ended, or any of them fails."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CANCEL_AGAIN_S = 1.0
 
 
 async def run_together(*endless: Coroutine[Any, Any, None], until: Coroutine[Any, Any, None]) -> None:
-    """Return when `until` has ended; raise the worst error of any of them. The others are cancelled
-    and awaited."""
+    """Run all of the coroutines until `until` has ended or one of them has failed. The others are
+    then cancelled and awaited, and the worst error is raised."""
     tasks = [asyncio.create_task(coroutine) for coroutine in (*endless, until)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -33,7 +33,7 @@ async def run_together(*endless: Coroutine[Any, Any, None], until: Coroutine[Any
 
 async def cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
     """Cancel the tasks, repeatedly until each has ended: a driver may mistake the cancellation of
-    its caller for that of a task of its own."""
+    its caller for the cancellation of a task of its own."""
     pending = set(tasks)
     while pending:
         for task in pending:

@@ -1,5 +1,5 @@
-"""Keeps the WAL of a slot within `source.wal_budget_bytes` if `source.on_wal_budget` is advance;
-gateway/startup/wal_release.py decides.
+"""Keep the WAL of a slot within `source.wal_budget_bytes` if `source.on_wal_budget` is advance.
+gateway/startup/wal_release.py decides when the slot is advanced.
 
 The slot is advanced before Kafka is asked for anything, since the usual cause is that Kafka does
 not answer. What was given up is kept in memory, across sessions, until it is durable in Kafka. If
@@ -34,11 +34,12 @@ from schemas.lsn import Lsn
 log = structlog.get_logger()
 
 AGAIN_S: Final = 30.0
-"""Seconds between two advances: one that frees nothing still reads all of the WAL."""
+"""The number of seconds between two advances: an advance that frees nothing still reads all of the
+WAL."""
 
 
 class WalBudget:
-    """Keeps the budget during one session. `memory` holds what is not recorded in Kafka yet."""
+    """Keep the budget during one session. `memory` holds what is not recorded in Kafka yet."""
 
     def __init__(self, settings: Settings, memory: SessionMemory, board: StatusBoard) -> None:
         self._settings = settings
@@ -48,8 +49,8 @@ class WalBudget:
         self._bytes = source.wal_budget_bytes if source.on_wal_budget == "advance" else None
 
     def check(self, facts: Facts) -> None:
-        """Raise Retry if the slot must be advanced. Called while the stream is read, when the slot
-        is in use and cannot be advanced."""
+        """Raise Retry if the slot must be advanced. This is called while the stream is read: the
+        slot is then in use, and cannot be advanced."""
         if self._target(facts) is not None and time.monotonic() >= self._memory.release_again_at:
             raise Retry(
                 f"the slot retains {retained_bytes(facts)} bytes of WAL, and source.wal_budget_bytes is "
@@ -59,7 +60,7 @@ class WalBudget:
             )
 
     async def keep(self, catalog: SourceCatalog) -> None:
-        """Advance the slot if necessary. Called between two streams."""
+        """Advance the slot if necessary. This is called between two streams."""
         memory = self._memory
         if self._bytes is None or time.monotonic() < memory.release_again_at:
             return
@@ -90,8 +91,8 @@ class WalBudget:
             )
 
     def _see(self, facts: Facts, held: int) -> None:
-        """Log and count an advance once the facts show it: the answer may be missing if the
-        connection was lost. `held` is the number of bytes retained before."""
+        """Log and count an advance once the facts show it, since the answer is lost if the
+        connection fails. `held` is the number of bytes that were retained before the advance."""
         before = self._memory.released
         if before is None:
             return

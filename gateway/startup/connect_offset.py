@@ -40,8 +40,8 @@ _HINT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class DebeziumOffset:
-    """Offset of a connector. `written_xid` is the transaction whose events were written up to
-    `lsn`, or 0 if `lsn` is not that of an event."""
+    """The offset of a connector. `written_xid` is the transaction whose events were written up to
+    `lsn`, or 0 if `lsn` is not the LSN of an event."""
 
     lsn: Lsn
     commit_lsn: Lsn

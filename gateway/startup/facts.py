@@ -49,7 +49,7 @@ class ServerFacts:
 
     @property
     def decodes(self) -> bool:
-        """Return whether logical decoding is on, or the first logical slot turns it on: in
+        """Return whether logical decoding is on, or the first logical slot would turn it on: in
         PostgreSQL 19, wal_level = replica is enough on a primary."""
         if self.effective_wal_level:
             return self.effective_wal_level == "logical" or (self.wal_level == "replica" and not self.in_recovery)

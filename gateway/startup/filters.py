@@ -1,9 +1,9 @@
-"""Row filters that can fail: pgoutput then ends the stream at the row, at every attempt
-(repeated_failure.py).
+"""Row filters that can fail. If a filter fails for a row, pgoutput ends the stream at that row, at
+every attempt (repeated_failure.py).
 
 PostgreSQL does not record which functions can raise an error. Leakproof functions, which it does
-record, cannot; neither can operators that order or compare values for an index. Any other function
-that a filter calls is reported.
+record, cannot; nor can operators that order or compare values for an index. Any other function that
+a filter calls is reported.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ TEXT_TYPES: Final = frozenset({19, 25, 1042, 1043})
 
 @dataclass(frozen=True, slots=True)
 class FilterCalls:
-    """OIDs of the functions that the row filters of the publications call, and of the types that
-    they cast text to."""
+    """The OIDs of the functions that the row filters of the publications call, and of the types to
+    which they cast text."""
 
     functions: frozenset[int]
     types: frozenset[int]

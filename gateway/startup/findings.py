@@ -13,8 +13,8 @@ _GRAVEST_FIRST: Final[tuple[type[WalgateError], ...]] = (DataGap, StopForOperato
 
 @dataclass(frozen=True, slots=True)
 class OperatorWarning:
-    """A condition that the operator should know; the gateway goes on, and nothing is lost. `hint`
-    is the SQL statement or the setting that changes it."""
+    """A condition that the operator should know about. The gateway goes on, and nothing is lost.
+    `hint` is the SQL statement or the setting that changes the condition."""
 
     message: str
     hint: str

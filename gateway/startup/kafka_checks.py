@@ -70,8 +70,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class KafkaFacts:
-    """Facts about the cluster. `config` is that of a broker, and empty if the gateway may not see
-    it."""
+    """Facts about the cluster. `config` is the configuration of a broker; it is empty if the
+    gateway may not see it."""
 
     broker_count: int
     config: Mapping[str, str]
@@ -151,8 +151,8 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
 
 
 def _replication_factor(facts: KafkaFacts, expected: KafkaExpected) -> tuple[int | None, str]:
-    """Return that of new topics, None if the gateway may not see it, and the setting that it comes
-    from."""
+    """Return the replication factor of new topics, and the setting from which it comes. The factor
+    is None if the gateway may not see that setting."""
     if expected.replication_factor >= 0:
         return expected.replication_factor, "kafka.replication_factor"
     return _number(facts.config, "default.replication.factor"), "default.replication.factor"
@@ -309,7 +309,7 @@ def _broker_retention_ms(config: Mapping[str, str]) -> int | None:
 
 def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
     """Classify the brokers' refusals of requests that change nothing. Requests that are refused for
-    the same reason are one finding."""
+    the same reason are reported as one finding."""
     rejected: dict[tuple[str, str, str], list[str]] = {}
     for refused in facts.refusals:
         if refused.operation == "DescribeConfigs" and not _must_see(refused.on, expected):
@@ -333,7 +333,7 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
                 f"Kafka would reject the request to {operation.lower()} {topics} ({error}{reason})",
                 hint="change kafka.partitions, kafka.replication_factor or kafka.topics",
             )
-        elif factor is None or factor <= facts.broker_count:  # otherwise the brokers are too few by count
+        elif factor is None or factor <= facts.broker_count:  # otherwise _replication reports it
             yield RetrySlowly(
                 f"Kafka would reject the request to {operation.lower()} {topics} ({error}{reason})",
                 hint="start the brokers that are down, or set kafka.replication_factor to at most the number of brokers",
@@ -341,7 +341,7 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
 
 
 def _must_see(on: str, expected: KafkaExpected) -> bool:
-    """Return whether a start needs this configuration too."""
+    """Return whether a start, not only this check, needs to see the configuration."""
     return on == expected.position_topic or (on == CLUSTER and expected.replication_factor < 0)
 
 

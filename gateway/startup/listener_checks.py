@@ -19,14 +19,14 @@ BROKER_PORT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class ListenerFacts:
-    """Result of a probe of one address.
+    """The result of probing one address.
 
     `failure` is "", "dns", "refused", "timeout" or "other"; `detail` has the error message. `tls`
     tells whether the listener speaks TLS, `tls_failure` why its certificate cannot be verified.
-    `is_kafka` is false if it does not answer with Kafka's protocol; `is_controller` means that it
-    is the port of a KRaft controller. `wants_certificate` means that it
-    closes the connection because the gateway has sent no client certificate that it accepts.
-    `mechanisms` are its SASL mechanisms; None if it does not use SASL.
+    `is_kafka` is false if the listener does not answer with Kafka's protocol; `is_controller` means
+    that it is the port of a KRaft controller. `wants_certificate` means that the listener closes
+    the connection because the gateway has sent no client certificate that it accepts. `mechanisms`
+    are the listener's SASL mechanisms; None if it does not use SASL.
     """
 
     address: str
@@ -42,7 +42,7 @@ class ListenerFacts:
 
 
 def check_listener(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """Yield the first problem of this address: after it, nothing further can be checked."""
+    """Yield the first problem of this address. Nothing else can be checked after it."""
     at = listener.address
     if listener.failure:
         yield _unreachable(listener)

@@ -1,10 +1,10 @@
-"""The check that is repeated while the stream runs: raises errors that end the session, and reports
-what the operator should know.
+"""The check that is repeated while the stream runs. Its errors end the session, and its warnings
+are for the operator.
 
-It never decides that changes were lost, because its facts are not ordered relative to the position.
-What looks like a loss ends the session, and the next start judges with proof. Problems that are
-repaired at the server (such as a missing publication) are only reported: the stream goes on, and
-the server reports if it has left out changes.
+The check never decides that changes were lost, because its facts are not ordered relative to the
+position. If changes seem to be lost, the session ends, and the next start judges with proof.
+Problems that are repaired at the server (such as a missing publication) are only reported: the
+stream goes on, and the server reports if it has left out changes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _CHECKS = (
 def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
     """Raise Retry if the slot was advanced beyond the resume LSN during the start.
 
-    Called directly after START_REPLICATION, before anything is confirmed. From then on no other
-    process can move the slot, but between the last look of the start and this call another process
-    could have. The server then sends changes from the slot's LSN, without any notice.
+    This is called directly after START_REPLICATION, before anything is confirmed. From then on, no
+    other process can move the slot, but another process may have moved it since the start last
+    looked. The server then sends changes from the slot's LSN, without any notice.
     """
     if slot is not None and slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > resume_lsn:
         raise Retry(
@@ -43,7 +43,7 @@ def check_held(slot: SlotFacts | None, resume_lsn: Lsn) -> None:
 
 
 def check_running(before: Facts, now: Facts, expected: Expected) -> Report:
-    """Check the facts of now. `before` are those of the previous check, so that each change is
+    """Check the facts `now`. `before` has the facts of the previous check, so that each change is
     reported once."""
     findings: list[Finding] = []
     for check in _CHECKS:

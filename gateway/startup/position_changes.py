@@ -1,23 +1,25 @@
 """Changes to a slot's position that the operator decides on: the steps of `walgate skip`,
-`readmit`, `accept-gap` and `adopt`. Pure, like start.py.
+`readmit`, `accept-gap` and `adopt`. Like start.py, this module is pure.
 
     skip, readmit    look -> prepare Kafka -> look at the positions, judge -> fence -> read the
                      positions -> look, judge -> record. A refusal before the fence does not disturb
                      a gateway that is running.
     accept-gap       look -> prepare Kafka -> fence -> look -> read the positions -> look, judge;
-                     if the slot is unusable, drop it and create it -> record. If interrupted
-                     between the two, the next run finds no slot, or a new one: also a gap.
+                     if the slot is unusable, drop it and create it -> record. If interrupted after
+                     the drop, the next run finds no slot, or a new one, and records a gap too.
                      Refused at the first look while a gateway holds the slot.
-    adopt            the same; a former server's transactional id is fenced too.
+    adopt            look -> prepare Kafka -> fence -> read the positions -> look, judge -> record.
+                     A former server's transactional id is fenced too. Refused at the first look
+                     while a gateway or connector holds the slot.
 
 A gateway that has released WAL (wal_release.py) takes the steps of accept-gap itself.
 
-If the database was renamed, each of them first records the position under the new name, so that it
-is found again if a command is interrupted after it has dropped the slot.
+If the database was renamed, skip, readmit and accept-gap first record the position under the new
+name. So the position is found again if accept-gap is interrupted after it has dropped the slot.
 
-The fence ends a gateway that is running; it starts again, from the position that is recorded here.
-A command that is fenced in its turn records nothing, so that a position is only ever replaced by
-one that was derived from it.
+The fence ends the session of a running gateway, which starts again from the position that is
+recorded here. A command that is itself fenced records nothing. So a position is only ever replaced
+by one that was derived from it.
 """
 
 from __future__ import annotations
@@ -188,8 +190,8 @@ def _is_lost(facts: Facts, expected: Expected) -> bool:
 
 
 def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expected) -> str | None:
-    """Return the reason why changes of the slot are lost, or None. The facts were read in the order
-    of rule 2 (see `__init__.py`)."""
+    """Return the reason why changes of the slot are lost, or None if the facts do not prove a loss.
+    The facts were read in the order of rule 2 (see `__init__.py`)."""
     if after.slot is None:
         return f"slot {position.slot} no longer existed"
     for finding in check_slot(after, expected):
@@ -202,7 +204,7 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
 
 
 def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -> Steps:
-    """Make the position of the old system identifier that of the new one, after pg_upgrade has
+    """Move the position from the old system identifier to the new one, after pg_upgrade has
     preserved the slot. Returns the new position."""
     facts: Facts = yield LoadFacts()
     _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
@@ -291,8 +293,8 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
 
 
 def _check_stopped(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Check the holder of the slot like check_holder, with a hint for an operator who may not know
-    that the gateway has to be stopped."""
+    """Check, as check_holder does, that no process holds the slot, with a hint for an operator who
+    may not know that the gateway has to be stopped."""
     for finding in check_holder(facts, expected):
         assert facts.slot is not None
         yield Retry(
@@ -307,8 +309,8 @@ def _raise(findings: Iterable[Finding]) -> None:
 
 
 def _changed(fresh_position: FreshPosition, change: Callable[[Position, Facts], Record]) -> Steps:
-    """Try `change` with positions that may be outdated, then apply it to those read after the
-    fence."""
+    """Try `change` with positions that may be outdated, then apply it to the positions that are
+    read after the fence."""
     yield LoadFacts()
     yield PrepareKafka()
     stored: Stored = yield LookAtPositions()
@@ -331,8 +333,8 @@ def _position_of(stored: Stored, fresh: Position, facts: Facts) -> Steps:
 
 
 def _find(stored: Stored, fresh: Position, facts: Facts) -> tuple[Position, Position | None]:
-    """Return the slot's position and, if the database was renamed, the recorded position under its
-    former name."""
+    """Return the slot's position and, if the database was renamed, the position that is recorded
+    under the former name."""
     former = position_before_rename(stored, fresh, facts)
     if former is not None:
         stored = after_rename(stored, former, fresh)

@@ -1,5 +1,5 @@
 """Checks of the position: which slot owns the topic prefix, and whether the slot and the server
-still have the changes that come next.
+still have the changes that follow the position.
 
 The order in which the facts were read is the proof (see the theory in `__init__.py`): the slot
 before the position, the position before the end of the WAL.
@@ -27,8 +27,8 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     cannot continue as `fresh`; None if it can.
 
     pg_upgrade (17 and newer) preserves a logical slot only if nothing was written after the LSN
-    that the slot has confirmed, and the new server's WAL begins after that of the old one. So
-    nothing lies between the position and the slot that was preserved.
+    that the slot has confirmed. The new server's WAL begins after that of the old one. So nothing
+    lies between the position and the slot that was preserved.
     """
     if (known.database, known.slot, known.prefix) != (fresh.database, fresh.slot, fresh.prefix):
         return f"the resume LSN belongs to slot {known.slot} of {known.database}, topic prefix {known.prefix!r}"
@@ -47,8 +47,8 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
 def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
     """Return why the slot does not continue where the connector stopped; None if it does.
 
-    A connector confirms its stored offset, never more: if the slot is confirmed further, another
-    process has read it.
+    A connector confirms its stored offset, never more. If more than that was confirmed, the offset
+    is outdated, or another process has read the slot.
     """
     slot = facts.slot
     if slot is None or slot.confirmed_flush_lsn is None:
@@ -87,8 +87,9 @@ def after_rename(stored: Stored, former: Position, fresh: Position) -> Stored:
 
 
 def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Facts) -> Iterator[Finding]:
-    """Refuse a prefix that another slot uses, or another prefix than before: the markers of two
-    slots in one topic would have no order. `fresh` is the position of a first start."""
+    """Refuse a prefix that another slot uses, or a prefix that is not the one used so far: the
+    markers of two slots in one topic would have no order. `fresh` is the position of a first
+    start."""
     for key, position in positions.items():
         if key != fresh.key and position.prefix == fresh.prefix:
             yield StopForOperator(
@@ -126,8 +127,8 @@ def _other_server_hint(position: Position, fresh: Position, facts: Facts) -> str
 
 
 def check_first_start(stored: Stored, fresh: Position, facts: Facts, *, adopt_slot: bool) -> Iterator[Finding]:
-    """Check a start without a stored position. Its epochs begin at 1: in topics that already hold
-    an epoch 1, rows of both could not be distinguished."""
+    """Check a start without a stored position. Its epochs begin at 1: in topics that already
+    contain an epoch 1, rows of the two epochs could not be distinguished."""
     if stored.marker_topic_used:
         yield StopForOperator(
             f"topic prefix {fresh.prefix!r} has been used before, but no resume LSN is stored for slot {fresh.slot}",

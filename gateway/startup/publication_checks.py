@@ -1,7 +1,9 @@
-"""Checks of the publications: they exist, they publish something, and what has changed in them.
+"""Checks of the publications: whether they exist, whether they publish something, and what has
+changed in them.
 
 Changes that a publication leaves out are lost to the slot, but the current catalog does not show
-whether any were left out. The server reports it when it decodes them (see server_notices.py).
+whether any were left out. The server reports the loss when it decodes such changes (see
+server_notices.py).
 """
 
 from __future__ import annotations
@@ -87,8 +89,8 @@ def _identities(facts: Facts) -> Iterator[Finding]:
 
 
 def _partitions_of_other_identity(facts: Facts) -> Iterator[Finding]:
-    """Warn about partitions whose rows are sent as their root's, but with old rows as their own
-    replica identity has them."""
+    """Warn about partitions whose rows are sent as rows of their root, but with old rows that
+    depend on the partition's own replica identity."""
     for publication in facts.publications.values():
         for relation in publication.relations:
             identity = relation.replica_identity
@@ -146,8 +148,8 @@ def _generated_columns(first: str, second: str, relation: PublishedRelation) -> 
 
 
 def _detaching(facts: Facts) -> Iterator[Finding]:
-    """Warn about partitions that are being detached: on 14 to 18, pgoutput crashes (a null pointer
-    in get_rel_sync_entry), and with it every session of the server."""
+    """Warn about partitions that are being detached: on PostgreSQL 14 to 18, pgoutput crashes (a
+    null pointer in get_rel_sync_entry), which ends every session of the server."""
     for publication in facts.publications.values():
         for root, partition in publication.detaching:
             yield OperatorWarning(
@@ -226,8 +228,8 @@ def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
 
 
 def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
-    """Warn about what is no longer sent, or is sent differently, since `before`. A change of
-    several tables or publications, such as the partitions of a table, is one line."""
+    """Warn about what is no longer sent, or is sent differently, since `before`. A change that
+    affects several tables or publications, such as the partitions of a table, is one warning."""
     told: dict[str, list[str]] = {}
     for name, old in before.publications.items():
         new = now.publications.get(name)
@@ -250,14 +252,14 @@ def check_inventory(before: Facts, now: Facts) -> Iterator[Finding]:
 
 
 def added_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
-    """Return the tables that were published since `before`, by name."""
+    """Return the tables that are published now but were not at `before`, sorted by name."""
     known, current = _by_oid(before), _by_oid(now)
     return _by_name(current[oid] for oid in current.keys() - known.keys())
 
 
 def removed_tables(before: Facts, now: Facts) -> list[PublishedRelation]:
-    """Return the tables that are no longer published or no longer exist, by name; none while a
-    publication is missing, which is reported separately."""
+    """Return the tables that are no longer published or no longer exist, sorted by name. There are
+    none while a publication is missing, which is reported separately."""
     if before.publications.keys() - now.publications.keys():
         return []
     known, current = _by_oid(before), _by_oid(now)
@@ -277,7 +279,8 @@ def _by_name(relations: Iterable[PublishedRelation]) -> list[PublishedRelation]:
 
 
 def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
-    """Return the warning that rows of `tables` from before their publication are not read."""
+    """Return the warning that the rows that `tables` had before they were published are not
+    read."""
     return OperatorWarning(
         f"existing rows of tables that were added to a publication are not sent: {some_names(tables)}",
         "to read these rows, run walgate snapshot start schema.table (not possible with snapshot.mode = never)",
@@ -285,8 +288,8 @@ def rows_not_sent(tables: Sequence[str]) -> OperatorWarning:
 
 
 def _changes(before: PublicationFacts, after: PublicationFacts) -> Iterator[str]:
-    """Yield changes of the publication. Changes of the tables' own columns are not among them: they
-    arrive in the stream."""
+    """Yield the changes of the publication, and of the names, row filters and columns of its
+    tables. Columns that were added are not among them: they arrive in the stream."""
     if before.all_tables != after.all_tables:
         yield f"{'now' if after.all_tables else 'no longer'} for all tables"
     if before.via_root != after.via_root:

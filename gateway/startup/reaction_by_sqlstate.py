@@ -1,16 +1,16 @@
 """The reaction to each error of PostgreSQL, by SQLSTATE (PostgreSQL manual, appendix A), at a
-start, in the stream and in every statement: gateway/postgres/classify_errors.py asks for it.
+start, in the stream and in every statement. gateway/postgres/classify_errors.py applies it.
 
 A code of five letters takes precedence over its class of two. Every class of the manual is either
-in the table or covered by OTHER, and codes of unknown classes are waited for: only an incorrect
-statement of the gateway itself is a defect. The same code is judged differently in three places:
+in the table or covered by OTHER, and so are unknown classes, for which the gateway waits. Only an
+incorrect statement of the gateway itself is a defect. A code is judged differently in three places:
 
     a statement of the gateway    as the table says
     a login                       a function of the database (a login event trigger) may raise any
                                   code; the gateway waits
     the stream                    pgoutput uses the catalog as of the change: an error that does not
-                                  pass comes again at the same LSN, and is judged by how often it
-                                  did (gateway/startup/repeated_failure.py)
+                                  pass recurs at the same LSN, and is judged by how often it has
+                                  occurred (gateway/startup/repeated_failure.py)
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ TABLE: Final[dict[str, tuple[type[WalgateError], str]]] = {
     "42": (InternalError, UNKNOWN),
 }  # fmt: skip
 OTHER: Final[tuple[type[WalgateError], str]] = (RetrySlowly, _LOG_OF_SERVER)
-"""Reaction to classes of the manual that are not in the table, and to codes that functions of the
-database invent."""
+"""The reaction to classes of the manual that are not in the table, and to codes that functions of
+the database define."""
 
 _PASSES_IN_STREAM: Final = frozenset({"08", "28", "3D", "40", "53", "55", "57", "58", "72", "F0"})
 """Classes of errors about what the server currently lacks, not about the WAL that it read."""
@@ -154,12 +154,14 @@ _PASS_IN_STREAM: Final = frozenset({"25006", "25P03", "25P04", "42501", "42704",
 
 
 def next_step(sqlstate: str) -> tuple[type[WalgateError], str]:
-    """Return the class of the error and the hint, after a statement of the gateway."""
+    """Return the class of the error and the hint, for an error in one of the gateway's own
+    statements."""
     return TABLE.get(sqlstate) or TABLE.get(sqlstate[:2]) or OTHER
 
 
 def next_step_at_login(sqlstate: str, *, is_raised_by_function: bool = False) -> tuple[type[WalgateError], str]:
-    """Return what `next_step` returns, for an error at login, when code in the database may run."""
+    """Return the class and the hint for an error at login, when functions of the database may
+    run."""
     kind, hint = next_step(sqlstate)
     passes = issubclass(kind, Retry) and hint == ""
     is_of_database = sqlstate[:2] in ("21", "22", "23", "2F", "38", "39", "P0") and not issubclass(

@@ -1,19 +1,19 @@
-"""A place in the WAL that fails repeatedly: the resume LSN does not move, and the error is the
-same.
+"""A place in the WAL where the stream fails repeatedly: the resume LSN does not move, and the error
+is the same.
 
 pgoutput decodes each change with the catalog *as of the change*: row filters, column lists,
 partitions. So the current catalog looks right, and no repair of it gets the stream past the place.
-Yet some of these errors pass (a server is upgraded, another server takes over), and an error that
-comes once proves nothing:
+Yet some of these errors pass (a server is upgraded, another server takes over), and a single
+occurrence proves nothing:
 
-    each time      the error, how often it came at this resume LSN, and since when, are in the log,
-                   the status and the metrics
+    each time      the error, how often it has occurred at this resume LSN, and since when, are in
+                   the log, the status and the metrics
     a few times    the gateway waits longer each time; after a crash of the server, for minutes,
                    since each crash ends every session of every database
     then           exit code 78, with the LSN, PostgreSQL's message and the operator's choices
 
-A session that received the WAL up to where it ended when the session began has got past the place:
-counting starts again.
+A session that has received all WAL that existed when it began has got past the place, and counting
+starts again.
 
 The count is part of the position that is written when an epoch begins. So a process that a
 supervisor restarts after exit code 78 makes one attempt, not as many as the first one.
@@ -110,9 +110,9 @@ RepeatedFailure = DecodingFailed | ServerCrashed
 def counted_again(
     before: object, now: RepeatedFailure, resume_lsn: int, moment: str, *, has_passed: bool
 ) -> RepeatedFailure:
-    """Return `now` with its count. `before` is what was reported before it; `moment` is the time,
-    as the log writes it; `has_passed` means that the session received all WAL that existed when it
-    began."""
+    """Return `now` with the number of times that it has occurred. `before` is the previous report,
+    and `moment` the current time in the format of the log. `has_passed` means that the session
+    received all WAL that existed when it began."""
     is_same = isinstance(before, type(now)) and (before.cause, before.resume_lsn) == (now.cause, resume_lsn)
     if not is_same or has_passed or not isinstance(before, (DecodingFailed, ServerCrashed)):
         return replace(now, resume_lsn=resume_lsn, times=1, since=moment)
@@ -120,9 +120,9 @@ def counted_again(
 
 
 def to_record(reported: object, position: Position) -> FailedPlace | None:
-    """Return what the position of a new epoch has about a failure at its resume LSN: what this
-    process counted, or what another process counted since. `reported` is what this process reported
-    last, or None."""
+    """Return the failure at the resume LSN that the position of a new epoch records, or None. The
+    count is that of this process, or of another process that has counted since. `reported` is the
+    last report in this process, or None."""
     counted = [position.failed_place]
     if isinstance(reported, (DecodingFailed, ServerCrashed)):
         counted.append(FailedPlace(reported.cause, Lsn(reported.resume_lsn), reported.times, reported.since))
@@ -133,7 +133,8 @@ def to_record(reported: object, position: Position) -> FailedPlace | None:
 
 
 def from_record(position: Position) -> RepeatedFailure | None:
-    """Return the failure at the resume LSN that the position has, for the next count."""
+    """Return the failure that the position records for its resume LSN, or None, for the next
+    count."""
     failed = position.failed_place
     if failed is None or failed.resume_lsn != position.resume_lsn:
         return None

@@ -40,11 +40,13 @@ class RoleFacts:
     """Facts about the role and its connection.
 
     `provider` is aws, google, azure or "". `is_pooled` means that the process that answers is not
-    the one that accepted the login. `server_ahead_s` is how far the server's clock is ahead of this
-    host's. `unreadable` are published tables that the role may not SELECT from; `read_at_once`
-    those of which it may SELECT the published columns, but not ctid; `closed_schemas` schemas of
-    published tables on which it lacks USAGE; `filtered` published tables whose row-level security
-    applies to it.
+    the one that accepted the login. `server_ahead_s` is the number of seconds by which the server's
+    clock is ahead of this host's.
+
+    `unreadable` are published tables that the role may not SELECT from. Of the tables in
+    `read_at_once`, it may SELECT the published columns, but not ctid. `closed_schemas` are schemas
+    of published tables on which the role lacks USAGE. `filtered` are published tables whose
+    row-level security applies to the role.
     """
 
     name: str

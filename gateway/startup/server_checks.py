@@ -12,18 +12,18 @@ from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.timeline_checks import NotPrimary, check_timeline
 
 OLDEST_VERSION_NUM: Final = 140003
-"""Oldest supported release. Earlier ones do not send a key column that is stored out of line and
-was left unchanged."""
+"""The oldest supported release. Earlier ones do not send an unchanged key column that is stored out
+of line."""
 NEWEST_VERSION: Final = 18
 _ADDS_TABLES_SAFELY: Final = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
-"""First releases in which invalidations reach transactions that are open while ALTER PUBLICATION
-commits (release notes of May 2025)."""
+"""The first releases in which invalidations reach transactions that are open while ALTER
+PUBLICATION commits (release notes of May 2025)."""
 
 
 _DECODES_AGAIN: Final = "14.19, 15.14, 16.10, 17.6"
 _MAY_NOT_DECODE: Final = frozenset({140018, 150013, 160009, 170005})
-"""Releases whose fix for the above sends too many invalidations; the releases in _DECODES_AGAIN
-correct that."""
+"""The releases in _ADDS_TABLES_SAFELY, whose correction sends too many invalidations; the releases
+in _DECODES_AGAIN do not."""
 STANDBYS_FIRST: Final = "(standbys first: their value must not be lower than the primary's)"
 
 
@@ -80,7 +80,7 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
 
 
 def check_slot_capacity(facts: Facts) -> Iterator[Finding]:
-    """Check, before the slot is created, that a slot is free."""
+    """Check that another slot can be created. Call this before the slot is created."""
     server = facts.server
     if server.used_slots >= server.max_replication_slots:
         yield RetrySlowly(
@@ -91,8 +91,8 @@ def check_slot_capacity(facts: Facts) -> Iterator[Finding]:
 
 
 def check_sender_capacity(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Check, before the stream begins and the gateway's own WAL sender counts, that a WAL sender is
-    free."""
+    """Check that a WAL sender is free. Call this before the stream begins, because the gateway's
+    own WAL sender counts after that."""
     server = facts.server
     if server.used_senders >= server.max_wal_senders:
         yield RetrySlowly(

@@ -6,10 +6,10 @@ A walsender warns in three situations (PostgreSQL 14 to 18):
 
 * `LoadPublications` in pgoutput.c, 18 and newer: a publication did not exist at the point of the
   WAL that is being decoded, and its changes are left out. Older servers end the stream there, with
-  42704.
+  SQLSTATE 42704.
 * `StandbySlotsHaveCaughtup` in slot.c, 17 and newer: a failover slot waits for a standby of
   `synchronized_standby_slots` that is down (55000), or whose slot does not exist (22023). The
-  server sends nothing until it is back, and loses nothing.
+  server sends nothing until the standby is back, and loses nothing.
 * `quickdie` in postgres.c: the server is in an immediate shutdown (57P01, 57P02, 57P03).
 """
 
@@ -28,7 +28,7 @@ _STANDBY_ROUTINES: Final = ("StandbySlotsHaveCaughtup", "WaitForStandbyConfirmat
 
 
 class NoticeKind(Enum):
-    """Kind of a notice, by what follows from it."""
+    """The kind of a notice, which decides what follows from it."""
 
     SHUTDOWN = auto()
     """The server shuts down: reconnect."""
@@ -75,7 +75,8 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class WalRemoved:
-    """The server could not open WAL that it needs, `times` in a row at the same `resume_lsn`."""
+    """The server could not open WAL that it needs. This has happened `times` times in a row at the
+    same `resume_lsn`."""
 
     message: str
     resume_lsn: int = 0
@@ -84,8 +85,8 @@ class WalRemoved:
 
 Reported = LeftOut | WalRemoved | RepeatedFailure
 _CERTAIN_TIMES: Final = 3
-"""Reports after which removed WAL is certain: a server that was just promoted or restored may find
-the segment a moment later."""
+"""The number of reports after which it is certain that WAL was removed. A server that was just
+promoted or restored may find the segment a moment later."""
 
 
 def judge_reported(

@@ -14,8 +14,8 @@ LOST_SLOT_HINT: Final = f"changes after the resume LSN can no longer be read: {A
 
 
 def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Check that no other process holds the slot. Comes before any other judgement, since the
-    holder may be moving the slot."""
+    """Check that no other process holds the slot. This check comes before any other judgement,
+    because the holder may be moving the slot."""
     slot = facts.slot
     if slot is not None and slot.active_pid not in (None, expected.backend_pid):
         yield Retry(

@@ -194,11 +194,12 @@ def start(
     reported: Reported | None = None,
     quarantine: Iterable[Quarantined] = (),
 ) -> Steps:
-    """Start; return the position of the new epoch. START_REPLICATION is next. Raises WalgateError.
+    """Yield the steps of a start, up to START_REPLICATION, and return the position of the new
+    epoch. Raises WalgateError.
 
     `fresh_position` makes the position of a slot that was never read. `reported` is what the server
-    reported in the previous session, and `quarantine` are the tables that session put into
-    quarantine.
+    reported in the previous session, and `quarantine` are the tables that the previous session put
+    into quarantine.
     """
     facts: Facts = yield _LOOK
     yield from _judge((*check_holder(facts, expected), *_before_position(facts, expected, reported)))
@@ -244,16 +245,17 @@ def _renamed(former: Position, fresh: Position) -> OperatorWarning:
 
 
 def _with(known: Iterable[Quarantined], more: Iterable[Quarantined], resume_lsn: int) -> tuple[Quarantined, ...]:
-    """Return both, by LSN. Tables in `more` that a snapshot put into quarantine have no LSN; they
-    begin at the resume LSN."""
+    """Return the tables of both, sorted by LSN. Tables in `more` that a snapshot put into
+    quarantine have no LSN, and get the resume LSN."""
     more = [each if each.since_lsn else replace(each, since_lsn=resume_lsn) for each in more]
     by_oid = {each.relation_oid: each for each in (*more, *known)}
     return tuple(sorted(by_oid.values(), key=lambda each: (each.since_lsn, each.relation_oid)))
 
 
 def _before_position(facts: Facts, expected: Expected, reported: Reported | None = None) -> Iterable[Finding]:
-    """Check what needs no position. A loss of changes is not among it (rule 3 of the theory), and a
-    publication is not waited for if the server has already reported it missing."""
+    """Make the checks that need no position. A loss of changes is not judged here (rule 3 of the
+    theory). Publications are not checked, and so not waited for, if the server has reported that
+    one was missing."""
     for check in (check_server, check_sender_capacity, check_slot, check_retention, check_synchronous):
         yield from (finding for finding in check(facts, expected) if not isinstance(finding, DataGap))
     if not isinstance(reported, LeftOut):
@@ -278,7 +280,7 @@ def _judge_behind_fence(findings: Iterable[Finding]) -> Judging:
 
 
 def _judge_prefix(stored: Stored, fresh: Position, facts: Facts, *, withdraws: bool) -> Judging:
-    """Check the prefix; `withdraws`: if it is refused, withdraw the intent."""
+    """Check the prefix. If it is refused, the intent is withdrawn if `withdraws` is true."""
     try:
         yield from _judge_behind_fence(check_prefix(stored.positions, fresh, facts))
     except StopForOperator:
@@ -352,7 +354,7 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
     is_other = identity.system_identifier != server.system_identifier
     if is_other or identity.timeline != server.timeline:
         raise Retry("the replication connection and the regular connection reached different servers")
-    # A position of epoch 0 has delivered nothing: its timeline was taken from these facts.
+    # With a position of epoch 0, nothing was delivered: its timeline was taken from these facts.
     if position.epoch > 0 and identity.timeline != position.timeline:
         yield from _judge(check_timeline(identity.timeline, position.timeline))
         history: str = yield TimelineHistory(identity.timeline)
@@ -364,8 +366,8 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
 
 
 def check_without_position(facts: Facts, expected: Expected) -> Report:
-    """Check PostgreSQL alone, for `walgate check`, which changes nothing. If the slot is in use, it
-    is probably by the gateway itself."""
+    """Check PostgreSQL alone, for `walgate check`, which changes nothing. A slot that is in use is
+    only a warning, because the gateway itself is probably using it."""
     holders = (
         OperatorWarning(
             f"{held.message}: if that is the gateway, a second one would wait as a standby gateway",

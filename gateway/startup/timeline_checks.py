@@ -28,7 +28,7 @@ class LeftBehind(NotPrimary):
 
 def check_timeline(timeline: int, expected: int | None) -> Iterator[Finding]:
     """Refuse an old primary, which may just be the first host that answered. `timeline` is the
-    server's; that of a standby is known on the replication connection only."""
+    server's timeline, which for a standby is known on the replication connection only."""
     if expected is not None and timeline < expected:
         yield LeftBehind(
             f"the server is on timeline {timeline}, but the resume LSN is on {expected}: this server is an old primary",

@@ -1,7 +1,7 @@
 """Decide when the slot is advanced although its changes were not delivered: `source.on_wal_budget =
 advance`. No I/O.
 
-    within the budget, or another reads the slot    nothing
+    within the budget, or the slot is in use        nothing
     unconfirmed changes retain the WAL              advance the slot to the end of the WAL; Kafka
                                                     need not answer
     something else retains it (such as an open      nothing: a loss would free nothing
@@ -30,8 +30,8 @@ _BUDGET_REACHED: Final = "source.wal_budget_bytes was reached"
 @dataclass(frozen=True, slots=True)
 class ReleasedWal:
     """WAL that is given up: the slot was advanced from `first_lsn` to `end_lsn`, or will be.
-    `has_freed` means that the slot has been within the budget since. `told_lsn` is the LSN up to
-    which the server is known to have advanced it, and the log has reported it."""
+    `has_freed` means that the slot has been within the budget since then. `told_lsn` is the LSN up
+    to which the server is known to have advanced the slot; the log has reported it."""
 
     first_lsn: Lsn
     end_lsn: Lsn
@@ -57,8 +57,9 @@ def retained_bytes(facts: Facts) -> int:
 
 
 def seen(released: ReleasedWal, facts: Facts) -> ReleasedWal | None:
-    """Return what the facts show of an advance whose answer may have been lost; None if it was not
-    made. While another session is active on the slot, the advance may still be made."""
+    """Return `released` as the facts show it, since the answer to an advance may have been lost;
+    None if the slot was not advanced. While another session is active on the slot, the advance may
+    still be made."""
     slot = facts.slot
     if slot is None or slot.confirmed_flush_lsn is None:
         return released
@@ -72,8 +73,9 @@ def seen(released: ReleasedWal, facts: Facts) -> ReleasedWal | None:
 
 
 def release_to(facts: Facts, known: Position | None, released: ReleasedWal | None, budget_bytes: int) -> Lsn | None:
-    """Return the LSN to advance the slot to; None to leave it. `known` is the position of the last
-    session, `released` the WAL given up so far that is not recorded in Kafka."""
+    """Return the LSN to which the slot is to be advanced; None if it is to be left alone. `known`
+    is the position of the last session, `released` the WAL given up so far that is not recorded in
+    Kafka."""
     slot, server = facts.slot, facts.server
     if slot is None or slot.confirmed_flush_lsn is None or known is None or server.in_recovery:
         return None

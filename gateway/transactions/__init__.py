@@ -1,8 +1,8 @@
 """State of transactions, from their messages to their last marker. No I/O.
 
 No row waits here for its COMMIT, and nothing is spilled to disk. A row goes to the sink of its
-topic at once, also while it is not known whether its transaction commits; it counts for consumers
-once the marker that ends the transaction is there (native_record_writer).
+topic at once, even while it is not known whether its transaction commits. The row counts for
+consumers once the marker that ends the transaction is there (native_record_writer).
 
     machine           the state machine: pgoutput messages -> calls of a record writer. Its parts:
     ordinary          transactions that arrive whole, and the rows of all transactions
@@ -11,7 +11,7 @@ once the marker that ends the transaction is there (native_record_writer).
     record_writer     what a dialect must write: the interface
     native_record_writer
                       Walgate's own dialect: change events and markers
-    transaction       what it keeps of a transaction (no rows), and the interfaces to its
+    transaction       what the machine keeps of a transaction (no rows), and the interfaces to its
                       surroundings
     position          the durable position of a slot, and its record
     commit_policy     pure rules: when a Kafka transaction is closed, when reading waits, and when

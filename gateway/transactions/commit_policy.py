@@ -1,10 +1,10 @@
-"""Decides, from plain facts, when a Kafka transaction is closed, when reading waits, and when the
-position of an idle slot advances.
+"""Decides when a Kafka transaction is closed, when reading waits, and when the position of an idle
+slot advances.
 
-A Kafka transaction holds whole PostgreSQL transactions, except that one which is streamed while in
-progress may be divided (OrdinaryTransactions.at_boundary). The next one is filled while one is
-being committed, so it can be closed only where a PostgreSQL transaction may end, when Kafka is
-free. Whether it is closed there depends on the moment:
+A Kafka transaction holds whole PostgreSQL transactions, except that a streamed transaction may be
+divided (OrdinaryTransactions.at_boundary). While one Kafka transaction is being committed, the next
+is filled. A Kafka transaction can be closed only where a PostgreSQL transaction may end, and only
+when Kafka is free. Whether it is then closed depends on the moment:
 
     within a read    only if it is large: its consumers wait for the rest of the read anyway
     after a read     always if the stream pauses, so that a small transaction is not delayed. If the
@@ -15,7 +15,8 @@ free. Whether it is closed there depends on the moment:
                      from being committed
 
 A Kafka transaction costs gateway and brokers a few ms of CPU time, however little it holds. Kafka
-therefore counts as free no sooner than `commit_interval_s` after the last one was begun.
+therefore counts as free no sooner than `commit_interval_s` after the last Kafka transaction was
+begun.
 
 gateway/runtime/kafka_transactions.py and the delivery (gateway/kafka/transaction_delivery.py) ask
 this module. All times are in seconds and are passed by the caller.
@@ -28,23 +29,24 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)  # not frozen: one is created after every read
 class Filling:
-    """The Kafka transaction that is being filled, and the circumstances."""
+    """The Kafka transaction that is being filled, and the state of the stream and of Kafka."""
 
     at_boundary: bool
-    """No PostgreSQL transaction that must stay whole is partly in it."""
+    """Whether the Kafka transaction may end here: each PostgreSQL transaction in it that must stay
+    whole is complete."""
     has_content: bool
-    """There are records, markers or states to commit."""
+    """Whether there are records, markers or states to commit."""
     kafka_is_free: bool
-    """The previous Kafka transaction is committed."""
+    """Whether the previous Kafka transaction is committed."""
     bytes: int
-    """Bytes read from PostgreSQL since the previous one was closed."""
+    """The number of bytes read from PostgreSQL since the previous Kafka transaction was closed."""
     open_batches: int
-    """Partitions with a batch that is not full."""
+    """The number of partitions with a batch that is not full."""
     owed_markers: int
     age_s: float
-    """Seconds since the previous one was closed."""
+    """The seconds since the previous Kafka transaction was closed."""
     more_at_hand: bool = False
-    """The stream has more data that can be read at once."""
+    """Whether the stream has more data that can be read at once."""
     stopping: bool = False
     one_by_one: bool = False
 
@@ -52,7 +54,7 @@ class Filling:
 @dataclass(frozen=True, slots=True)
 class CommitPolicy:
     """The limits. `memory_bytes` and `commit_interval_s` are settings of `kafka`; the defaults of
-    the others were measured (docs/performance.md)."""
+    the other limits were measured (docs/performance.md)."""
 
     memory_bytes: int
     commit_interval_s: float = 0.0
@@ -70,15 +72,15 @@ class CommitPolicy:
     transactions are mostly markers."""
     idle_interval_s: float = 10.0
     idle_bytes: int = 16 << 20
-    """The position of an idle slot is made durable this often, or after this much WAL of other
-    databases and tables."""
+    """The position of an idle slot is made durable every `idle_interval_s` seconds, or after this
+    many bytes of WAL of other databases and tables."""
 
     def may_close(self, filling: Filling) -> bool:
         return filling.at_boundary and filling.has_content and filling.kafka_is_free
 
     def closes_within_read(self, filling: Filling) -> bool:
-        """Return whether to close at the end of a PostgreSQL transaction while the same read has
-        more."""
+        """Return whether to close the Kafka transaction at the end of a PostgreSQL transaction,
+        while the same read has more data."""
         if not self.may_close(filling):
             return False
         return filling.one_by_one or filling.bytes >= max(
@@ -86,7 +88,8 @@ class CommitPolicy:
         )
 
     def closes(self, filling: Filling) -> bool:
-        """Return whether to close after a read, or when Kafka has become free."""
+        """Return whether to close the Kafka transaction after a read, or when Kafka has become
+        free."""
         return self.may_close(filling) and (
             not filling.more_at_hand
             or filling.stopping
@@ -110,12 +113,12 @@ class CommitPolicy:
         return owed_markers > self.max_owed_markers and not kafka_is_free
 
     def rest_s(self, age_s: float) -> float:
-        """Return the seconds to wait before the next Kafka transaction may begin, after one that
-        was begun `age_s` ago, so that they begin at least `commit_interval_s` apart."""
+        """Return the seconds to wait before the next Kafka transaction may begin. The last one was
+        begun `age_s` ago, and two must begin at least `commit_interval_s` apart."""
         return max(0.0, self.commit_interval_s - age_s)
 
     def advances(self, passed_bytes: int, age_s: float, *, reply_requested: bool) -> bool:
-        """Return whether the position advances over `passed_bytes` of WAL that has nothing to
+        """Return whether the position advances over `passed_bytes` of WAL that contains nothing to
         deliver."""
         if passed_bytes <= 0:
             return False

@@ -18,7 +18,7 @@ from schemas.lsn import Lsn
 
 _OPERATIONS: Final = {INSERT: "INSERT", UPDATE: "UPDATE", DELETE: "DELETE"}
 _COUNT_AND_OPTIONS: Final = 5
-"""Bytes of a Truncate message before its relations."""
+"""The size of the count and the options, which precede the relations in a Truncate message."""
 _INNERMOST_FRAMES: Final = 4
 
 
@@ -26,8 +26,8 @@ def add_context(error: Exception, machine: TransactionMachine, payload: bytes, c
     """Add to the message of `error` what `payload` is (INSERT of public.orders), its transaction
     and its LSN. For a row or a Relation message, also set its `relation_oid`.
 
-    Raises InternalError in place of an error that is not a WalgateError; MemoryError stays as it
-    is.
+    Raises InternalError in place of an error that is not a WalgateError; a MemoryError is left as
+    it is.
     """
     lsn = f", LSN {Lsn(change_lsn)}" if change_lsn else ""  # a Relation message has none
     value = "" if isinstance(error, WalgateError | MemoryError) else _value(machine, payload)
@@ -54,8 +54,8 @@ def defect_of(error: Exception, context: str) -> InternalError:
 
 
 def _value(machine: TransactionMachine, payload: bytes) -> str:
-    """Describe the value of a row that cannot be encoded, if that was the error: its column and the
-    byte of the message where it begins."""
+    """Describe the value of a row that cannot be encoded, if there is one: its column, and the byte
+    of the message at which the value begins."""
     relation_oid = _relation_oid(machine, payload)
     if relation_oid is None or payload[0] == RELATION or (version := machine.in_force(relation_oid)) is None:
         return ""

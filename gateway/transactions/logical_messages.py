@@ -24,11 +24,12 @@ from gateway.transactions.transaction import (
 _UNSIGNED: Final = 0xFFFFFFFF
 
 _NAMED_PREFIX: Final = 100
-"""Characters of a prefix that are enough to recognize it: it may be as large as the message."""
+"""The number of characters that are enough to recognize a prefix, which may be as long as the
+message."""
 
 
 class LogicalMessages(OrdinaryTransactions):
-    """Receives logical messages, too."""
+    """Receives logical messages, besides all that OrdinaryTransactions receives."""
 
     def __init__(
         self,
@@ -85,8 +86,8 @@ class LogicalMessages(OrdinaryTransactions):
         return transaction
 
     def _leave_out(self, message: Message | MessageHead, transaction: Transaction | None, message_bytes: int) -> None:
-        """Leave out a message that is too large for Kafka. Any user can emit one, so it must not
-        stop the rest."""
+        """Leave out a message that is too large for Kafka. Any user can emit such a message, so it
+        must not stop replication."""
         prefix = message.prefix[:_NAMED_PREFIX]
         xid = 0
         if transaction is not None:
@@ -100,7 +101,8 @@ class LogicalMessages(OrdinaryTransactions):
 
     def drained(self, data: bytes, position: int, end: int, message_bytes: int) -> None:
         """Process the first bytes of a message that is far too large for Kafka; `message_bytes` is
-        its whole size. A logical message is left out. For a row, raises the error of its sink."""
+        its whole size. A logical message is left out; for a row, the error of its sink is
+        raised."""
         if data[position] in ROW_MESSAGES:
             oid_at = position + (5 if self.in_stream else 1)
             relation_oid: int = read_i32_be(data, oid_at)
@@ -115,7 +117,7 @@ class LogicalMessages(OrdinaryTransactions):
             self._leave_out(head, transaction, message_bytes)
 
     def _refuse_drained(self, relation_oid: int, message_bytes: int) -> None:
-        """Raises StopForOperator, unless the row is left out."""
+        """Raise StopForOperator, unless the row is left out."""
         if not self._leaves_out(self._demand_transaction("a row message"), relation_oid):
             version = self._active.get(relation_oid) or self._activate(relation_oid)
             raise version.too_large(f"comes in a message of {message_bytes} bytes", message_bytes)

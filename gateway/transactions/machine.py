@@ -2,7 +2,8 @@
 replication may start again.
 
 Transactions that arrive whole are in ordinary.py, logical messages in logical_messages.py, the
-versions of relations in relations_in_force.py. This file has the transactions that arrive in parts.
+versions of relations in relations_in_force.py. This file is about the transactions that arrive in
+parts.
 
 Theory
 ======
@@ -33,7 +34,8 @@ A transaction can therefore be in three places:
 Records: what is written for each event is the dialect's matter (record_writer.py). In Walgate's
 own, rows are sent to their topic at once, and count once the marker that ends their transaction is
 there, with its manifest (native_record_writer.py). The rows of a subtransaction that is rolled back
-are already written by then: the manifest names it (`aborted_subxids`), and readers drop them.
+are already written by then: the manifest names the subtransaction (`aborted_subxids`), and readers
+drop its rows.
 
 Rules that connect the states:
 
@@ -43,24 +45,25 @@ Rules that connect the states:
   transactions, and where KafkaTransactions.keepalive sets it on an idle stream. It never depends on
   open streams: PostgreSQL sends those again from their first change as long as they have not ended.
 * `resume_lsn` never goes back, although the end LSN does for a transaction that was prepared before
-  two-phase was enabled for the slot: the whole of it is sent at its COMMIT PREPARED.
-* Everything of an in-progress attempt is void after a restart. Only `prepared` is kept.
+  two-phase was enabled for the slot: the whole transaction is sent at its COMMIT PREPARED.
+* Everything received of an in-progress transaction is void after a restart. Only `prepared` is
+  kept.
 * In a stream, a logical message carries the xid of the top-level transaction, a row that of its
   subtransaction. If a subtransaction is rolled back, its messages cannot be identified:
   RolledBackMessages.
 * The relation cache has an overlay for each open stream, dropped or merged when the stream ends.
-* A relation that source.excluded_tables names has a version of its own kind in the relation cache,
-  so that rollbacks and renames apply to it, too. Its changes are counted, and are in `excluded`
-  only if the relation has a topic.
+* A relation that source.excluded_tables names has an ExcludedTable as its version in the relation
+  cache, so that rollbacks and renames apply to it, too. Its changes are counted, and are in
+  `excluded` only if the relation has a topic.
 * A relation in quarantine gets no records: its changes are counted in `excluded` of their
   transaction's manifest. The transaction at `skip_lsn` is left out as a whole; its last marker is
   SKIP, and a relation that was refused in it is refused again by the next change that needs it.
 * Commit LSNs rise strictly from one committed transaction to the next. If they do not, something is
   fundamentally wrong (another server, a slot that went back) and going on would duplicate rows.
 
-A remaining asymmetry: the rollback of a prepared transaction that was never received is legal (it
-was prepared before the slot existed) and ignored, while its *commit* is an error; PostgreSQL sends
-the rows first in that case.
+One asymmetry remains. The rollback of a prepared transaction that was never received is legal and
+ignored: the transaction was prepared before the slot existed. The *commit* of such a transaction is
+an error, since PostgreSQL sends the rows first in that case.
 """
 
 from __future__ import annotations
@@ -85,16 +88,16 @@ from gateway.transactions.transaction import MessageSelection, Prepared, Quarant
 
 
 class RolledBackMessages(Retry):
-    """Messages of a subtransaction that was rolled back cannot be told from others. Replication
-    starts again without streaming; the server then leaves them out."""
+    """Messages of a subtransaction that was rolled back cannot be told from other messages.
+    Replication starts again without streaming; the server then leaves out what was rolled back."""
 
     def change(self, next_session: NextSession) -> None:
         next_session.read_whole(for_messages=True)
 
 
 class TransactionMachine(LogicalMessages):
-    """Feed it with `receive` and `change` in stream order; take the owed markers with
-    `take_markers`.
+    """The complete state machine. Call `receive` and `change` in stream order, and take the owed
+    markers with `take_markers`.
 
     `resume_lsn` is where replication may start again once everything so far is durable;
     `at_boundary` tells whether a Kafka transaction may end here. Raises OutOfOrder, DataGap, and
@@ -149,7 +152,7 @@ class TransactionMachine(LogicalMessages):
 
     @property
     def stream_sizes(self) -> list[tuple[int, int]]:
-        """xid and event count of the in-progress transactions that have been streamed."""
+        """The xid and event count of each in-progress transaction that has been streamed."""
         return [(xid, transaction.ordinal) for xid, transaction in list(self._streams.items())]
 
     # -- in-progress streams
@@ -202,7 +205,7 @@ class TransactionMachine(LogicalMessages):
         if transaction is None and message.subxid != message.xid:
             # PostgreSQL 18 drops a transaction that it sees rolled back before streaming it, but
             # announces the end of its subtransaction (tests/golden, stream_abort_alone). No row of
-            # it was sent.
+            # the transaction was sent.
             return
         if transaction is None:
             raise self._out_of_order(f"Stream Abort of {message.xid}", "after its Stream Start")

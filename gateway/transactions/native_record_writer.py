@@ -1,8 +1,8 @@
 """Walgate's own dialect: change events, and markers with their manifests.
 
 Rows are sent to their topic at once, even if it is not known whether their transaction commits;
-their `commit_lsn` is then null. They count once the marker that ends the transaction is there.
-Markers are only pending here: `gateway/kafka` writes them when every row before them is
+their `commit_lsn` is then null. Rows count once the marker that ends their transaction is there.
+Markers are only collected here: `gateway/kafka` writes them when every row before them is
 acknowledged.
 """
 

@@ -1,7 +1,7 @@
-"""The part of the state machine for transactions that arrive whole, and for rows in whatever
-transaction they arrive.
+"""The part of the state machine for transactions that arrive whole, and for the rows of all
+transactions.
 
-gateway/transactions/machine.py extends it, and has the theory.
+gateway/transactions/machine.py extends this part, and explains the theory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from gateway.transactions.transaction import ExcludedTable, Quarantined, Transac
 from schemas.lsn import Lsn
 
 _UNSIGNED: Final = 0xFFFFFFFF
-"""Oids and xids are unsigned, what librt reads is signed. librt takes 0.02 us for a value, struct
-0.06."""
+"""The mask that makes oids and xids unsigned again, since librt reads signed numbers. librt takes
+0.02 us for a value, and struct 0.06 us."""
 
 
 class OutOfOrder(StopForOperator):
@@ -54,11 +54,12 @@ class OrdinaryTransactions:
         self.undelivered_count = 0
         self.heartbeat_time = 0
         self.arrived: object | None = None
-        """The object to be handed over where the current transaction commits: a chunk or a mark of
-        a snapshot, or a command."""
+        """The object to be handed over when the current transaction commits: a chunk or a mark of a
+        snapshot, or a command."""
         self.on_left_out: Callable[[int], bool] | None = None
-        """Called with a relation's oid when an UPDATE of it was written without a value that was
-        not sent; returns whether changes of the relation are tracked from that one on."""
+        """A function that is called with a relation's oid when an UPDATE was written without a
+        value that was not sent. It returns whether the relation's changes are tracked from that
+        UPDATE on."""
         self._writer = writer
         writer.on_left_out = self.left_out
         self._relations = RelationsInForce(quarantined)
@@ -75,17 +76,18 @@ class OrdinaryTransactions:
 
     @property
     def at_boundary(self) -> bool:
-        """Return whether no transaction that must stay in one Kafka transaction is open.
+        """Whether a Kafka transaction may end here: no transaction that must stay whole is open.
 
-        A segment of a stream may be divided: its rows count only once the marker of the end is
-        there, in whatever Kafka transaction they were sent. Segments are as large as the server's
-        logical_decoding_work_mem, and rows should be readable before COMMIT.
+        A segment of a stream may be divided: its rows count only once the marker that ends the
+        transaction is there, in whatever Kafka transaction they were sent. Segments are as large as
+        the server's logical_decoding_work_mem, and rows should be readable before COMMIT.
         """
         return self._current is None or self.in_stream
 
     @property
     def current_xids(self) -> tuple[int, int] | None:
-        """xid and subxid (-1: none) of what arrives now; None outside transactions."""
+        """The xid and subxid (-1 if there is none) of the changes that arrive now; None outside
+        transactions."""
         return None if self._current is None else (self._current.xid, self._current.subxid)
 
     @property
@@ -95,8 +97,8 @@ class OrdinaryTransactions:
 
     @property
     def current_commit_lsn(self) -> Lsn | None:
-        """Commit LSN of what arrives now, for a prepared transaction its prepare LSN; None if it is
-        not known yet."""
+        """The commit LSN of the current transaction, or its prepare LSN if it is prepared; None if
+        the LSN is not known yet."""
         current = self._current
         if current is None:
             return None
@@ -109,18 +111,19 @@ class OrdinaryTransactions:
 
     @property
     def receiving_since(self) -> int:
-        """Commit time of the committed transaction whose rows arrive now; 0: none."""
+        """The commit time of the committed transaction whose rows arrive now; 0 if there is
+        none."""
         current = self._current
         return 0 if current is None or current.silent else current.commit_time or 0
 
     @property
     def marked_lsn(self) -> int:
-        """Commit LSN of the newest commit that has a marker: consumers see no other."""
+        """The LSN of the newest commit that has a marker: consumers see no other commits."""
         return self._writer.marked_lsn
 
     @property
     def marked_time(self) -> int:
-        """Time of the newest commit that has a marker."""
+        """The time of the newest commit that has a marker."""
         return self._writer.marked_time
 
     @property
@@ -129,12 +132,12 @@ class OrdinaryTransactions:
 
     @property
     def excluded_count(self) -> dict[int, int]:
-        """Number of changes of each relation in quarantine."""
+        """The number of changes of each relation in quarantine."""
         return self._relations.excluded_count
 
     @property
     def left_out_count(self) -> int:
-        """Number of changes of excluded tables."""
+        """The number of changes of excluded tables."""
         return self._relations.left_out_count
 
     @property
@@ -146,9 +149,9 @@ class OrdinaryTransactions:
         return self._writer.take_pending()
 
     def take_undelivered(self) -> tuple[int, int]:
-        """Return the commit time (Unix, microseconds; 0: none) of the first transaction with
-        events, or a heartbeat, that has committed since the last call, and the number of these
-        transactions."""
+        """Return the commit time of the first transaction that has committed since the last call,
+        and the number of these transactions. Only heartbeats and transactions with events count.
+        The time is in microseconds since the Unix epoch; 0 if there is none."""
         undelivered = self.undelivered_since, self.undelivered_count
         self.undelivered_since = self.undelivered_count = 0
         return undelivered
@@ -156,23 +159,24 @@ class OrdinaryTransactions:
     # -- relations
 
     def receive(self, message: object, change_lsn: int) -> None:
-        """Process any message except row messages and Relation. `change_lsn` is the start of its
-        XLogData."""
+        """Process any message except row messages and Relation. `change_lsn` is the start LSN of
+        its XLogData."""
         self._handlers[type(message)](message, change_lsn)
 
     def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion | ExcludedTable) -> None:
         """Process a Relation message whose schema is registered, or whose relation is left out.
-        `subxid` is its xid field, present inside a stream."""
+        `subxid` is its xid field, which is present inside a stream."""
         self._relations.announce(relation_oid, version, self._stream_xid(), subxid)
 
     def refuse(self, relation_oid: int, error: WalgateError) -> None:
-        """Process a Relation message that cannot be announced, in a transaction that is left out,
-        or that need not be announced: the relation's next change raises `error`."""
+        """Let the relation's next change raise `error`, instead of announcing a Relation message.
+        The message cannot be announced and is in a transaction that is left out, or it need not be
+        announced."""
         self._relations.refuse(relation_oid, error)
 
     def in_force(self, relation_oid: int) -> RelationVersion | None:
-        """Return the version that the next change of the relation would be encoded with; None if it
-        was never announced, or is left out."""
+        """Return the version that the next change of the relation would be encoded with; None if
+        the relation was never announced, or is left out."""
         return self._relations.in_force(relation_oid, self._stream_xid())
 
     def _stream_xid(self) -> int | None:
@@ -181,8 +185,8 @@ class OrdinaryTransactions:
     # -- snapshots
 
     def set_observer(self, watch: ChangeObserver | None) -> None:
-        """Set the observer. Call this again when its `version` may return something else for a
-        relation."""
+        """Set the observer. Call this again when the observer's `version` may return something else
+        for a relation."""
         self._watch = watch
         self._relations.set_observer(watch)
 
@@ -197,12 +201,12 @@ class OrdinaryTransactions:
         version.read(transaction, rows, change_lsn)
 
     def add_pending_marker(self, marker: Marker) -> None:
-        """Owe a marker that no message causes."""
+        """Add a marker that no message causes."""
         self._writer.add_pending(marker)
 
     def left_out(self, relation_oid: int, data: bytes, row: int, end: int) -> None:
-        """Process once more the Update message at `row`, which was written without a value: its row
-        may be read again, and if so, its changes are tracked from this one on."""
+        """Process the Update message at `row` once more, which was written without a value. If
+        `on_left_out` asks for it, the relation's changes are tracked from this message on."""
         if self.on_left_out is not None and self.on_left_out(relation_oid):
             transaction = self._demand_transaction("Update")
             version = self._activate(relation_oid)
@@ -235,15 +239,16 @@ class OrdinaryTransactions:
         version.row(transaction, data[position], data, row, end, change_lsn)
 
     def _activate(self, relation_oid: int) -> RelationVersion:
-        """Return the version for the first event of a relation since versions last changed."""
+        """Return the version of a relation that is not in `_active`. Raises OutOfOrder if the
+        relation was never announced."""
         version = self._relations.activate(relation_oid, self._stream_xid())
         if version is None:
             raise self._out_of_order(f"a change of relation {relation_oid}", "after a Relation message for it")
         return version
 
     def _leaves_out(self, transaction: Transaction, relation_oid: int) -> bool:
-        """Return whether a change is not encoded and not written. Relations that are left out are
-        never in `_active`."""
+        """Return whether a change is left out, neither encoded nor written. Relations that are left
+        out are never in `_active`."""
         if transaction.skipped:
             return True
         relation = self._relations.count_left_out(relation_oid, self._stream_xid())
@@ -273,15 +278,15 @@ class OrdinaryTransactions:
 
     def _enter(self, transaction: Transaction, subxid: int) -> None:
         """Note that the rows that follow belong to `subxid`. Rows of the top-level transaction
-        itself are written with -1."""
+        itself are written with the subxid -1."""
         transaction.context_subxid = subxid
         self._writer.enter(transaction, self.in_stream)
 
     # -- transactions
 
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
-        """Process a Begin message. Most transactions are small, so this avoids creating a message
-        object, as `commit` does."""
+        """Process a Begin message. This takes no message object, and neither does `commit`, to save
+        time: most transactions are small."""
         if self._current is not None:
             self._demand_no_transaction("Begin")
         transaction = self._writer.open(xid, commit_lsn, readable_time(commit_time), self.resume_lsn, False)
@@ -342,14 +347,14 @@ class OrdinaryTransactions:
         self.transaction_count += 1
 
     def _origin(self, message: Origin, change_lsn: int) -> None:
-        """Take an origin, which the protocol allows between rows too."""
+        """Process an Origin message, which the protocol also allows between rows."""
         transaction = self._demand_transaction("Origin")
         transaction.origin = message.name
         self._enter(transaction, transaction.context_subxid if self.in_stream else transaction.xid)
 
     def _type(self, message: Type, change_lsn: int) -> None:
-        """Ignore the message: it has only the name of a type; its definition is read from the
-        catalog when a Relation uses it."""
+        """Ignore the message, which has only the name of a type. The type's definition is read from
+        the catalog when a Relation message uses the type."""
 
     def _truncate(self, message: Truncate, change_lsn: int) -> None:
         transaction = self._demand_transaction("Truncate")

@@ -1,5 +1,6 @@
-"""The durable position of a slot, and its record: the last one of every Kafka transaction (with
-kafka.delivery = at_least_once, of a Kafka transaction of its own), read at each start.
+"""The durable position of a slot, and its record. The record is the last one of every Kafka
+transaction; with kafka.delivery = at_least_once, it is in a Kafka transaction of its own. It is
+read at each start.
 
 The key is `<system identifier>/<database>/<slot>` as UTF-8 text. This module is pure;
 gateway/kafka/position_topic.py reads the topic.
@@ -50,8 +51,9 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class FailedPlace:
-    """A failure of the server, `times` in a row, while it read the WAL after `resume_lsn`. `cause`
-    is an SQLSTATE or "crash", `since` the time of the first failure."""
+    """A failure of the server that occurred `times` times in a row, while the server read the WAL
+    after `resume_lsn`. `cause` is an SQLSTATE or "crash", and `since` the time of the first
+    failure."""
 
     cause: str
     resume_lsn: Lsn
@@ -64,8 +66,8 @@ class Position:
     """A slot's position.
 
     `state` is INTENT before the slot is created, then ACTIVE. `resume_lsn` is where replication
-    starts again. `skip_lsn` is the commit LSN of the transaction that is to be left out; 0: none.
-    `gap` is the newest one.
+    starts again. `skip_lsn` is the commit LSN of the transaction that is to be left out, or 0 if
+    there is none. `gap` is the newest gap.
     """
 
     system_identifier: str
@@ -85,7 +87,8 @@ class Position:
     gap: Gap | None = None
     written_xid: int = 0
     """The transaction in which a Debezium connector stopped; `written_lsn` is the LSN of the last
-    event that it wrote. Kept for good: no other transaction with this xid has rows before that LSN.
+    event that it wrote. Both are kept for good: no other transaction with this xid has rows before
+    that LSN.
     """
     written_lsn: Lsn = _START
     failed_place: FailedPlace | None = None
@@ -104,8 +107,8 @@ class Position:
 
 
 def position_key(system_identifier: str, database: str, slot: str) -> bytes:
-    """Return the key of a slot's record in the position topic, which its keys in the snapshot topic
-    begin with."""
+    """Return the key of a slot's record in the position topic. The slot's keys in the snapshot
+    topic begin with this key."""
     return f"{system_identifier}/{database}/{slot}".encode()
 
 
@@ -156,7 +159,7 @@ def not_a_position_hint(key: bytes) -> str:
 
 def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:
     """Return the position after a Kafka transaction. `skip_lsn` is kept until replication has
-    passed that transaction, whose end LSN is above its commit LSN."""
+    passed the transaction at this LSN, whose end LSN is higher."""
     return replace(
         position,
         resume_lsn=Lsn(resume_lsn),

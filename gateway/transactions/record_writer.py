@@ -1,12 +1,13 @@
 """The interface between the state machine and a dialect.
 
-What is received and what is written are two things. The machine keeps the order of messages, the
+Receiving and writing are separate. The state machine checks the order of messages, and keeps the
 positions, the relations in force and what is excluded. A RecordWriter writes the records, and a
 RelationVersion those of one relation's rows. gateway/transactions/native_record_writer.py has
 Walgate's own dialect, gateway/debezium/record_writer.py has Debezium's.
 
 These are base classes instead of protocols, because the row path is compiled: a call of a method of
-a compiled class costs a few nanoseconds, one through a protocol as much as in plain Python.
+a compiled class costs a few nanoseconds, while a call through a protocol costs as much as in plain
+Python.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from gateway.transactions.transaction import Prepared, RelationChangeTracker, Tr
 from schemas.relation import RelationDescription
 
 LeftOut = Callable[[int, bytes, int, int], None]
-"""Called with (relation oid, data, row, end) of an Update message whose record has no value for a
-column, because the value was not sent. `row` is the position after the relation oid."""
+"""A function that is called with (relation oid, data, row, end) for an Update message whose record
+lacks the value of a column, because the value was not sent. `row` is the position after the
+relation oid."""
 
 
 class RelationVersion(ABC):
@@ -50,12 +52,12 @@ class RelationVersion(ABC):
 
     @property
     def reads_tuples(self) -> bool:
-        """Return whether `read` takes the tuples of rows, not their READ
-        events."""
+        """Whether `read` takes the tuples of rows instead of their READ events."""
         return False
 
     def expect_rows_of_leaves(self) -> None:
-        """Expect old tuples of partitions with another replica identity than this relation."""
+        """Expect old tuples of partitions whose replica identity differs from that of this
+        relation."""
         self.encoder.has_rows_of_leaves = True
 
     @abstractmethod
@@ -65,7 +67,7 @@ class RelationVersion(ABC):
     @abstractmethod
     def row(self, transaction: Transaction, kind: int, data: bytes, row: int, end: int, change_lsn: int) -> None:
         """Write the records of an Insert, Update or Delete message. `kind` is its first byte, `row`
-        the position after its relation oid, and `end` that after the message."""
+        the position after its relation oid, and `end` the position after the message."""
 
     @abstractmethod
     def truncate(self, transaction: Transaction, change_lsn: int) -> None:
@@ -78,7 +80,7 @@ class RelationVersion(ABC):
 
     @abstractmethod
     def track(self, data: bytes, kind: int, row: int, end: int) -> None:
-        """Tell the tracker the keys of a message whose records were written without it."""
+        """Tell the tracker the keys of a message, without writing records."""
 
     @abstractmethod
     def failing(self, part: TuplePart) -> str | None:
@@ -87,16 +89,16 @@ class RelationVersion(ABC):
 
     @abstractmethod
     def too_large(self, what: str, size: int) -> StopForOperator:
-        """Return the error for a row of `size` bytes, more than the topic takes. `what` is a clause
-        for the message."""
+        """Return the error for a row of `size` bytes, which is more than the topic takes. `what` is
+        a clause for the message of the error."""
 
 
 class RecordWriter(ABC):
     """Writes the records of the transactions that the state machine receives.
 
     `resume_lsn` is the LSN from which replication could start again when the call is made.
-    `marked_lsn` and `marked_time` are those of the newest commit that has a marker: consumers see
-    no other.
+    `marked_lsn` and `marked_time` are the LSN and the time of the newest commit that has a marker:
+    consumers see no other commits.
     """
 
     def __init__(self) -> None:
@@ -126,13 +128,13 @@ class RecordWriter(ABC):
     def truncate(
         self, transaction: Transaction, versions: Sequence[RelationVersion], change_lsn: int, relation_count: int
     ) -> None:
-        """Write the records of a TRUNCATE. `versions` are those of its `relation_count` relations
-        that are not left out."""
+        """Write the records of a TRUNCATE. `versions` are the versions of its relations that are
+        not left out; `relation_count` is the number of all its relations."""
 
     @abstractmethod
     def message(self, transaction: Transaction | None, message: Message, change_lsn: int, resume_lsn: int) -> int:
-        """Write a logical message. Return 0, or the size of its record if that is more than the
-        topic takes; nothing is written then."""
+        """Write a logical message. Return 0. If the record is larger than the topic takes, write
+        nothing and return its size."""
 
     @abstractmethod
     def exclude_message(self, transaction: Transaction, prefix: str) -> None:
@@ -142,8 +144,8 @@ class RecordWriter(ABC):
     def end(
         self, transaction: Transaction, kind: str, marker_lsn: int, end_lsn: int, time: int, gid: str | None
     ) -> bool:
-        """Write what ends a transaction that is committed or prepared. `kind` is that of its last
-        marker. Return whether consumers get anything of the transaction."""
+        """Write what ends a transaction that is committed or prepared. `kind` is the kind of its
+        last marker. Return whether consumers get anything of the transaction."""
 
     @abstractmethod
     def add_pending(self, marker: Marker) -> None:
@@ -152,13 +154,13 @@ class RecordWriter(ABC):
     @property
     @abstractmethod
     def pending_count(self) -> int:
-        """Return the number of markers that `take_pending` would return, or of what takes their
-        place in a dialect without markers."""
+        """The number of markers that `take_pending` would return, or of what takes their place in a
+        dialect without markers."""
 
     @abstractmethod
     def take_pending(self) -> list[Marker]:
-        """Return the markers since the last call, in order. They are written once every record
-        before them is durable."""
+        """Return the markers that were added since the last call, in order. A marker is written
+        once every record before it is durable."""
 
     # -- streamed and prepared transactions, which a dialect may refuse
 
@@ -168,7 +170,7 @@ class RecordWriter(ABC):
 
     @abstractmethod
     def accept_prepared(self, xid: int) -> None:
-        """Raises StopForOperator if the dialect cannot write prepared transactions."""
+        """Raise StopForOperator if the dialect cannot write prepared transactions."""
 
     @abstractmethod
     def stop_segment(self, transaction: Transaction, resume_lsn: int) -> None:

@@ -1,9 +1,9 @@
 """The version that each relation's next change is written with, and the relations whose changes are
 not written.
 
-A relation in quarantine gets no records. A relation that source.excluded_tables names has a version
-of its own kind in the relation cache, so that rollbacks and renames apply to it, too. A relation
-that was refused has no version: its next change raises the error.
+A relation in quarantine gets no records. A relation that source.excluded_tables names has an
+ExcludedTable as its version in the relation cache, so that rollbacks and renames apply to it, too.
+The next change of a relation that was refused raises the error.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class ChangeObserver(Protocol):
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:
         """Return the version to encode the relation's changes with. If the relation is under
-        snapshot, it has `changes`."""
+        snapshot, `changes` of this version is set."""
         ...
 
     def message(self, prefix: str, content: bytes, xid: int, in_stream: bool) -> object | None:
-        """Receive a message with one of OWN_PREFIXES. Returns what is to be handed over where the
+        """Receive a message with one of OWN_PREFIXES. Return the object to be handed over when the
         transaction commits, or None."""
         ...
 
@@ -46,20 +46,20 @@ class ChangeObserver(Protocol):
 
 
 class RelationsInForce:
-    """Relations by oid. A `stream_xid` is the xid of the transaction in whose segment the change
-    arrives; None outside streams.
+    """The relations and their versions, by oid. `stream_xid` is the xid of the transaction in whose
+    segment a change arrives; None outside streams.
 
-    `active` has the results of `activate` until one of them may change: rows look there first. It
-    has no relation whose changes are left out.
+    `active` keeps the results of `activate` until one of them may change; each row is looked up
+    there first. It never contains a relation whose changes are left out.
     """
 
     def __init__(self, quarantined: Iterable[Quarantined]) -> None:
         self.active: dict[int, RelationVersion] = {}
         self.quarantined: dict[int, Quarantined] = {relation.relation_oid: relation for relation in quarantined}
         self.excluded_count: dict[int, int] = dict.fromkeys(self.quarantined, 0)
-        """Number of changes of each relation in quarantine."""
+        """The number of changes of each relation in quarantine."""
         self.left_out_count = 0
-        """Number of changes of excluded tables."""
+        """The number of changes of excluded tables."""
         self.observer: ChangeObserver | None = None
         self._cache: RelationCache[RelationVersion | ExcludedTable] = RelationCache()
         self._refused: dict[int, WalgateError] = {}
@@ -101,8 +101,8 @@ class RelationsInForce:
         return version if isinstance(version, RelationVersion) else None
 
     def activate(self, relation_oid: int, stream_xid: int | None) -> RelationVersion | None:
-        """Return the version for the first change of a relation since versions last changed; None
-        if it was never announced. Raises the error of a refused relation."""
+        """Return the version of a relation that is not in `active`, and store it there; return None
+        if the relation was never announced. Raises the error of a refused relation."""
         refused = self._refused.get(relation_oid)
         if refused is not None:
             raise refused
@@ -115,7 +115,8 @@ class RelationsInForce:
         return version
 
     def count_left_out(self, relation_oid: int, stream_xid: int | None) -> Quarantined | ExcludedTable | None:
-        """Return why a change is not written, and count it; None if it is written."""
+        """Count a change that is not written, and return the entry of its relation; return None for
+        a change that is written."""
         quarantined = self.quarantined.get(relation_oid)
         if quarantined is not None:
             self.excluded_count[relation_oid] += 1

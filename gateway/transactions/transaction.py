@@ -24,8 +24,8 @@ class RecordSink(Protocol):
         """Append the same record, without a key, to every partition of the topic."""
 
     def too_large(self, what: str, size: int) -> StopForOperator:
-        """Return the error for a row of `size` bytes, more than the topic takes. `what` is a clause
-        for the message."""
+        """Return the error for a row of `size` bytes, which is more than the topic takes. `what` is
+        a clause for the message of the error."""
         ...
 
 
@@ -34,10 +34,11 @@ class RelationChangeTracker(Protocol):
     (gateway/snapshot/change_tracking.py). Keys are framed, or None if the relation has none."""
 
     hold_key: Callable[[bytes | None], None]
-    """Called once for each row, and once more with the old key if the key has changed."""
+    """A function that is called once for each row, and once more with the old key if the key has
+    changed."""
     left_out_count: int
-    """`left_out_count` of the encoder when `left_out` was last called. If the encoder's differs
-    after a row, the row was an UPDATE that left columns out."""
+    """The encoder's `left_out_count` when `left_out` was last called. If the encoder's count
+    differs after a row, the row was an UPDATE that left columns out."""
 
     def enter(self, transaction: Transaction) -> None:
         """Note that the changes that follow are of this transaction."""
@@ -51,7 +52,7 @@ class RelationChangeTracker(Protocol):
 @dataclass(frozen=True, slots=True)
 class Quarantined:
     """A relation in quarantine: its changes are counted and not written. `since_lsn` is the commit
-    LSN of the first transaction without them."""
+    LSN of the first transaction whose changes of the relation are missing."""
 
     relation_oid: int
     namespace: str
@@ -66,7 +67,7 @@ class Quarantined:
 
     @property
     def is_marked(self) -> bool:
-        """Return True: manifests name relations in quarantine."""
+        """Whether manifests name the relation: always true in quarantine."""
         return True
 
 
@@ -74,7 +75,8 @@ class Quarantined:
 class ExcludedTable:
     """A relation that source.excluded_tables names: its changes are counted and not written.
 
-    `is_marked`: it has a topic, so consumers may have copies of its rows. Manifests then name it.
+    `is_marked` tells whether the relation has a topic, so that consumers may have copies of its
+    rows. Manifests then name the relation.
     """
 
     relation_oid: int
@@ -98,11 +100,11 @@ class MessageSink(Protocol):
 CHUNK_PREFIX: Final = "walgate.chunk"
 COMMAND_PREFIX: Final = "walgate.snapshot"
 OWN_PREFIXES: Final = frozenset({CHUNK_PREFIX, COMMAND_PREFIX})
-"""Prefixes of logical messages that gateways and operators send to gateways. These are not
-published."""
+"""The prefixes of logical messages that gateways and operators send to gateways. Such messages are
+not published."""
 
 MessageEncoder = Callable[[TransactionContext, int, int, bool, int, str, bytes], bytes]
-"""(context, change_lsn, ordinal, transactional, message_lsn, prefix, content) -> framed
+"""Encodes (context, change_lsn, ordinal, transactional, message_lsn, prefix, content) as a framed
 LogicalMessage."""
 
 
@@ -119,14 +121,14 @@ class ExcludedMessage:
 
 @dataclass(frozen=True, slots=True)
 class MessageSelection:
-    """Which logical messages are published: those with one of `prefixes`, or all if that is empty.
-    `leave_out` is called for each published one that is too large."""
+    """The logical messages that are published: those with one of `prefixes`, or all if `prefixes`
+    is empty. `leave_out` is called for each of these messages that is too large."""
 
     leave_out: Callable[[ExcludedMessage], None]
     prefixes: frozenset[str] = frozenset()
     heartbeats_only: bool = False
-    """source.messages is off: the server sends messages only because of heartbeats and of the
-    messages of snapshots."""
+    """Whether source.messages is off: the server then sends messages only for the sake of
+    heartbeats and snapshots."""
 
     def takes(self, prefix: str) -> bool:
         """Return whether messages with this prefix are published. Heartbeats are published only if
@@ -165,27 +167,28 @@ class Transaction:
     context_subxid: int = -1
     ordinal: int = 0
     silent: bool = True
-    """No event has arrived since the Begin or Stream Start, whose marker is still owed."""
+    """Whether no event has arrived since the Begin or Stream Start, whose marker is still to be
+    written."""
     has_messages: bool = False
-    """The transaction has logical messages."""
+    """Whether the transaction has logical messages."""
     is_heartbeat: bool = False
-    """The transaction is a heartbeat: it counts as delivered once the position after it is durable,
-    even without an event."""
+    """Whether the transaction is a heartbeat. A heartbeat counts as delivered once the position
+    after it is durable, even without an event."""
     skipped: bool = False
-    """The operator wants it left out."""
+    """Whether the operator wants the transaction left out."""
     prepare: BeginPrepare | None = None
-    """The message that began it, if it is prepared without having been streamed."""
+    """The message that began the transaction, if it is prepared without having been streamed."""
 
     @property
     def subxid(self) -> int:
-        """Return the xid of the subtransaction whose changes arrive now; -1 if there is none."""
+        """The xid of the subtransaction whose changes arrive now; -1 if there is none."""
         return -1 if self.context_subxid == self.xid else self.context_subxid
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A prepared transaction whose rows are (or are about to be) durable. It waits for its end
-    without a time limit."""
+    """A prepared transaction whose rows are (or are about to be) durable. It waits for its COMMIT
+    PREPARED or ROLLBACK PREPARED without a time limit."""
 
     gid: str
     xid: int

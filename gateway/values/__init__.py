@@ -1,4 +1,4 @@
-"""Values of columns: from PostgreSQL's forms to Avro.
+"""Converts the values of columns from PostgreSQL's forms to Avro.
 
     column_codec.py column_readers.py row_readers.py    encoders and readers of a column and a row
     protected_columns.py                                columns dropped, nulled, hashed, truncated

@@ -1,8 +1,10 @@
-"""Arrays: one-dimensional ones with lower bound 1 are Avro arrays, all others are special values.
+"""Encodes and renders arrays. One-dimensional arrays with lower bound 1 are Avro arrays; all others
+are special values.
 
-Text (`arrayfuncs.c`, array_out): `{1,NULL,"a b"}`, preceded by `[2:3]=` if a lower bound is not 1.
-Binary (array_send): dimensions, has-nulls flag, element oid; size and lower bound of each
-dimension; elements with their lengths, -1 for NULL.
+The text form (`arrayfuncs.c`, array_out) is `{1,NULL,"a b"}`, preceded by `[2:3]=` if a lower bound
+is not 1. The binary form (array_send) begins with the number of dimensions, a has-nulls flag and
+the element oid. The size and lower bound of each dimension follow, then the elements with their
+lengths, -1 for NULL.
 """
 
 from __future__ import annotations
@@ -75,7 +77,7 @@ def array_from_binary(encode_element: Encode, element_oid: int) -> Encode:
 
 
 def _elements(value: bytes, place: int, count: int) -> Iterator[bytes | None]:
-    """Yield the elements from `place` on; they must end where the value ends."""
+    """Yield the elements from `place` on. The last one must end where the value ends."""
     for _ in range(count):
         length: int = _LENGTH(value, place)[0]
         place += 4

@@ -1,7 +1,7 @@
 """The built-in types of PostgreSQL 18.
 
 `built_in_types.tsv` is pg_type of a new database, as `relations.type_catalog.TYPES_QUERY` reads it;
-a test compares it with a real one.
+a test compares the file with a real server.
 """
 
 from __future__ import annotations

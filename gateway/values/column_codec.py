@@ -1,5 +1,5 @@
-"""The choice of a column's encoders and readers, made once for each version of a relation. The Avro
-type is chosen by `schemas.avro_types`."""
+"""Chooses a column's encoders and readers, once for each version of a relation. The Avro type is
+chosen by `schemas.avro_types`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Codec:
     """A column's encoders and readers. `from_binary` is None if the type's binary form is not
     known, so that its text must be requested.
 
-    The readers do the same as the encoders, from the column's place in the tuple. `render` is for
-    `special`.
+    The readers do what the encoders do, but start from the column's place in the tuple. `render`
+    makes the text for `special`.
     """
 
     from_text: Encode
@@ -91,7 +91,8 @@ _CHAR_OID = 18
 
 
 def codec(column: ColumnType) -> Codec:
-    """Return the encoders for values of the form of `column`: its own, or text in a key."""
+    """Return the encoders and readers for the form of `column`, which is that of its type or, in a
+    key, perhaps text."""
     from_text = _from_text(column)
     render = renderer(column.facts)
     from_binary = _from_binary(column, render)
@@ -106,7 +107,7 @@ def has_binary_decoder(facts: TypeFacts) -> bool:
 
 def is_copied_in_binary(facts: TypeFacts) -> bool:
     """Return whether columns of the type can be requested in binary from COPY: unlike the stream,
-    it fails if a type has no send function."""
+    COPY fails if a type has no send function."""
     return renderer(column_type(facts, -1).facts) is not None
 
 

@@ -1,13 +1,16 @@
-"""Readers of columns: from a column's place in the tuple to its Avro bytes, in one call.
+"""Readers of columns. In one call, a reader goes from a column's place in the tuple to its Avro
+bytes.
 
 A reader takes the data, the position of the column's kind byte and the list to append to; it
 returns the position of the next column. It appends the same number of parts for every value and for
-NULL, for most types one: joining the row's parts costs 0.02 us a part, a concatenation here 0.05.
+NULL; for most types this number is 1. Joining the row's parts costs 0.02 us for each part, and a
+concatenation here 0.05 us.
 
-TupleData (manual 55.9): kind 'n', or kind 't' or 'b' with a 4-byte length and the value. Measured
-over 7 everyday columns, binary: a reader per type takes 1.9 us; slicing the value first and passing
-it to an encoder 2.2 us. Numbers are read by librt (mypyc's library): 0.02 us each where struct
-takes 0.06, and a few instructions when this module is compiled.
+A column in TupleData (manual 55.9) is the kind 'n', or the kind 't' or 'b' with a 4-byte length and
+the value. For 7 everyday columns in binary form, a reader for each type takes 1.9 us; slicing each
+value first and passing it to an encoder takes 2.2 us. Numbers are read by librt (mypyc's library).
+This takes 0.02 us for each, while struct takes 0.06 us; if this module is compiled, it takes a few
+instructions.
 
 A column that is neither NULL nor of the reader's kind raises SlowPathNeeded; the row is then
 encoded again on the slow path. Nothing is checked against the end of the data here: the caller
@@ -30,19 +33,22 @@ from schemas.varint import HALF, SOME_SMALL, encode_some_long
 Parts = list[bytes]
 Reader = Callable[[bytes, int, Parts], int]
 Encode = Callable[[bytes], bytes]
-"""A value, without its length -> Avro bytes with union branch 1. Raises UnrepresentableValue."""
+"""Encodes a value, given without its length, as Avro bytes with union branch 1. Raises
+UnrepresentableValue."""
 Render = Callable[[bytes], bytes]
-"""A binary value -> the text that the server would have sent."""
+"""Renders a binary value as the text that the server would have sent."""
 
 AVRO_NULL: Final = b"\0"
 NOTHING: Final = b""
-"""An empty part that fills up to the number of parts that a reader appends."""
+"""An empty part, which a reader appends to reach its fixed number of parts."""
 UNSIGNED: Final = 0xFFFFFFFF
-"""Lengths are taken as unsigned: a negative one then points beyond every row."""
+"""The mask that makes lengths unsigned: a negative length then points beyond the end of every
+row."""
 
 
 class SlowPathNeeded(Exception):
-    """A column has a kind that the reader does not expect: UNCHANGED, or text instead of binary."""
+    """The fast path cannot take a row. Usually a column has a kind that the reader does not expect:
+    UNCHANGED, or text instead of binary."""
 
 
 NOT_PLAIN: Final = (
@@ -54,18 +60,20 @@ NOT_PLAIN: Final = (
     OverflowError,
     struct.error,
 )
-"""Errors of readers and codecs after which a row is parsed, and encoded or refused, on the slow
+"""The errors of readers and codecs after which a row is parsed, and encoded or refused, on the slow
 path."""
 
 
 def some_bytes(value: bytes) -> bytes:
-    """Return branch 1, length, value: for Avro bytes, and for strings known to be UTF-8."""
+    """Return branch 1, the length and the value, for Avro bytes and for strings that are known to
+    be UTF-8."""
     length = len(value)
     return (SOME_SMALL[length] if length < HALF else encode_some_long(length)) + value
 
 
 def some_text(value: bytes) -> bytes:
-    """Return branch 1, length, value of a text. Raises UnrepresentableValue if it is not UTF-8."""
+    """Return branch 1, the length and the value, for strings. Raises UnrepresentableValue if the
+    value is not UTF-8."""
     if not value.isascii():
         check_text(value)
     length = len(value)
@@ -73,7 +81,7 @@ def some_text(value: bytes) -> bytes:
 
 
 def read_with(encode: Encode, kind: int) -> Reader:
-    """Return the reader of a type that has no faster one."""
+    """Return the reader of a type that has no faster reader."""
 
     def read(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == kind:
@@ -92,10 +100,10 @@ def read_with(encode: Encode, kind: int) -> Reader:
 
 @cache
 def read_bytes(kind: int, is_text: bool) -> Reader:
-    """Return a reader for values that need only a length to be Avro: text, if it is UTF-8, and
-    binary bytea. It appends two parts.
+    """Return a reader for values that become Avro by adding only their length: text, if it is
+    UTF-8, and bytea in binary form. The reader appends two parts.
 
-    Checking for bytes above 127 takes 0.02 us, decoding a text that has some 0.1; a
+    Checking for bytes above 127 takes 0.02 us, and decoding text that has such bytes 0.1 us. A
     UnicodeDecodeError leads to the slow path just as UnrepresentableValue does.
     """
 
@@ -149,7 +157,8 @@ def read_bytes_side_by_side(kind: int, is_text: bool, count: int) -> Reader:
 
 
 def always_unusual(data: bytes, position: int, parts: Parts) -> int:
-    """Read a column without a decoder for its wire form: only NULL is read here."""
+    """Read a column whose wire form has no decoder: NULL is read, and any value raises
+    SlowPathNeeded."""
     if data[position] == KIND_NULL:
         parts.append(AVRO_NULL)
         return position + 1

@@ -1,5 +1,5 @@
-"""Composite values: text from binary (`rowtypes.c`, record_send and record_out): a count, then oid,
-length and value of each attribute."""
+"""Renders composite values from their binary form (`rowtypes.c`, record_send and record_out): a
+count, then the type oid, length and value of each attribute."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _NEEDS_QUOTES = re.compile(rb'["\\(), \t\n\r\v\f]|\A\Z')
 
 
 def composite_renderer(attributes: Sequence[tuple[int, Render]]) -> Render:
-    """Return the renderer. `attributes`: type oid and renderer of each. A type that was altered
-    since its facts were read is not rendered."""
+    """Return the renderer of a composite type. `attributes` has the type oid and the renderer of
+    each attribute. A type that was altered since its facts were read is not rendered."""
 
     def render(value: bytes) -> bytes:
         if _COUNT(value)[0] != len(attributes):

@@ -1,9 +1,10 @@
-"""date, time, timestamp, timestamptz, timetz, interval: microseconds or days since the Unix epoch,
-UTC; intervals are text.
+"""Encodes date, time, timestamp and timestamptz as numbers of days or microseconds, and renders
+these types, timetz and interval as text.
 
-Binary: int32 days, int64 microseconds since 2000-01-01 (`date.c`, `timestamp.c`); the extremes are
--infinity and infinity. Years 1 to 9999 are Avro values: common readers (Python's datetime among
-them) can hold these. All others are special values.
+The binary forms count days (int32) or microseconds (int64) since 2000-01-01 (`date.c`,
+`timestamp.c`); the extremes are -infinity and infinity. Avro dates and timestamps count since the
+Unix epoch, in UTC. Only the years 1 to 9999 are Avro values, because common readers (Python's
+datetime among them) can hold these. All others are special values.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _REMEMBERED_MINUTES: Final = 4096
 
 
 class _Minutes(dict[bytes, int]):
-    """`yyyy-mm-dd hh:mm:` -> microseconds; rows written at about the same time share few
-    minutes."""
+    """A cache of the microseconds of `yyyy-mm-dd hh:mm:`. Rows that were written at about the same
+    time have few different minutes."""
 
     def __missing__(self, text: bytes) -> int:
         micros = _days_of_text(text[:10]) * _DAY_MICROS + _MINUTES_OF_DAY[text[11:]]
@@ -62,7 +63,7 @@ _SECONDS: Final = {b"%02d" % second: second * 1_000_000 for second in range(60)}
 
 def _days_of_text(text: bytes) -> int:
     """Return days since 1970-01-01. Raises UnrepresentableValue for anything but yyyy-mm-dd
-    (infinity, BC, five digits of year)."""
+    (infinity, BC, a year of five digits)."""
     match = _DATE.fullmatch(text)
     if match is None:
         raise UnrepresentableValue
@@ -107,7 +108,7 @@ def _micros_of_clock(text: bytes) -> int:
 
 
 def timestamp_from_text(value: bytes) -> bytes:
-    """Encode `yyyy-mm-dd hh:mm:ss[.ffffff]`. Raises UnrepresentableValue for infinity, BC, years
+    """Encode `yyyy-mm-dd hh:mm:ss[.ffffff]`. Raises UnrepresentableValue for infinity, BC and years
     after 9999."""
     try:
         micros = _minutes[value[:17]] + _SECONDS[value[17:19]]
@@ -141,8 +142,9 @@ def _timestamptz_with_offset(value: bytes) -> bytes:
 
 
 def read_timestamptz_text(data: bytes, position: int, parts: Parts) -> int:
-    """Read a timestamptz in UTC without slicing it first; append three parts. Anything but
-    `yyyy-mm-dd hh:mm:ss[.ffffff]+00` is left to `timestamptz_from_text`."""
+    """Read a timestamptz in UTC without slicing it first; append three parts. Text that does not
+    end in `+00` is left to `timestamptz_from_text`. Raises UnrepresentableValue if the text before
+    `+00` is not `yyyy-mm-dd hh:mm:ss[.ffffff]`."""
     if data[position] == KIND_TEXT:
         length: int = read_i32_be(data, position + 1)
         start = position + 5
@@ -254,7 +256,8 @@ def _clock(micros: int) -> bytes:
 
 
 def _offset(east: int) -> bytes:
-    """Do what EncodeTimezone does: minutes and seconds are only written if they are not zero."""
+    """Render an offset as EncodeTimezone does: seconds are only written if they are not zero, and
+    minutes only if they or the seconds are not zero."""
     seconds = abs(east)
     text = b"%c%02d" % (b"+" if east >= 0 else b"-", seconds // 3600)
     if seconds % 3600:
@@ -263,8 +266,8 @@ def _offset(east: int) -> bytes:
 
 
 def _calendar(days: int) -> tuple[bytes, bool]:
-    """Convert days since 2000-01-01 to an ISO date in the proleptic Gregorian calendar, and whether
-    it is BC (`datetime.c`, j2date)."""
+    """Return the ISO date of a number of days since 2000-01-01 in the proleptic Gregorian calendar,
+    and whether the date is BC (`datetime.c`, j2date)."""
     # Count days since 0000-03-01 in eras of 400 years (H. Hinnant, "chrono-Compatible Low-Level
     # Date Algorithms").
     era, day_of_era = divmod(days + 730_425, 146_097)
@@ -286,8 +289,8 @@ _INFINITE: Final = {
 
 
 def render_interval(value: bytes) -> bytes:
-    """Do what EncodeInterval in `datetime.c` does: each part has its own sign; seconds and their
-    fraction share one."""
+    """Render an interval as EncodeInterval in `datetime.c` does: each part has its own sign;
+    seconds and their fraction have a common sign."""
     micros, days, months = _INTERVAL.unpack(value)
     if (micros, days, months) in _INFINITE:
         return _INFINITE[micros, days, months]
@@ -313,6 +316,6 @@ def _interval_clock(micros: int) -> str:
 
 
 def _truncated(number: int, divisor: int) -> tuple[int, int]:
-    """Divide as C does, towards zero."""
+    """Divide as C does, rounding towards zero."""
     quotient, rest = divmod(abs(number), divisor)
     return (-quotient, -rest) if number < 0 else (quotient, rest)

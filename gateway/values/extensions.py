@@ -1,4 +1,4 @@
-"""hstore and pgvector's types: text from binary."""
+"""Renders hstore, and the type vector of pgvector, from their binary form."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _HEADER = struct.Struct("!hh").unpack_from
 
 
 def render_hstore(value: bytes) -> bytes:
-    """Render a value of hstore_send: count, then key and value, each with its length; -1 for
-    NULL."""
+    """Render an hstore, which is sent as the number of pairs, then the key and the value of each.
+    Each of these has its length before it, or -1 for NULL."""
     place = 4
     pairs = []
     for _ in range(_INT4(value)[0]):
@@ -34,7 +34,8 @@ def _string(value: bytes, place: int) -> tuple[bytes, int]:
 
 
 def render_vector(value: bytes) -> bytes:
-    """Render a value of pgvector: dimensions, an unused word, float4 values."""
+    """Render a vector, which is sent as the number of dimensions, an unused word, and float4
+    values."""
     dimensions, unused = _HEADER(value)
     if unused or len(value) != 4 + dimensions * 4:
         raise NotRenderable("vector header")

@@ -1,5 +1,5 @@
-"""float4 and float8: Avro's float and double, little-endian; NaN and the infinities are valid
-there."""
+"""Encodes float4 and float8 as Avro's float and double (little-endian), in which NaN and the
+infinities are valid, and renders them as text."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ _NAN8: Final = b"\2" + struct.pack("<d", math.nan)
 
 
 def float8_from_text(value: bytes) -> bytes:
-    """Encode a text. Python parses 'NaN', 'Infinity' and '-Infinity' as the server writes them."""
+    """Encode the text of a float8. Python parses 'NaN', 'Infinity' and '-Infinity' as the server
+    writes them."""
     return b"\2" + struct.pack("<d", float(value))
 
 
 def float8_from_binary(value: bytes) -> bytes:
-    """Encode a binary value. All NaNs become the same one, as the text form does not distinguish
+    """Encode a binary float8. All NaNs are encoded alike, as the text form does not distinguish
     them."""
     number = _FLOAT8.unpack(value)[0]
     return b"\2" + value[::-1] if number == number else _NAN8
 
 
 def float4_from_text(value: bytes) -> bytes:
-    """Encode a text. It is the shortest that gives this float4 again, so converting it via a double
-    is exact, except in a tie, which is checked."""
+    """Encode the text of a float4. This is the shortest text that gives the same float4 again, so
+    its conversion by way of a double is exact, except in a tie, which is checked."""
     number = float(value)
     packed = struct.pack("<f", number)
     if number == number and not math.isinf(number):
@@ -37,8 +38,8 @@ def float4_from_text(value: bytes) -> bytes:
 
 
 def _untie(value: bytes, number: float, packed: bytes) -> bytes:
-    """Return the nearer float4 for a double half-way between two of them: the double does not show
-    on which side the text was, so the text itself is compared."""
+    """Return the nearer float4 for a double half-way between two float4 values: the double does not
+    show on which side the text was, so the text itself is compared."""
     low = struct.unpack("<f", packed)[0]
     if low == number:
         return packed
@@ -58,8 +59,8 @@ def float4_from_binary(value: bytes) -> bytes:
 
 
 def render_float8(value: bytes) -> bytes:
-    """Do what `float8out` does: the shortest digits that read back as the same value; an exponent
-    from 1e+15 on and below 1e-4."""
+    """Render a float8 as `float8out` does: with the shortest digits that read back as the same
+    value, and an exponent from 1e+15 on and below 1e-4."""
     number: float = _FLOAT8.unpack(value)[0]
     unlike_numbers = _NOT_FINITE.get(repr(number))
     if unlike_numbers is not None:
@@ -74,7 +75,7 @@ def render_float8(value: bytes) -> bytes:
 
 
 def render_float4(value: bytes) -> bytes:
-    """Do what `float4out` does: an exponent from 1e+06 on and below 1e-4."""
+    """Render a float4 as `float4out` does: like a float8, but with an exponent from 1e+06 on."""
     number: float = _FLOAT4.unpack(value)[0]
     unlike_numbers = _NOT_FINITE.get(repr(number))
     if unlike_numbers is not None:
@@ -88,7 +89,8 @@ _NOT_FINITE: Final = {"nan": b"NaN", "inf": b"Infinity", "-inf": b"-Infinity"}
 
 
 def _is_this_float4(text: str, number: float) -> bool:
-    """Return whether `text` is strictly nearer to `number` than to its neighbours among float4."""
+    """Return whether `text` is strictly nearer to `number` than to the neighbouring float4
+    values."""
     bits = struct.unpack("<I", struct.pack("<f", abs(number)))[0]
     exact, middle = abs(Fraction(text)), Fraction(abs(number))
     above = struct.unpack("<f", struct.pack("<I", bits + 1))[0]
@@ -115,7 +117,7 @@ def _digits_inside(number: float, digit_count: int) -> tuple[str, int]:
 
 def _split(text: str) -> tuple[str, int]:
     """Return the significant digits without zeros at either end, and the decimal exponent of the
-    first."""
+    first digit."""
     mantissa, _, exponent = text.lstrip("-").partition("e")
     whole, _, fraction = mantissa.partition(".")
     digits = whole + fraction
@@ -126,7 +128,7 @@ def _split(text: str) -> tuple[str, int]:
 
 
 def _layout(number: float, digits: str, exponent: int, first_scientific: int) -> bytes:
-    """Do what to_chars does in d2s.c and f2s.c."""
+    """Write a number as to_chars does in d2s.c and f2s.c."""
     if exponent < -4 or exponent >= first_scientific:
         text = digits[0] + ("." + digits[1:] if len(digits) > 1 else "") + f"e{exponent:+03d}"
     elif exponent < 0:

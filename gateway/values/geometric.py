@@ -1,5 +1,5 @@
-"""Geometric types: text from binary (`geo_ops.c`). Every number is a float8, written as `float8out`
-writes it."""
+"""Renders geometric types from their binary form (`geo_ops.c`). Every number is a float8, written
+as `float8out` writes it."""
 
 from __future__ import annotations
 
@@ -43,13 +43,14 @@ def render_circle(value: bytes) -> bytes:
 
 
 def render_path(value: bytes) -> bytes:
-    """Render a path: a byte (closed), int32 number of points, the points."""
+    """Render a path, which is sent as a byte (whether it is closed), the number of points as int32,
+    and the points."""
     _check_count(value, 1)
     return (b"(%b)" if value[0] else b"[%b]") % _points(value[5:])
 
 
 def render_polygon(value: bytes) -> bytes:
-    """Render a polygon: int32 number of points, the points."""
+    """Render a polygon, which is sent as the number of points as int32, and the points."""
     _check_count(value, 0)
     return b"(%b)" % _points(value[4:])
 

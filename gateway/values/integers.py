@@ -1,4 +1,4 @@
-"""bool, int2, int4, int8, oid, xid and xid8."""
+"""Encoders, readers and renderers of bool, int2, int4, int8, oid, xid and xid8."""
 
 from __future__ import annotations
 
@@ -187,8 +187,8 @@ def read_int_text(data: bytes, position: int, parts: Parts) -> int:
 
 
 def read_integers_side_by_side(one: Reader, code: str, count: int) -> Reader:
-    """Return a reader of `count` columns: by one struct (`code` is its letter) if no column is
-    NULL, else by `one`."""
+    """Return a reader of `count` columns. It unpacks them with one struct (`code` is its letter) if
+    no column is NULL, and otherwise reads each with `one`."""
     width = 5 + struct.calcsize(f"!{code}")
     unpack = struct.Struct("!" + f"5x{code}" * count).unpack_from
     kinds = bytes([KIND_BINARY]) * count

@@ -1,7 +1,7 @@
-"""inet, cidr, macaddr, macaddr8: text from their binary form (`network.c`, `inet_net_ntop.c`,
+"""Renders inet, cidr, macaddr and macaddr8 from their binary form (`network.c`, `inet_net_ntop.c`,
 `mac.c`).
 
-inet and cidr are sent as family, prefix length, is-cidr, address length, address.
+The types inet and cidr are sent as family, prefix length, is-cidr flag, address length and address.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def render_inet(value: bytes) -> bytes:
 
 
 def _ipv6(address: bytes) -> str:
-    """Do what inet_net_ntop_ipv6 does: the longest run of two or more zero words is `::`; IPv4
-    within IPv6 keeps its dots."""
+    """Render an address as inet_net_ntop_ipv6 does: the longest run of two or more zero words is
+    `::`; an IPv4 address within it keeps its dots."""
     words = [int.from_bytes(address[at : at + 2]) for at in range(0, 16, 2)]
     start, length = _longest_zeros(words)
     dotted = start == 0 and (length == 6 or (length == 7 and words[7] != 1) or (length == 5 and words[5] == 0xFFFF))
@@ -44,7 +44,8 @@ def _ipv6(address: bytes) -> str:
 
 
 def _longest_zeros(words: list[int]) -> tuple[int, int]:
-    """Return (start, length) of the first longest run of zero words; length 0 if no run has two."""
+    """Return (start, length) of the first longest run of zero words, or length 0 if no run has two
+    words."""
     best, start = (-1, 0), 0
     for at, word in enumerate([*words, 1]):
         if word:
@@ -55,5 +56,5 @@ def _longest_zeros(words: list[int]) -> tuple[int, int]:
 
 
 def render_macaddr(value: bytes) -> bytes:
-    """Render six or eight bytes."""
+    """Render a macaddr of six bytes or a macaddr8 of eight."""
     return value.hex(":").encode()

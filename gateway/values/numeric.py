@@ -1,7 +1,7 @@
-"""numeric: as a decimal of the column's scale, and as text. money: as text.
+"""Encodes numeric as a decimal of the column's scale, and renders numeric and money as text.
 
-Binary form (`numeric.c`, numeric_send): digit count, weight, sign, dscale as int16, then digits in
-base 10,000.
+The binary form of numeric (`numeric.c`, numeric_send) is the digit count, weight, sign and dscale
+as int16, then the digits in base 10,000.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _NOT_A_NUMBER: Final = {0xC000: b"NaN", 0xD000: b"Infinity", 0xF000: b"-Infinity
 
 
 def _encode_unscaled(unscaled: int) -> bytes:
-    """Return branch 1 and the shortest two's complement, big-endian (Avro specification,
-    "Decimal")."""
+    """Return branch 1, the length, and the shortest two's complement in big-endian order (Avro
+    specification, "Decimal")."""
     length = ((unscaled if unscaled >= 0 else ~unscaled).bit_length() >> 3) + 1
     return SOME_SMALL[length] + unscaled.to_bytes(length, "big", signed=True)
 
@@ -39,8 +39,8 @@ _PACK_THREE_BYTES: Final = struct.Struct("!BI").pack
 
 def decimal_from_text(precision: int, scale: int) -> Encode:
     """Return the encoder for the text of numeric(precision, scale), which always has exactly
-    `scale` digits after the point, or `-scale` zeros at its end. Raises UnrepresentableValue for
-    NaN and infinity."""
+    `scale` digits after the point, or `-scale` zeros at its end. The encoder raises
+    UnrepresentableValue for NaN and infinity."""
     limit = 10**precision
     point = -scale - 1
 
@@ -66,8 +66,9 @@ def decimal_from_text(precision: int, scale: int) -> Encode:
 
 
 def decimal_from_binary(precision: int, scale: int) -> Encode:
-    """Return the encoder for the binary form of numeric(precision, scale). Raises
-    UnrepresentableValue also if a digit would be lost, which the type's own scale rules out."""
+    """Return the encoder for the binary form of numeric(precision, scale). The encoder raises
+    UnrepresentableValue for NaN and infinity, and if a digit would be lost, which the type's own
+    scale rules out."""
     limit = 10**precision
 
     def encode(value: bytes) -> bytes:
@@ -92,8 +93,8 @@ def decimal_from_binary(precision: int, scale: int) -> Encode:
 
 
 def read_decimal(precision: int, scale: int) -> Reader:
-    """Return a reader that is fast for values of up to three base-10,000 digits, 8 to 12 decimal
-    ones: their header determines how they are converted."""
+    """Return a reader that is fast for values of up to three digits in base 10,000 (8 to 12 decimal
+    digits): their header determines how they are converted."""
     encode = decimal_from_binary(precision, scale)
     limit = 10**precision
     layouts = _layouts(precision, scale)
@@ -137,8 +138,9 @@ def read_decimal(precision: int, scale: int) -> Reader:
 
 
 def _layouts(precision: int, scale: int) -> dict[int, tuple[int, bool, int, int]]:
-    """Map each such header to the number of digits, whether the value is negative, and the factor
-    and the divisor of the number that the digits form."""
+    """Return, for each header of a value of up to three digits in base 10,000: the number of
+    digits, whether the value is negative, and the factor and the divisor of the number that the
+    digits form."""
     layouts = {scale: (0, False, 1, 1)}  # zero has no digits
     for sign in (0, _NEGATIVE):
         for count in (1, 2, 3):
@@ -150,7 +152,8 @@ def _layouts(precision: int, scale: int) -> dict[int, tuple[int, bool, int, int]
 
 
 def render_numeric(value: bytes) -> bytes:
-    """Do what `numeric_out` does: all integer digits, and exactly dscale digits after the point."""
+    """Render a numeric as `numeric_out` does, with all integer digits, and exactly dscale digits
+    after the point."""
     count, weight, sign, dscale = _HEADER(value)
     if sign in _NOT_A_NUMBER:
         return _NOT_A_NUMBER[sign]
@@ -173,8 +176,8 @@ _MOST_DIGITS: Final = 19
 
 
 def money_renderer(outputs: Sequence[str]) -> Render | None:
-    """Return the renderer of money, derived from the server's own `outputs`; None if they are not
-    as expected."""
+    """Return the renderer of money, derived from the server's own texts of three amounts
+    (`outputs`); None if these are not as expected."""
     if len(outputs) != 3:
         return None
     positive, negative, zero = (_DIGIT.split(output.encode()) for output in outputs)

@@ -1,10 +1,10 @@
-"""Columns whose values must not leave the process unchanged: rules of the settings, compiled into
-the plan of a row.
+"""Protects columns whose values must not leave the process unchanged, according to the rules of the
+settings.
 
 A rule replaces the column's encoders and readers, so that the value is removed before a record is
-made of it, both in text and in binary; columns without a rule are read as before. Hash and truncate
-work on PostgreSQL's text: both forms give the same result, and equal values in two columns the same
-hash.
+made of it, both in text and in binary form. Columns without a rule are not affected. Hash and
+truncate work on PostgreSQL's text: both forms of a value give the same result, and equal values in
+two columns give the same hash.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _NO_VALUE: Final = (KIND_NULL, KIND_UNCHANGED)
 
 
 def protected_codec(facts: TypeFacts, protection: Protection) -> Codec:
-    """Return the encoders of a column under a rule; `facts` are those of its type, or of the base
-    of a domain. They raise the exceptions of renderers, never UnrepresentableValue: nothing may be
-    put into `special`, which holds whole values."""
+    """Return the encoders of a column under a rule; `facts` describes its type, or the base type of
+    a domain. The encoders raise the exceptions of renderers, never UnrepresentableValue: nothing
+    may be put into `special`, which holds whole values."""
     if protection.is_hidden:
         read = _read_over if protection.action is Protect.DROP else _read_null
         return Codec(_encode_null, _encode_null, None, read, read)

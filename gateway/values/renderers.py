@@ -1,8 +1,8 @@
-"""Binary form -> the server's own text, for each type whose text can be written exactly from its
-binary form.
+"""Renders values from their binary form as the server's own text, for each type whose text can be
+derived exactly.
 
-A type that is not listed here has no binary decoder: types of extensions that are not named below,
-and the server's own statistics (pg_mcv_list and similar).
+A type that is not listed here has no binary decoder. This concerns the types of extensions that are
+not named below, and the types of the server's own statistics (pg_mcv_list and similar).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""pg_lsn, tid, snapshots of transaction ids, int2vector, oidvector and reg* types: text from
-binary."""
+"""Renders pg_lsn, tid, snapshots of transaction ids, int2vector, oidvector and reg* types from
+their binary form."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def render_pg_lsn(value: bytes) -> bytes:
 
 
 def render_tid(value: bytes) -> bytes:
-    """Render (block, offset)."""
+    """Render a tid as `(block,offset)`."""
     return b"(%d,%d)" % _TID.unpack(value)
 
 
 def render_snapshot(value: bytes) -> bytes:
-    """Render a pg_snapshot or txid_snapshot: xmin:xmax:running."""
+    """Render a pg_snapshot or txid_snapshot as `xmin:xmax:running`."""
     count, xmin, xmax = _SNAPSHOT(value)
     running = [xid for (xid,) in _XID8(value[20:])]
     if len(running) != count:
@@ -53,7 +53,8 @@ _OID = struct.Struct("!I").unpack
 
 
 def names_renderer(outputs: Sequence[str]) -> Render:
-    """Return the renderer of a reg* type. `outputs`: oid, a space and the name of each object."""
+    """Return the renderer of a reg* type. `outputs` has the oid of each object, a space and its
+    name."""
     names = {int(oid): name.encode() for oid, _, name in (output.partition(" ") for output in outputs)}
 
     def render(value: bytes) -> bytes:

@@ -1,5 +1,5 @@
-"""Types whose values are text already, and bytea, bit, uuid, "char", and those sent as a version
-byte and text."""
+"""Encoders and renderers of types whose values are text already, of bytea, bit, uuid and "char",
+and of types that are sent as a version byte and text."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from gateway.values.column_readers import some_bytes, some_text
 from gateway.values.special_values import NotRenderable
 
 VERSION = 1
-"""Version byte that jsonb, jsonpath, ltree and lquery send before their text."""
+"""The version byte that jsonb, jsonpath, ltree, lquery and ltxtquery send before their text."""
 
 
 def bytea_from_text(value: bytes) -> bytes:
-    """Encode a bytea. bytea_output is pinned to hex: `\\x` and two digits a byte."""
+    """Encode a bytea. bytea_output is pinned to hex: `\\x` and two digits for each byte."""
     return some_bytes(bytes.fromhex(value[2:].decode("ascii")))
 
 
@@ -49,8 +49,8 @@ def uuid_from_binary(value: bytes) -> bytes:
 
 
 def render_char(value: bytes) -> bytes:
-    """Render the one-byte type "char" (`char.c`, charout): a zero byte is empty text, bytes above
-    127 are octal since 16."""
+    """Render the one-byte type "char" (`char.c`, charout): a zero byte gives an empty string, and a
+    byte above 127 an octal escape, as since PostgreSQL 16."""
     byte = value[0] if value else 0
     if byte > 127:
         return b"\\%03o" % byte
@@ -58,8 +58,8 @@ def render_char(value: bytes) -> bytes:
 
 
 def char_from_text(value: bytes) -> bytes:
-    """Encode a "char". Before 16 the server sends a byte above 127 unchanged, which is not
-    UTF-8."""
+    """Encode a "char". Before PostgreSQL 16, the server sends a byte above 127 unchanged, which is
+    not valid UTF-8."""
     return some_text(render_char(value) if len(value) == 1 else value)
 
 

@@ -1,8 +1,8 @@
-"""tsvector and tsquery: text from their binary form.
+"""Renders tsvector and tsquery from their binary form.
 
-tsvector (`tsvector.c`): count, then for each lexeme a C string, a count of positions, the
-positions. tsquery (`tsquery.c`): count, then the nodes in prefix order, an operator's right operand
-before its left one.
+A tsvector (`tsvector.c`) is a count, then for each lexeme a C string, a count of positions, and the
+positions. A tsquery (`tsquery.c`) is a count, then the nodes in prefix order, with an operator's
+right operand before its left one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WEIGHTS_OF_OPERAND: Final = ((8, b"A"), (4, b"B"), (2, b"C"), (1, b"D"))
 
 
 def render_tsvector(value: bytes) -> bytes:
-    """Render `'lexeme':1A,2`; quotes and backslashes are doubled."""
+    """Render a tsvector, for example `'lexeme':1A,2`; quotes and backslashes are doubled."""
     place = 4
     lexemes = []
     for _ in range(_COUNT(value)[0]):
@@ -39,8 +39,8 @@ def render_tsvector(value: bytes) -> bytes:
 
 
 def render_tsquery(value: bytes) -> bytes:
-    """Render `'a' & ( 'b':*A | !'c' )`, as `infix` of `tsquery.c` does. Nodes are assembled from
-    the last to the first, without recursion, so the depth is not limited."""
+    """Render a tsquery as `infix` of `tsquery.c` does, for example `'a' & ( 'b':*A | !'c' )`. Nodes
+    are assembled from the last to the first, without recursion, so the depth is not limited."""
     nodes, place = [], 4
     for _ in range(_COUNT(value)[0]):
         node, place = _node(value, place)
@@ -63,7 +63,8 @@ def render_tsquery(value: bytes) -> bytes:
 
 
 def _node(value: bytes, place: int) -> tuple[tuple[int, bytes], int]:
-    """Return (operator, or 0 for an operand; its text), and the place of the next node."""
+    """Return a node and the place of the next one. A node consists of its operator (0 for an
+    operand) and its text."""
     if value[place] == _OPERAND:
         weight, is_prefix = value[place + 1], value[place + 2]
         end = value.index(0, place + 3)
@@ -82,8 +83,8 @@ def _node(value: bytes, place: int) -> tuple[tuple[int, bytes], int]:
 
 
 def _within(operand: tuple[int, bytes], parent: int, *, is_right_of_phrase: bool) -> bytes:
-    """Return the operand, in parentheses if it binds less tightly than the operator above it. For a
-    phrase, the order of its operands matters."""
+    """Return the operand, in parentheses if it binds less tightly than the operator above it. A
+    phrase on the right of a phrase operator is also in parentheses, because the order matters."""
     operator, text = operand
     if operator and (_PRIORITY[operator] < _PRIORITY[parent] or (operator == _PHRASE and is_right_of_phrase)):
         return b"( %b )" % text

@@ -28,7 +28,7 @@ _TEXT = frozenset(b"0123456789abcdefABCDEFx\\/|, \t\r\n")
 
 @dataclass(frozen=True, slots=True)
 class DecodeInput:
-    """A message or record. `place` is for errors, such as "line 3"."""
+    """A message or record. `place` is where it was found, such as "line 3", for errors."""
 
     place: str
     payload: bytes

@@ -1,5 +1,5 @@
-"""Filters by table and operation. Begin and end of a transaction are shown only if one of its
-changes is."""
+"""Filters by table and operation. The begin and the end of a transaction are shown only if one of
+its changes is shown."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from gateway.errors import StopForOperator
 from gateway.names import is_table
 
 OPERATIONS: Final = ("insert", "update", "delete", "truncate", "message", "read")
-"""Operations to choose from; `read` is a row of a snapshot, which only a topic has."""
+"""The operations to choose from. `read` stands for the rows of snapshots, which are only in
+topics."""
 _BEGINS: Final = frozenset({"Begin", "Begin Prepare", "Stream Start"})
 _ENDS: Final = frozenset({"Commit", "Prepare", "Stream Stop"})
 _ENDS_LATER: Final = frozenset(
     {"Stream Commit", "Stream Abort", "Stream Prepare", "Commit Prepared", "Rollback Prepared"}
 )
-"""Messages that other transactions may precede, so that they are matched by xid."""
+"""Messages that may come after other transactions, and are therefore matched by xid."""
 
 
 def check_operations(operations: Iterable[str]) -> frozenset[str]:
@@ -34,7 +35,7 @@ def check_operations(operations: Iterable[str]) -> frozenset[str]:
 
 
 class MessageFilter:
-    """Filter that is given all messages in their order and returns those to show."""
+    """A filter that is given all messages in their order, and yields those to show."""
 
     def __init__(self, tables: Sequence[str], operations: Iterable[str]) -> None:
         self._tables = tuple(tables)

@@ -12,7 +12,7 @@ from gateway.cli.tail.message_json import Shown
 _PLAIN: Final = re.compile(r"[\w./:+-]+", re.ASCII)
 _CONTROL: Final = re.compile("[\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 LONGEST_VALUE: Final = 200
-"""Characters of a value in a line of text; JSON has all."""
+"""The number of characters of a value that a line of text has at most; JSON has all."""
 _WORDS: Final = frozenset({"null", "true", "false"})
 
 

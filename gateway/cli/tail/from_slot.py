@@ -2,8 +2,8 @@
 touched.
 
 A temporary slot is dropped when its connection ends, in whatever way. But while PostgreSQL creates
-it, the walsender waits for other transactions and does not notice that the client has gone; so it
-is terminated explicitly, found by the slot's name.
+the slot, the walsender waits for other transactions and does not notice that the client has gone.
+The walsender is therefore found by the slot's name, and terminated explicitly.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ async def _unless_ended(doing: Coroutine[Any, Any, T], output: Output) -> T | No
 
 
 async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> None:
-    """Raise StopForOperator if a publication is missing, of which PostgreSQL 18 only warns, and
-    sends nothing."""
+    """Raise StopForOperator if a publication is missing: PostgreSQL 18 would only warn, and send
+    none of its changes."""
     there = [str(row[0]) for row in await sql.fetch(_PUBLICATIONS)]
     missing = [name for name in names if name not in there]
     if missing:

@@ -93,8 +93,8 @@ def _warn_of_tables(topics: set[str], prefix: str, chosen: MessageFilter) -> Non
 async def _follow_new(
     consumer: Consumer, there: set[TopicPartition], offsets: dict[TopicPartition, int], *, at_end: bool
 ) -> None:
-    """Read new partitions too. `offsets` has the next offset of each partition, and gains the new
-    ones."""
+    """Begin to read new partitions. `offsets` has the next offset of each partition that is read;
+    the new ones are added to it."""
     new = sorted(there - offsets.keys())
     if not new:
         return

@@ -73,7 +73,7 @@ class MessageRenderer:
         return shown | self._body(message)
 
     def show_head(self, head: bytes, change_lsn: int, payload_bytes: int) -> Shown:
-        """Return what is known of a message that is too large to be kept in memory, by its first
+        """Return what is known of a message that is too large to be kept in memory, from its first
         bytes."""
         return {
             "message": MESSAGE_NAMES.get(head[0], "unknown"),
@@ -189,7 +189,7 @@ def _plain(name: str, value: Any) -> Any:
 
 
 def _time(microseconds: int) -> str:
-    """Return the time in ISO 8601; in years beyond Python's datetime, as a number."""
+    """Return the time in ISO 8601, or as a number if the year is beyond Python's datetime."""
     if microseconds in _INFINITIES:
         return _INFINITIES[microseconds]
     try:

@@ -15,7 +15,7 @@ from gateway.cli.tail.message_json import Shown
 
 
 class Output:
-    """Output of lines. `ended` is set when no more are wanted."""
+    """Output of lines. `ended` is set when no more lines are wanted."""
 
     def __init__(self, *, as_json_lines: bool, limit: int | None = None) -> None:
         self.ended = asyncio.Event()

@@ -1,12 +1,13 @@
 """The admin client and the consumer.
 
-* `Admin`. aiokafka's own asks one broker at random and fails if that one is unreachable, creates
-  the topics that it is asked to describe, and can ask neither where partitions end nor whether the
-  client may write to a topic. Unnecessary with requests to any broker that answers, an option for
-  the second, `list_offsets` (KIP-396), and the allowed operations (KIP-430).
-* `Consumer.partitions_below`. aiokafka's `topics` reads the partitions of all topics too, and drops
-  them; `partitions_for_topic` only knows those of topics that are being read. Unnecessary when
-  `topics` keeps them. `Consumer` also makes the consumer's client a `Client`.
+* `Admin`. aiokafka's admin client asks one broker at random and fails if that broker is
+  unreachable. It creates the topics that it is asked to describe. It can ask neither where
+  partitions end nor whether the client may write to a topic. Unnecessary if aiokafka asks any
+  broker that answers, creates topics only on request, and supports `list_offsets` (KIP-396) and
+  authorized operations (KIP-430).
+* `Consumer.partitions_below`. aiokafka's `topics` also reads the partitions of all topics, but
+  drops them; `partitions_for_topic` only knows the topics that are being read. Unnecessary if
+  `topics` keeps the partitions. `Consumer` also makes the consumer's client a `Client`.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
 
     @property
     def broker_count(self) -> int:
-        """Number of brokers that were alive when the metadata was last read."""
+        """The number of brokers that were alive when the metadata was last read."""
         return len(self._client.cluster.brokers())
 
     @property
@@ -46,9 +47,9 @@ class Admin(AIOKafkaAdminClient):  # type: ignore[misc]
         return addresses
 
     async def _send_request(self, request: Any, node_id: Any = None) -> Any:
-        """Send a request to the given broker, or else return the answer of the first broker that
-        gives one. aiokafka asks one at random: with one of three brokers unreachable, every third
-        start would fail."""
+        """Send a request to the given broker, or without one to any broker that answers; return the
+        answer. aiokafka asks one broker at random: with one of three brokers unreachable, every
+        third start would fail."""
         if node_id is not None:
             return await super()._send_request(request, node_id)
         answer = await self._client._ask_any(request)

@@ -2,16 +2,17 @@
 when a broker that does not answer is given up.
 
 * `Client.bootstrap`, `_get_conn`, `get_random_node`. aiokafka tries one address after the other,
-  each for the timeout of a request, and makes no other connection meanwhile: a broker that accepts
-  connections and does not answer (a stopped process, a full disk) took minutes. Here addresses are
-  raced, and a connection has 5 s. Unnecessary with connection timeouts
-  (`socket.connection.setup.timeout.ms` of the Java client) in aiokafka.
+  each for the timeout of a request, and makes no other connection meanwhile. A broker that accepts
+  connections but does not answer (a stopped process, a full disk) would delay the client by
+  minutes. Here, the next address is tried after 0.5 s, and a connection must be made within 5 s.
+  Unnecessary with connection timeouts (`socket.connection.setup.timeout.ms` of the Java client) in
+  aiokafka.
 * `Client._watch`. aiokafka gives up a request to a broker that hangs only after the request
   timeout. This client gives the broker up as soon as the cluster has (`broker.session.timeout.ms`,
   9 s by default). No version of aiokafka makes this unnecessary yet.
-* `Client._metadata_update`. aiokafka asks one broker after the other for metadata too. Moreover, a
-  client that knows no topic asks for those of the whole cluster, and one that knows a topic that
-  was deleted recreates it. Unnecessary with options for both in `AIOKafkaClient`.
+* `Client._metadata_update`. aiokafka also asks for metadata one broker after the other. Moreover, a
+  client that knows no topic asks for all topics of the cluster, and a client that knows a deleted
+  topic recreates it. Unnecessary with options for both in `AIOKafkaClient`.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ SILENCE_S: Final = 2.0
 """A request that has been unanswered for this long makes the client ask whether the cluster still
 lists that broker."""
 SUSPECT_S: Final = 20.0
-"""A broker that did not accept a connection is asked last for this long."""
+"""A broker that did not accept a connection, or did not answer, is asked last for this long."""
 
 
 class Client(AIOKafkaClient):  # type: ignore[misc]
@@ -171,7 +172,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
 
     @property
     def _suspects(self) -> dict[Any, float]:
-        """Brokers that did not accept a connection, and when."""
+        """The brokers that did not accept a connection or did not answer, each with the time of its
+        last failure."""
         suspects: dict[Any, float] = self.__dict__.setdefault("_own_suspects", {})
         return suspects
 
@@ -182,8 +184,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         return refusals
 
     async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
-        """Send a request to the broker. Raises AdvertisedUnreachable with the address and the
-        cause, where aiokafka's error would only hold the broker's number."""
+        """Send a request to the broker. Raises AdvertisedUnreachable, which has the address and the
+        cause; aiokafka's error would only have the broker's number."""
         try:
             return await super().send(node_id, request, group=group)
         except NodeNotReadyError:
@@ -267,7 +269,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         await super().close()
 
     async def learn(self, topics: Iterable[str]) -> None:
-        """Read where the partitions of new topics are, by one request for these topics alone."""
+        """Read where the partitions of new topics are, with one request for these topics alone."""
         new = [topic for topic in topics if topic not in self._topics]
         if new:
             self._topics.update(new)
@@ -280,8 +282,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             self.cluster._partitions.update(found._partitions)
 
     def release(self) -> None:
-        """Wake what waits for metadata; call it after `close`. A closed client never gets metadata,
-        so the waiting task and its batches would never be freed."""
+        """Wake the task that waits for metadata; call this after `close`. A closed client never
+        gets metadata, so that task and its batches would otherwise never be freed."""
         waiting = self._md_update_fut
         if waiting is not None and not waiting.done():
             waiting.set_result(False)

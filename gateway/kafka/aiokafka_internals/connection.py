@@ -1,8 +1,8 @@
 """A connection that logs in again, and the errors of connecting.
 
 * `Connection`. aiokafka does not reauthenticate (KIP-368), so brokers with
-  `connections.max.reauth.ms`, as clouds have, close its connections; and it takes a refused token
-  for an accepted one. Unnecessary with reauthentication in aiokafka.
+  `connections.max.reauth.ms`, which is common in clouds, close its connections. It also takes a
+  refused token for an accepted one. Unnecessary with reauthentication in aiokafka.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from gateway.kafka.aiokafka_internals import version  # noqa: F401  # refuses an
 log = structlog.get_logger()
 
 CONNECT_TIMEOUT_S: Final = 5.0
-"""Time limit for a connection with all that belongs to it: TCP, TLS, the first answer, the
-login."""
+"""The time limit for making a connection: TCP, TLS, the login and the first answer."""
 STAGGER_S: Final = 0.5
-"""Another address or broker is tried as well if one has not answered within this time."""
+"""The time without an answer from an address or broker after which another one is tried as well."""
 WATCH_S: Final = 0.5
 
 RENEWED_AFTER: Final = 0.7
-"""Fraction of a session's lifetime after which the connection logs in again."""
+"""The fraction of a session's lifetime after which the connection logs in again."""
 
 T = TypeVar("T")
 
@@ -52,9 +51,9 @@ class _Provider(AbstractTokenProvider):  # type: ignore[misc]
 
 
 class Connection(AIOKafkaConnection):  # type: ignore[misc]
-    """A connection that logs in again before the session ends, as brokers with
-    `connections.max.reauth.ms` demand (KIP-368): they would otherwise close it, and the results of
-    requests in flight would be unknown. `tokens`: for OAUTHBEARER."""
+    """A connection that logs in again before the session ends. Brokers with
+    `connections.max.reauth.ms` (KIP-368) would otherwise close the connection, and the results of
+    requests in flight would be unknown. `tokens` provides the tokens for OAUTHBEARER."""
 
     renew_at = inf
 
@@ -109,7 +108,7 @@ class Connection(AIOKafkaConnection):  # type: ignore[misc]
 
 
 class ConnectError(KafkaConnectionError):  # type: ignore[misc]
-    """Connections to all addresses failed. `errors`: the error of each `host:port`."""
+    """Connections to all addresses failed. `errors` has the error of each `host:port`."""
 
     def __init__(self, errors: dict[str, BaseException]) -> None:
         self.errors = errors
@@ -130,8 +129,8 @@ class TlsRefused(KafkaError):  # type: ignore[misc]
 
 
 class AdvertisedUnreachable(NodeNotReadyError):  # type: ignore[misc]
-    """Brokers that the first answer named do not accept connections. `errors`: the error of each
-    `host:port` that they advertise."""
+    """Brokers that the first answer named do not accept connections. `errors` has the error of each
+    `host:port` that these brokers advertise."""
 
     def __init__(self, errors: Mapping[str, BaseException]) -> None:
         self.errors = dict(errors)
@@ -145,9 +144,9 @@ def words_of(error: BaseException) -> str:
 
 
 async def first_to_succeed(attempts: Sequence[Callable[[], Coroutine[Any, Any, T]]], stagger_s: float) -> T | None:
-    """Return the first result of the attempts, or None if all fail. Each attempt begins when those
-    before it have failed, or after `stagger_s`; the first success cancels the others. An attempt
-    fails by KafkaError, OSError or TimeoutError."""
+    """Return the first result of the attempts, or None if all fail. The next attempt begins when a
+    running one fails, or after `stagger_s`; the first success cancels the others. An attempt fails
+    by raising KafkaError, OSError or TimeoutError."""
     running: set[asyncio.Task[T]] = set()
     left = list(reversed(attempts))
     try:
@@ -172,6 +171,6 @@ async def first_to_succeed(attempts: Sequence[Callable[[], Coroutine[Any, Any, T
 
 def mark_retrieved(future: asyncio.Future[Any]) -> None:
     """Keep asyncio from logging an error that is not awaited: when a producer fails, all of its
-    futures do, and only the first is awaited."""
+    futures fail, and only the first is awaited."""
     if not future.cancelled():
         future.exception()

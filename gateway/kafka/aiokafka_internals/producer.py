@@ -1,25 +1,25 @@
 """The producer: queueing of batches, and the requests of transactions.
 
-* `_EndOnce`. aiokafka resends an unanswered EndTxn in the same epoch. A delayed first one could
-  then end the *next* transaction (the flaw that Jepsen found in Kafka's protocol before KIP-890),
-  so an unanswered one becomes an error. Unnecessary with transaction protocol 2 (KIP-890: EndTxn
-  v5, the epoch grows with each transaction) in aiokafka.
+* `_EndOnce`. aiokafka resends an unanswered EndTxn in the same epoch. If the first request is
+  delayed, it could then end the *next* transaction (the flaw that Jepsen found in Kafka's protocol
+  before KIP-890). Here, an unanswered request is an error. Unnecessary with transaction protocol 2
+  (KIP-890: EndTxn v5, the epoch grows with each transaction) in aiokafka.
 * `_AddPatiently`. aiokafka waits 20 ms while the broker is still ending the previous transaction;
   with 2 ms, a whole Kafka transaction takes 7 instead of 27 ms. With hundreds of partitions, the
-  broker takes a long time to end a transaction, and each refusal costs it as many lookups, so the
-  intervals grow. If access to a topic is denied, everything that waits for that topic fails with
-  this error: aiokafka would only report at the commit that the transaction is in the wrong state.
-  Unnecessary with transaction protocol 2: partitions are added by Produce.
-* `lz4_encode.__defaults__`. aiokafka compresses lz4 at level 9, the slowest; at level 1 a batch of
+  broker takes a long time to end a transaction, and each refusal costs as many lookups, so the
+  intervals grow. If access to a topic is denied, all queued batches fail with this error: aiokafka
+  would only report at the commit that the transaction is in the wrong state. Unnecessary with
+  transaction protocol 2, in which Produce adds partitions.
+* `lz4_encode.__defaults__`. aiokafka compresses lz4 at level 9, the slowest. At level 1, a batch of
   everyday rows takes a tenth of the time and is a tenth larger (bench/encode.py: 0.7 of 5.9 us a
   row). Unnecessary with a compression level (KIP-390).
-* `DirectProducer`. `send_batch` waits until the previous batch has been sent and looks up metadata
-  for each; `stop` waits for what cannot be delivered; partitions that are certain to be written can
-  only be added with their first record; futures that are no longer awaited are logged as errors.
-  Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
+* `DirectProducer`. aiokafka's `send_batch` waits until the previous batch has been sent and looks
+  up metadata for each batch. `stop` waits for what cannot be delivered. Partitions that are certain
+  to be written can only be added with their first record. Futures that are no longer awaited are
+  logged as errors. Unnecessary with a `send_batch` that only queues, and a `close` that gives up.
 * `record_appender`, `end_batch`. `BatchBuilder.append` costs 0.6 us a record more than the C
-  builder behind it. Unnecessary when it takes positional arguments and does not call a serializer
-  that is not there.
+  builder behind it. Unnecessary if `append` takes positional arguments and does not look for
+  serializers that are not set.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
 
 class _Sender(Sender):  # type: ignore[misc]
     """The sender with the handlers above; the two methods that use them are otherwise aiokafka's.
-    `request`: the last request of the transaction."""
+    `request` is the last request of the transaction."""
 
     refused_since: float | None = None
     request: asyncio.Task[Any] | None = None
@@ -130,8 +130,8 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
         self._txn_manager.maybe_add_partition_to_txn(TopicPartition(topic, partition))
 
     def queue(self, builder: Any, topic: str, partition: int) -> asyncio.Future[Any]:
-        """Queue a batch; the future is done when it is delivered. The metadata of the topic must be
-        known or already requested."""
+        """Queue a batch; the future is done when the batch is delivered. The metadata of the topic
+        must be known or already requested."""
         self.client._topics.add(topic)
         batch = self._message_accumulator._append_batch(builder, TopicPartition(topic, partition))
         delivery: asyncio.Future[Any] = batch.future
@@ -153,8 +153,8 @@ class DirectProducer(AIOKafkaProducer):  # type: ignore[misc]
 
 
 def record_appender(builder: Any) -> Callable[..., Any]:
-    """Return `append(offset, timestamp_ms, key, value, headers)` of a batch builder. It returns
-    None when the batch is full."""
+    """Return `append(offset, timestamp_ms, key, value, headers)` of a batch builder. This function
+    returns None when the batch is full."""
     append: Callable[..., Any] = builder._builder.append
     return append
 

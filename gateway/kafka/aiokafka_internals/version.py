@@ -1,6 +1,5 @@
 """The version of aiokafka whose source was read. Every other module of this package imports this
-one.
-"""
+one, directly or through another."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ KNOWN_VERSION: Final = "0.14."
 
 
 def check_version(installed: str) -> None:
-    """Raise StopForOperator unless the version is the known one: another may behave differently
-    without any error."""
+    """Raise StopForOperator unless the version is the known one: another version may behave
+    differently without any error."""
     if not installed.startswith(KNOWN_VERSION):
         raise StopForOperator(
             f"aiokafka {installed} is installed, but the gateway relies on internals of {KNOWN_VERSION}x",
