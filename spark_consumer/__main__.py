@@ -1,5 +1,5 @@
-"""The jobs as `python -m spark_consumer`, which `walgate mirror`, `walgate consume` and `walgate
-dump` run."""
+"""The program `python -m spark_consumer`, which runs the jobs. `walgate mirror`, `walgate consume`
+and `walgate dump` start it."""
 
 from __future__ import annotations
 

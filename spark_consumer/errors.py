@@ -12,15 +12,15 @@ _TOLD = re.compile(r"spark_consumer\.errors\.(\w+: .*?)(?=\n *SQLSTATE|\n\tat |\
 
 
 def told_by(text: str) -> str | None:
-    """Return `TransactionIncomplete: ...` with its hint, extracted from the text of Spark's
-    exception; None if it does not contain an exception of this package."""
+    """Return the exception of this package that the text of Spark's exception contains, as
+    `TransactionIncomplete: ...` with its hint; None if it contains none."""
     found = _TOLD.findall(text)
     return found[-1].strip() if found else None
 
 
 def told_as(kind: type[ConsumerError], problem: Exception) -> str | None:
-    """Return the text of an exception of this class, if it is `problem` or in the text of Spark's
-    exception; else None."""
+    """Return the text of an exception of this class, if `problem` is one, or if the text of Spark's
+    exception contains one; otherwise None."""
     if isinstance(problem, kind):
         return str(problem)
     name, _, text = (told_by(str(problem)) or "").partition(": ")
@@ -33,8 +33,8 @@ _SLOW_STARTS = ("Python worker failed to connect back", "Timed out while waiting
 
 
 def slow_start_in(text: str) -> str | None:
-    """Return Spark's message about a Python process that did not start in time, which passes on a
-    busy machine; None if the text does not contain it."""
+    """Return Spark's message about a Python process that did not start in time; None if the text
+    does not contain it. A busy machine causes this error, which passes."""
     return next((words for words in _SLOW_STARTS if words in text), None)
 
 
@@ -55,8 +55,8 @@ T = TypeVar("T")
 
 
 def briefly(method: Callable[P, T]) -> Callable[P, T]:
-    """Strip the traceback from this package's exceptions when they leave the method: Spark would
-    show all of it to the user."""
+    """Strip the traceback from this package's exceptions when they leave the method, since Spark
+    would show the whole traceback to the user."""
 
     @wraps(method)
     def call(*words: P.args, **named: P.kwargs) -> T:
@@ -78,7 +78,7 @@ class MarkerError(ConsumerError):
 
 
 class TransactionIncomplete(ConsumerError):
-    """The number of records differs from the manifest. Nothing of the read may be used."""
+    """The number of records differs from the manifest. No record of the read may be used."""
 
 
 class RangeExpired(ConsumerError):
@@ -100,7 +100,8 @@ class MalformedRecord(ConsumerError):
     """A record does not match its schema: it is too short or too long, or has impossible lengths or
     branches.
 
-    `record`: its index among the records that were decoded together, if known.
+    `record`: the index of the record among those that were decoded together, or None if it is not
+    known.
     """
 
     record: int | None = None
@@ -112,7 +113,7 @@ class UnsupportedSchema(ConsumerError):
 
 
 class MirrorError(ConsumerError):
-    """The mirror's target is not as the mirror left it, or cannot take a change."""
+    """The output of a mirror or changelog is not as it was left, or cannot take a change."""
 
 
 class JavaUnusable(ConsumerError):
@@ -122,9 +123,9 @@ class JavaUnusable(ConsumerError):
 class BatchInterrupted(ConsumerError):
     """The query was stopped during this batch, which the next query repeats.
 
-    Spark recognizes a stop by these words (StreamExecution.PROXY_ERROR). The regular expression
-    with which it searches for them overflows the JVM's stack on messages as long as Java's usually
-    are.
+    Spark recognizes a stop by the words of the message (StreamExecution.PROXY_ERROR). They are
+    given alone, since Spark's regular expression for them overflows the JVM's stack on messages as
+    long as those of Java usually are.
     """
 
     def __init__(self) -> None:

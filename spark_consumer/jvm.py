@@ -19,13 +19,14 @@ from spark_consumer.errors import MirrorError
 
 
 def submitted_settings() -> dict[str, str]:
-    """Return the settings given to spark-submit, whose Java process is already running."""
+    """Return the settings that were given to spark-submit, whose Java process is already
+    running."""
     SparkContext._ensure_initialized()
     return dict(SparkConf().getAll())
 
 
 def java_class(spark: SparkSession, name: str) -> Any:
-    """Return a class by its full name: py4j would otherwise look up each package of the name, for
+    """Return a class by its full name. Otherwise, py4j would look up each package of the name, for
     which Java searches every jar. Raises MirrorError."""
     return getattr(_classic(spark)._jvm, name)
 
@@ -56,7 +57,8 @@ def java_frame(frame: DataFrame) -> Any:
 
 @contextmanager
 def activated(spark: SparkSession) -> Iterator[None]:
-    """Make this the active session of the thread: Java code called within uses its settings."""
+    """Make this the active session of the thread, so that Java code called within the context uses
+    its settings."""
     sessions = SparkSession._get_j_spark_session_class(_classic(spark)._jvm)
     before = sessions.getActiveSession()
     sessions.setActiveSession(java_session(spark))
@@ -87,8 +89,8 @@ def folder_names(spark: SparkSession, location: str) -> list[str]:
 
 
 def file_names(spark: SparkSession, location: str) -> list[str]:
-    """Return the names of the files in a folder. They are transferred as one text: single names
-    would take several calls of Java for each file of a long Delta log."""
+    """Return the names of the files in a folder. The names are transferred as one text:
+    transferring single names would take several calls of Java for each file of a long Delta log."""
     path, files = hadoop_path(spark, location)
     gateway = spark.sparkContext._gateway
     assert gateway is not None, "no Java"

@@ -1,7 +1,8 @@
-"""How far a mirror or changelog is complete, and who writes it: `<path>/_position`, a line of JSON.
+"""The file `<path>/_position`, a line of JSON: how far a mirror or changelog is complete, and which
+process writes it.
 
-A changelog writes it after each batch. A mirror writes it after a batch without rows, which appends
-nothing; how far the others reach is in `changes`.
+A changelog writes the file after each batch. A mirror writes it only after a batch without rows,
+which appends nothing; for other batches, `changes` shows how far the mirror is complete.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _NOT_WHOLE = ("java.io.FileNotFoundException", "org.apache.hadoop.fs.ChecksumExc
 
 @dataclass(frozen=True, slots=True)
 class OutputPosition:
-    """`query`, `batch`: id of the query, and number of the last batch that it has written.
+    """The position of a mirror or changelog. `query` is the id of the query, and `batch` the number
+    of the last batch that it has written.
 
-    Only of a changelog: `writer`: a name of the process that has opened it last; `commit_lsn`: all
-    changes up to it are written; -1: not known.
+    Only a changelog has the other fields. `writer` is a name of the process that has opened it
+    last. All changes up to `commit_lsn` are written; -1 if that is not known.
     """
 
     query: str | None = None
@@ -49,5 +51,5 @@ def write_position(spark: SparkSession, path: str, position: OutputPosition) -> 
 
 
 def running_query(spark: SparkSession) -> str | None:
-    """Return the id of the streaming query whose batch is being written; None outside of one."""
+    """Return the id of the streaming query whose batch is being written; None if there is none."""
     return spark.sparkContext.getLocalProperty("sql.streaming.queryId")

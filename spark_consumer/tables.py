@@ -11,12 +11,13 @@ from spark_consumer.errors import OptionError
 
 
 def is_one_of(table: TableName, patterns: Iterable[str]) -> bool:
-    """Return whether a table's text matches a pattern with *, ? and [...], such as public.tmp_*."""
+    """Return whether a table's name, as text, matches a pattern with *, ? and [...], such as
+    public.tmp_*."""
     return any(fnmatchcase(str(table), pattern) for pattern in patterns)
 
 
 def alike(names: Iterable[str]) -> tuple[str, str] | None:
-    """Return two names that are the same if case is ignored, as Delta, DuckDB and Trino do; None if
+    """Return two names that are equal if case is ignored, as by Delta, DuckDB and Trino; None if
     there are none."""
     known: dict[str, str] = {}
     for name in names:
@@ -30,7 +31,7 @@ def alike(names: Iterable[str]) -> tuple[str, str] | None:
 class TableName:
     """A relation's schema and name. Its text is `schema.name`; a part that contains a dot or a
     quote is in double quotes, as in SQL. Unlike in SQL, names are not folded to lower case: they
-    are as in the catalog."""
+    are those in the catalog."""
 
     namespace: str
     name: str

@@ -1,6 +1,7 @@
-"""Switches the recording of the stream's changes on and off. It is on while a snapshot is in
-progress, and always if rows are reselected (debezium.reselect_unavailable_values). It begins before
-the first boundary is emitted: a table that begins later has the ids of all transactions since."""
+"""Switches the recording of the stream's changes on and off. Changes are recorded while a snapshot
+is in progress, and always if rows are reselected (debezium.reselect_unavailable_values). Recording
+begins before the first boundary is emitted, so the judge has the ids of all earlier transactions
+when a table begins."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ OnMessage = Callable[[str, bytes, int, bool], object | None]
 
 
 class ChangeRecorder:
-    """Gives the state machine the observer that records changes, or one that only receives
-    messages. The ids of all transactions are recorded from `start` on, the keys of a relation from
-    `begin` on.
+    """Gives the state machine the observer that records changes, or an observer that only receives
+    messages. The ids of all transactions are recorded from `start` on, and the keys of a relation
+    from `begin` on.
 
     `judge` is None while nothing is recorded. `first_xid` is a 64-bit transaction id that was
     assigned when recording began. `on_message` is called for Walgate's own logical messages at all
@@ -47,14 +48,16 @@ class ChangeRecorder:
         self.judge = self._observer = None
 
     async def start(self, durable: StreamState | None) -> StalenessJudge:
-        """Record changes from now on and return the judge; does nothing if changes are recorded
-        already.
+        """Record changes from now on and return the judge. Only returns the judge if changes are
+        recorded already.
 
         `durable` is what an earlier session stored about the stream. Raises classified errors.
         """
         if self.judge is not None:
             return self.judge
         visibility = parse_visibility(await self._fetch(CURRENT_SNAPSHOT))
+        # `durable` lacks what this session has received without recording it. No transaction can
+        # arrive between this check and `set_observer`: nothing is awaited there.
         goes_on = durable is not None and durable.is_active and self._machine.transaction_count == 0
         if durable is not None and goes_on:
             judge = StalenessJudge(visibility, durable.floor, durable.unseen)
@@ -74,7 +77,8 @@ class ChangeRecorder:
         return judge
 
     async def observe_snapshot(self) -> None:
-        """Take a PostgreSQL snapshot and let the judge forget what it sees."""
+        """Take a PostgreSQL snapshot and let the judge forget the transactions that the snapshot
+        sees."""
         if self.judge is not None:
             self.judge.observe(parse_visibility(await self._fetch(CURRENT_SNAPSHOT)))
 

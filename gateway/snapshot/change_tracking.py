@@ -1,9 +1,10 @@
 """Passes the changes of tables under snapshot to the judge: which transaction changed which key,
 and which UPDATEs left columns out.
 
-While changes are recorded (change_recorder), the state machine has a `RecordingObserver` as its
-observer, and each relation that is being read has a `RelationRecorder`. Otherwise the observer is a
-`MessageObserver`, which only receives Walgate's own logical messages, and a row costs nothing more.
+While changes are recorded (change_recorder), the observer of the state machine is a
+`RecordingObserver`. Each version of a relation under snapshot gets a `RelationRecorder` when it is
+put in force. Otherwise the observer is a `MessageObserver`, which only receives Walgate's own
+logical messages, so that rows cause no additional work.
 
     ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
                             other transaction ends in between
@@ -30,7 +31,7 @@ from gateway.transactions.transaction import Transaction
 from schemas.wire_format import FRAME_BYTES
 
 _NOWHERE: Final[deque[bytes | None]] = deque(maxlen=0)
-"""A deque that discards what is appended."""
+"""A deque that discards every item that is appended."""
 
 
 @dataclass(slots=True)
@@ -68,7 +69,7 @@ class RecordingObserver:
         self._on_message = on_message
         self._left_out: dict[int, dict[int, list[NewAndOldKey]]] = {}
         """Keys of UPDATEs that left columns out, of transactions that have not ended: xid ->
-        relation oid -> keys. A relation with an empty list was changed, too."""
+        relation oid -> keys. A relation with an empty list was also changed."""
 
     def begin(self, relation_oid: int, progress: TableProgress, schema_ids: Iterable[int]) -> None:
         """Record the changes to the relation from now on. `progress` must have begun, so that its
@@ -120,7 +121,8 @@ class RecordingObserver:
 
     def _may_have_changed(self, tracked: TrackedTable, xid: int, manifest: Manifest) -> bool:
         """Return whether the transaction may have changed the relation. A transaction of an earlier
-        epoch may have used other schema ids, so any event of it counts."""
+        epoch may have used other schema ids, so it may have changed every relation unless it has no
+        events."""
         if manifest.epoch != self.machine.epoch:
             return not manifest.is_empty
         return not tracked.schema_ids.isdisjoint(manifest.schema_ids)
@@ -132,7 +134,7 @@ class RecordingObserver:
 
 
 class MessageObserver:
-    """Implements `ChangeObserver` while no table is under snapshot: it only receives messages."""
+    """Implements `ChangeObserver` while no changes are recorded: it only receives messages."""
 
     def __init__(self, on_message: Callable[[str, bytes, int, bool], object | None]) -> None:
         self._on_message = on_message

@@ -1,6 +1,6 @@
 """Reads one chunk: a transaction that locks the table, takes its PostgreSQL snapshot, reads rows,
-emits the message by which the stream identifies it, and commits. Its progress learns how far the
-chunk goes, and which PostgreSQL snapshot it has."""
+emits the message by which it is recognized in the stream, and commits. The progress of the table is
+told how far the chunk goes, and which PostgreSQL snapshot it has."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ from gateway.snapshot.sql import (
 )
 
 _MOST_BYTES_FACTOR: Final = 6
-"""A chunk that exceeds its size by this factor is given up if it can be divided. A range is read in
-halves, even if it is a single block; after one of keys, chunks have fewer keys. A single line of a
-block, a single key and a table that is read in one chunk cannot be divided."""
+"""A chunk that exceeds its size by this factor is given up if it can be divided. A range is then
+read in halves, even if it is a single block; if the chunk had keys, the next chunks have fewer
+keys. A single line of a block, a single key and a table that is read in one chunk cannot be
+divided."""
 _COPY_TIMEOUT_S: Final = 7 * 86_400.0
 _STEP_BYTES: Final = 1 << 15
 """Bytes encoded in one step, which takes 1 ms. The driver passes up to 256 kB at once."""
 _SHARED_STEP_BYTES: Final = 1 << 13
-"""The same, while other transactions arrive in the stream. Each of them takes dozens of rounds of
-the event loop until it is durable, and a round takes as long as the steps within it
-(docs/performance.md, SL)."""
+"""Bytes encoded in one step while other transactions arrive in the stream. Each of these takes
+dozens of rounds of the event loop until it is durable, and a round takes as long as the steps
+within it (docs/performance.md, SL)."""
 
 
 class RelationChanged(WalgateError):
@@ -57,19 +58,19 @@ class SnapshotTooOld(WalgateError):
 
 
 class ChunkTooLarge(WalgateError):
-    """The chunk has more bytes than it should, and can be divided."""
+    """The chunk has many more bytes than it should, and can be divided."""
 
 
 @dataclass(slots=True, eq=False)
 class ReadChunk:
-    """A chunk whose rows wait until its commit arrives in the stream. `xid` is the 32-bit id, as in
-    the protocol."""
+    """A chunk whose rows wait until its commit arrives in the stream. `xid` is the 32-bit id of its
+    transaction, as in the protocol."""
 
     chunk: Chunk
     plan: ReadPlan
     rows: list[tuple[bytes | None, bytes]]
     """(framed key, rest of the READ event) of each row, or (framed key, tuple) if the read plan has
-    `keeps_tuples`. Empty once the chunk was published or given up."""
+    `keeps_tuples`. Empty once the chunk is published or given up."""
     byte_count: int = 0
     xid: int = 0
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -83,7 +84,7 @@ class ReadChunk:
         self.xid = xid
 
     def release_rows(self) -> None:
-        """Forget the rows: they were published, or are read again."""
+        """Forget the rows, which were published or are read again."""
         self.rows = []
 
 
@@ -126,16 +127,17 @@ async def read_chunk(
 
     `expect(id, chunk)` registers the chunk under the id of its message. It is called before the
     message is emitted, since the stream may deliver it at any time from then on. `turn` is a lock
-    that all readers share, or None. It is given while other transactions arrive in the stream: only
-    one reader at a time then encodes a step, and steps are shorter.
+    that all readers share, or None. The lock is given while other transactions arrive in the
+    stream: only one reader at a time then encodes a step, and steps are shorter.
 
-    Raises RelationChanged, SnapshotTooOld, ChunkTooLarge, what the encoders raise and what the
-    driver raises. `sql` is closed if it was left within a COPY or a statement.
+    Raises RelationChanged, SnapshotTooOld, ChunkTooLarge, and what the encoders and the driver
+    raise. `sql` is closed if it was left within a COPY or a statement.
     """
     progress = chunk.progress
-    # With privileges on columns only, the lock is taken by EXPLAIN, and the snapshot that rows are
-    # compared with is older than that of the COPY, which sees the same transactions and perhaps
-    # more. Some rows then count as stale without being so, and are read again.
+    # If the role may read only some columns, the lock is taken by EXPLAIN, and each statement has a
+    # snapshot of its own. The COPY then sees the same transactions as the snapshot that rows are
+    # compared with, and perhaps more. Some rows therefore count as stale although they are not, and
+    # are read again.
     isolation = "repeatable_read" if plan.surveyed.is_granted else "read_committed"
     async with transaction(sql, isolation=isolation):
         try:
@@ -230,7 +232,7 @@ def _lock(chunk: Chunk, plan: ReadPlan) -> str:
 
 
 def chunk_query(chunk: Chunk, plan: ReadPlan, columns: str) -> str:
-    """Return the query for the rows of the chunk. `columns` is the select list."""
+    """Return the query for the rows of the chunk; `columns` is its select list."""
     surveyed = plan.surveyed
     assert surveyed.row_filter is not None
     tid_range: TidRange | None = chunk.range

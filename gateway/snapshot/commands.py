@@ -1,5 +1,5 @@
-"""Commands to a gateway, as logical messages in its own stream: durable, ordered, and without an
-open port. The coordinator receives them and carries them out.
+"""Commands to a gateway, which are logical messages in its own stream: they are durable and
+ordered, and need no open port. The coordinator receives them and carries them out.
 
     SELECT pg_logical_emit_message(
         true, 'walgate.snapshot', '{"command": "start", "tables": ["public.orders"]}')
@@ -36,14 +36,15 @@ _EMIT: Final = "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::te
 
 
 class InvalidCommand(ValueError):
-    """A message is not a valid command; its text gives the reason. Since any role may have emitted
-    it, the gateway only logs it."""
+    """A message is not a valid command; the text of the exception gives the reason. Since any role
+    may have emitted the message, the gateway only logs the exception."""
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command. `tables` are (schema, table); empty means all published tables. `slot` names the
-    gateway that it is for; "" means every gateway."""
+    """A command. `tables` and `purpose` are for `start`: `tables` are (schema, table); if there are
+    none, all published tables are read. `slot`, of every command, names the slot of the gateway
+    that the command is for; "" means every gateway."""
 
     command: str
     tables: tuple[tuple[str, str], ...] = ()
@@ -79,9 +80,10 @@ def parse_command(content: bytes) -> Command:
 
 
 def accepted(content: bytes, settings: Settings, *, in_stream: bool, is_second: bool = False) -> Command | None:
-    """Return the command of a message in the stream, or None if it is for another gateway or is
-    refused, which is logged. The command takes effect where its transaction commits. `in_stream`:
-    its transaction is streamed or prepared. `is_second`: another command came before it."""
+    """Return the command of a message in the stream, or None if it is for another gateway, is
+    invalid or is refused; the last two are logged. The command takes effect where its transaction
+    commits. `in_stream`: its transaction is streamed or prepared. `is_second`: another command, or
+    a chunk, came before it in the transaction."""
     try:
         command = parse_command(content)
     except InvalidCommand as error:
@@ -108,9 +110,10 @@ def accepted(content: bytes, settings: Settings, *, in_stream: bool, is_second: 
 class Choice:
     """The tables that a `start` command reads and leaves out.
 
-    `tables`: those to be read, (schema, table) by oid. `unknown`: not published. `quarantined`:
-    their changes are not written, so their rows would soon be outdated. `unfinished`: under a
-    snapshot whose rows consumers need, which a VERIFY would end for good.
+    `tables`: the tables to be read, (schema, table) by oid. The other fields name tables that are
+    left out. `unknown`: they are not published. `quarantined`: their changes are not written, so
+    their rows would soon be outdated. `unfinished`: consumers need the rows of their unfinished
+    snapshots, which a VERIFY would end for good.
     """
 
     tables: dict[int, tuple[str, str]]
@@ -127,8 +130,8 @@ def choose(
 ) -> Choice:
     """Choose the tables that a `start` command reads.
 
-    `published` has their oids, `under_way` the purposes of unfinished snapshots by oid,
-    `quarantined` the oids in quarantine.
+    `published` has the oids of the published tables, `under_way` the purposes of unfinished
+    snapshots by oid, and `quarantined` the oids of the tables in quarantine.
     """
     choice = Choice({}, [], [], [])
     for name in command.tables or published:
@@ -145,7 +148,7 @@ def choose(
 
 
 def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str) -> str:
-    """Return the content of the message. Raises InvalidCommand."""
+    """Return the content of the message for a command. Raises InvalidCommand."""
     body: dict[str, object] = {"command": command, "slot": slot}
     if tables:
         body["tables"] = list(tables)
@@ -157,7 +160,7 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
 
 
 async def unpublished(login: Credentials, publications: Sequence[str], tables: Sequence[str]) -> dict[str, str]:
-    """Return those of `tables` (schema.table) that are in none of the publications, each with the
+    """Return the tables (schema.table) that are in none of the publications, each with the
     published table that was probably meant, or "". Raises classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:
@@ -176,8 +179,8 @@ async def unpublished(login: Credentials, publications: Sequence[str], tables: S
 
 
 async def emit_command(login: Credentials, text: str) -> Lsn:
-    """Emit a command and return its LSN: whatever it begins has a higher LSN. Raises classified
-    errors."""
+    """Emit a command and return its LSN. Whatever the command begins has a higher LSN. Raises
+    classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:
         found = await sql.fetchval(_EMIT, COMMAND_PREFIX, text)

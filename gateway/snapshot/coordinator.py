@@ -10,12 +10,13 @@
 The durable state is written in the Kafka transaction that has the rows (`take_states`). The stream
 waits while `at_commit` publishes a chunk, or queries what a command names.
 
-Errors. An error from PostgreSQL never stops the gateway. While a table is read, it blocks that
-table, which is tried again later, while the stream and the other tables go on; in a statement of
-this module, such as a query of the catalog, it ends the session, which is tried again. A row or a
-schema that cannot be written may stop the gateway (UnwritableTable: gateway/runtime/quarantine.py
-stops, or puts the table in quarantine, as errors.on_error says). So may what stops it elsewhere: a
-registry that refuses the credentials, and bugs.
+Errors. An error from PostgreSQL never stops the gateway. An error that occurs while a table is read
+blocks that table, which is tried again later, while the stream and the other tables go on. An error
+in a statement of this module, such as a query of the catalog, ends the session, which is tried
+again. A row or a schema that cannot be written may stop the gateway (UnwritableTable):
+errors.on_error decides whether gateway/runtime/quarantine.py stops it or puts the table in
+quarantine. The gateway also stops for the reasons for which it stops elsewhere: a registry that
+refuses the credentials, and bugs.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ from gateway.transactions.transaction import COMMAND_PREFIX
 log = structlog.get_logger()
 
 MOST_AT_ONCE: Final = 50
-"""Maximum number of relations that are read at a time; the changes of each are recorded."""
+"""Maximum number of relations that are read at the same time; the changes of each are recorded."""
 TICK_S: Final = 0.5
 CHECKS_APART_S: Final = 1.0
-"""Minimum time between two checks of the catalog. It is also at least ten times as long as a check
-takes."""
+"""Minimum time between two checks of the catalog. The time is also at least ten times as long as a
+check takes."""
 
 
 class SnapshotCoordinator:
@@ -134,10 +135,10 @@ class SnapshotCoordinator:
     # -- before the stream
 
     async def prepare(self) -> None:
-        """Resume what an earlier session has begun, and discover what else is to be read. Call this
-        before the stream starts: tables that are resumed need every change from the first one on.
-        For other tables recording starts in `_control`; the floor (rules/stale_rows.py) covers what
-        came before."""
+        """Resume the tables that an earlier session has begun, and discover others to be read. Call
+        this before the stream starts: tables that are resumed need every change from the first one
+        on. For other tables, recording starts in `_control`; the floor (rules/stale_rows.py) covers
+        the transactions that were received before."""
         self._recorder.listen()
         unfinished = [state for state in self._states.tables.values() if state.status not in SETTLED]
         unfinished = self._resumption.cancel_quarantined(unfinished)
@@ -200,11 +201,11 @@ class SnapshotCoordinator:
         self._pending.call()
 
     async def _start(self, command: Command) -> None:
-        """Queue the tables to be read again: their rows replace those that consumers have, or are
-        compared with them.
+        """Queue the tables of a command to be read: their rows replace the rows that consumers
+        have, or are compared with them.
 
         The publications are queried, since the command may name a table that was published after
-        the last check. The stream waits meanwhile: the tables are stored with the command.
+        the last check. The stream waits meanwhile, so that the tables are stored with the command.
         """
         sql = await connect_reader(self._login)  # the other session is in use
         try:
@@ -221,16 +222,16 @@ class SnapshotCoordinator:
             self._tasks.queue(oid, namespace, name, command.purpose)
 
     def relation_received(self, relation: Relation, *, is_again: bool, is_excluded: bool) -> None:
-        """Report that the stream has brought a Relation message. `is_again`: not the first of this
-        relation, so the relation or one of its publications may have been altered. `is_excluded`:
-        source.excluded_tables leaves it out."""
+        """Report that a Relation message has arrived in the stream. `is_again`: it is not the first
+        of this relation, so the relation or one of its publications may have been altered.
+        `is_excluded`: source.excluded_tables leaves the relation out."""
         self._is_check_due |= is_again
         oid, namespace, name = relation.relation_oid, relation.namespace, relation.name
         self._discovery.relation_received(oid, namespace, name, is_excluded=is_excluded)
 
     def partition_received(self, relation_oid: int, root: int) -> None:
-        """Report that the stream has brought a Relation message of a partition whose rows come as
-        rows of its root."""
+        """Report that a Relation message has arrived of a partition whose rows are sent as rows of
+        its root."""
         self._is_check_due |= self._discovery.partition_received(relation_oid, root)
 
     @property
@@ -240,15 +241,18 @@ class SnapshotCoordinator:
 
     def take_states(self) -> dict[bytes, bytes]:
         """Return the records for the Kafka transaction that is being closed."""
+        # Without a stored stream state, a later session assumes that changes were delivered and no
+        # snapshot was ever taken (`has_streamed_before`). This must remain so until the first check
+        # has stored the tables.
         with_stream = self._is_first or self._checked_at > 0 or self._tasks.snapshot.stream_state is not None
         return self._tasks.take_states({xid for _, xid in self._machine.prepared}, with_stream=with_stream)
 
     # -- the control loop
 
     async def run(self) -> None:
-        """Run all tasks of the snapshot until cancelled. An error from the server that they raise
-        ends the replication session, which is tried again, but never the gateway. An
-        UnwritableTable may stop it (gateway/runtime/quarantine.py)."""
+        """Run all tasks of the snapshot until cancelled. An error from the server that a task
+        raises ends the replication session, which is tried again, but never the gateway. An
+        UnwritableTable may stop the gateway (gateway/runtime/quarantine.py)."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._control())
@@ -304,21 +308,21 @@ class SnapshotCoordinator:
 
     @property
     def _is_idle(self) -> bool:
-        """Return whether a reader has nothing to read and every chunk is published."""
+        """Whether a reader has nothing to read and every emitted chunk is published."""
         return self._readers.finds_nothing and not self._pending.has_chunks
 
     def _is_due(self, count: int, last_at: float) -> bool:
         """Return whether to begin, or end, `count` tables now.
 
-        Tables begin and end together, since each time costs queries of the catalog and a
-        transaction. It is time if there are half as many as may be read at once, if a reader has
-        nothing else to do, or `TICK_S` seconds after the last time.
+        Tables begin and end together, since each boundary costs queries of the catalog and a
+        transaction. Tables are due if they are at least half of MOST_AT_ONCE, if the readers have
+        nothing else to do, or `TICK_S` seconds after the last boundary.
         """
         return count >= MOST_AT_ONCE // 2 or self._is_idle or time.monotonic() - last_at >= TICK_S
 
     async def _plans_of(self, tasks: list[TableTask], now: float) -> list[tuple[TableTask, ReadPlan]]:
-        """Return the read plans of those tables that exist and are not locked. The others are not
-        read before the next check of the catalog."""
+        """Return the read plans of those tables that are published and not locked. The others are
+        not read before the next check of the catalog."""
         surveyed = await self._plans.survey([task.oid for task in tasks]) if tasks else {}
         readable = [t for t in tasks if t.oid in surveyed and surveyed[t.oid].row_filter is not None]
         log_locked([t.full_name for t in tasks if t.oid in surveyed and t not in readable], self._check_interval_s)

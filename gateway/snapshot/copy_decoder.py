@@ -2,8 +2,8 @@
 stream's encoders.
 
 A field of COPY is a length and a value; in TupleData (55.9) it is preceded by a letter for binary
-or text. The decoder inserts these letters, so that a value has one encoder, whichever way it
-arrives.
+or text. The decoder inserts these letters, so that values from COPY and from the stream have the
+same encoder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from schemas.wire_format import FRAME_BYTES
 
 _SIGNATURE: Final = b"PGCOPY\n\xff\r\n\0"
 _HEADER_BYTES: Final = len(_SIGNATURE) + 4
-"""Signature and flags; the length of the header extension and the extension follow."""
+"""Number of bytes of the signature and the flags. The length of the header extension and the
+extension itself follow."""
 _NULL: Final = b"n"
 
 
@@ -29,7 +30,7 @@ class UnreadableCopy(Retry):
 
 class CopyDecoder:
     """Decodes data that is fed in pieces of any size. `rows` has (framed key, rest of the READ
-    event) of each row.
+    event) for each row.
 
     `is_binary`: for each column, whether its value is in binary form or PostgreSQL's text.
     `keeps_tuples`: `rows` has the row's tuple instead of the READ event. Raises UnreadableCopy and
@@ -98,7 +99,7 @@ class CopyDecoder:
     def _rows(self, data: bytes, place: int) -> int:
         """Decode the complete rows of data[place:] and return the position after them.
 
-        All columns have the same letter here, so that it can be the separator that joins the
+        All columns have the same letter here, which can therefore be the separator that joins the
         values. Measured with 7 columns: 1.1 us a row, against 1.4 us in `_mixed_rows`.
         """
         end, head, letter = len(data), self._head, self._only_letter
@@ -156,7 +157,8 @@ class CopyDecoder:
         return place
 
     def _is_end(self, data: bytes, place: int) -> bool:
-        """Return whether the trailer is at `place`; otherwise an incomplete row is."""
+        """Return whether the trailer is at `place`. If not, `place` is the beginning of an
+        incomplete row, or the end of the data."""
         if place + 2 > len(data):
             return False
         fields: int = read_i16_be(data, place)
@@ -169,7 +171,7 @@ class CopyDecoder:
         self.rows = [row for row in self.rows if row[0] is not None and row[0][FRAME_BYTES:] in keys]
 
     def finish(self) -> None:
-        """Decode what is left after the last piece. Raises UnreadableCopy if the data is
+        """Decode the data that is left after the last piece. Raises UnreadableCopy if the data is
         incomplete."""
         if self._pieces:
             self._read(self._joined())

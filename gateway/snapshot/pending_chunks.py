@@ -1,5 +1,5 @@
-"""Chunks and boundaries that were emitted, and whose transactions have not arrived in the stream
-yet; and whether a message that arrives belongs to one of them."""
+"""Chunks and boundaries that were emitted and have not arrived in the stream yet. Each message that
+arrives is compared with them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
 STREAMED_IN_A_ROW: Final = 20
-"""After this many chunks and boundaries in a row that were streamed before they committed, the next
-session has the streaming of in-progress transactions off."""
+"""The number of chunks and boundaries in a row, streamed before they committed, after which
+streaming of in-progress transactions is off in the next session."""
 
 
 class ChunksAreStreamed(Retry):
@@ -27,10 +27,11 @@ class ChunksAreStreamed(Retry):
 
 @dataclass(slots=True, eq=False)
 class SnapshotBoundary:
-    """A transaction that only emits a message. Where it commits, its tables begin or end, which
-    SNAPSHOT_BEGIN and SNAPSHOT_END markers record. Without tasks, it ends the snapshot as a whole.
+    """A transaction that only emits a message. Where it commits, its tables begin or end, and
+    SNAPSHOT_BEGIN or SNAPSHOT_END markers are published. A boundary without tasks ends the snapshot
+    as a whole.
 
-    `kind` is begin or end. `is_last`: no other table was being read when it was emitted.
+    `kind` is "begin" or "end". `is_last`: no other table was being read when it was emitted.
     """
 
     kind: str
@@ -62,12 +63,12 @@ class PendingChunks:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether a boundary that ends the snapshot as a whole was emitted, and is not
-        applied yet."""
+        """Whether a boundary without tasks, which ends the snapshot as a whole, was emitted and is
+        not applied yet."""
         return self._is_ending
 
     def expect(self, message_id: str, emitted: ReadChunk | SnapshotBoundary) -> None:
-        """Register what a message is about to be emitted for."""
+        """Register a chunk or boundary whose message is about to be emitted."""
         if isinstance(emitted, SnapshotBoundary):
             self._tasks.boundary_emitted(emitted.tasks)
             self._is_ending |= emitted.is_last and not emitted.tasks
@@ -78,12 +79,12 @@ class PendingChunks:
         self._by_message_id.pop(message_id.encode(), None)
 
     def message_received(self, content: bytes, xid: int, in_stream: bool) -> ReadChunk | SnapshotBoundary | None:
-        """Return the chunk or boundary that the message with this content belongs to, or None if it
-        does not count. Every role may emit messages: Walgate's own are recognized by id and xid.
-        Raises ChunksAreStreamed."""
+        """Return the chunk or boundary that the message with this content belongs to, or None if
+        the message does not count. Every role may emit messages: the gateway recognizes its own by
+        their ids and xids. Raises ChunksAreStreamed."""
         emitted = self._by_message_id.get(content)
-        # A streamed transaction may arrive before the server's response with its xid. It only
-        # causes another attempt, whoever emitted the message.
+        # A streamed transaction may arrive before the server's response with its xid. The message
+        # then only causes another attempt, whoever emitted it.
         if emitted is None or (emitted.xid != xid and not (in_stream and not emitted.xid)):
             return None
         del self._by_message_id[content]
@@ -101,7 +102,7 @@ class PendingChunks:
         return emitted
 
     def discard(self, emitted: ReadChunk | SnapshotBoundary) -> None:
-        """Have the chunk read, or the tables begun or ended, by another transaction."""
+        """Have another transaction read the chunk, or begin or end the tables."""
         if isinstance(emitted, ReadChunk):
             self._tasks.give_back(emitted.chunk)
         else:

@@ -1,4 +1,5 @@
-"""Log messages about snapshots: infrequent, and with a hint where the operator can act."""
+"""Log messages about snapshots. They are infrequent, and have a hint if the operator can do
+something."""
 
 from __future__ import annotations
 
@@ -16,15 +17,15 @@ log = structlog.get_logger()
 PROGRESS_S: Final = 10.0
 NAMED_TABLES: Final = 10
 CHANGED_ATTEMPTS: Final = 3
-"""After this many attempts, a table that is read as a whole and changed meanwhile is locked, or
-named in the log."""
+"""The number of attempts to read a table as a whole, during which it changed, after which it is
+named in the log and, if snapshot.may_lock is true, locked."""
 WAITS_S: Final = 10.0
 """Seconds after which waiting for transactions to end is logged."""
 
 
 def log_read_before(names: Sequence[str]) -> None:
     """Log the tables that are not read because changes were delivered before snapshots were
-    enabled. Called once: their state NOT_TO_BE_READ is stored."""
+    enabled. This is called only once, since their state NOT_TO_BE_READ is stored."""
     log.warning(
         "tables_not_read",
         count=len(names),
@@ -78,8 +79,8 @@ def log_read_at_once(task: TableTask) -> None:
 
 
 def log_unsent_updates(tasks: Sequence[TableTask], origin: str) -> None:
-    """Log tables of which not all UPDATEs are sent, unless they are read in one chunk. `origin`:
-    source.origin."""
+    """Log tables whose UPDATEs are not all sent, unless they are read in one chunk. `origin` is the
+    setting source.origin."""
     plans = {task.full_name: task.plan for task in tasks if task.plan is not None and not task.plan.is_read_at_once}
     unsent = [name for name, plan in plans.items() if not plan.surveyed.sends_updates]
     reason, hint = "no publication publishes UPDATEs of these tables", "publish UPDATEs"
@@ -97,7 +98,7 @@ def log_unsent_updates(tasks: Sequence[TableTask], origin: str) -> None:
 
 
 def log_locked(names: Sequence[str], again_in_s: float) -> None:
-    """Log tables that are not read yet because someone has locked them."""
+    """Log tables that are not read yet because another session has locked them."""
     if names:
         log.info(
             "tables_locked",
@@ -163,8 +164,8 @@ def log_missing_values(names: Sequence[str]) -> None:
 
 
 def log_changed(task: TableTask, *, may_lock: bool) -> None:
-    """Log that the table changed during the third attempt to read it as a whole, then the 6th,
-    12th, 24th, ..."""
+    """Log that the table changed while it was read as a whole, after the third such attempt, then
+    after the 6th, 12th, 24th, ..."""
     count = task.changed_count
     if count % CHANGED_ATTEMPTS or (count // CHANGED_ATTEMPTS) & (count // CHANGED_ATTEMPTS - 1):
         return

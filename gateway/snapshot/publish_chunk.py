@@ -1,5 +1,5 @@
-"""Publishes chunks, and applies boundaries, where their transactions commit in the stream; they
-take effect only there."""
+"""Publishes chunks and applies boundaries. Both take effect only where their transactions commit in
+the stream."""
 
 from __future__ import annotations
 
@@ -60,16 +60,18 @@ class ChunkPublisher:
 
     async def publish(self, read_chunk: ReadChunk, commit_lsn: int) -> None:
         """Publish the rows of a chunk that are not stale, as changes of its transaction, which
-        commits at `commit_lsn`. Waits while too many bytes are on their way to Kafka.
+        commits at `commit_lsn`. If there are none, the chunk leaves no trace in the transaction.
+        Waits while too many bytes are on their way to Kafka.
 
-        Nothing is published, and the chunk is read again, if since it was read its table has begun
-        again, has got another read plan or was cancelled, or if the recorded keys do not suffice to
-        tell which rows are stale.
+        Nothing is published if its table has got another read plan, has begun again or was
+        cancelled since the chunk was read. The same applies if the recorded keys do not suffice to
+        tell which rows are stale. The part that the chunk has is then read again, unless the table
+        was cancelled or has begun again.
         """
         tasks, chunk, progress = self._tasks, read_chunk.chunk, read_chunk.chunk.progress
         task = tasks.by_oid.get(read_chunk.plan.surveyed.relation.relation_oid)
         # With `keeps_tuples` (Debezium's format), rows are encoded only now, with the version that
-        # the last Relation message has described.
+        # the last Relation message described.
         is_same = task is not None and task.plan is read_chunk.plan and task.progress is progress
         if task is None or not is_same or not progress.admits(chunk):
             self._pending.discard(read_chunk)
@@ -99,11 +101,11 @@ class ChunkPublisher:
 
     def apply_boundary(self, boundary: SnapshotBoundary, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
         """Begin or end the tables of a boundary whose transaction commits now, and add their
-        SNAPSHOT_BEGIN or SNAPSHOT_END markers. The first one and the last end also add the marker
-        of the snapshot as a whole.
+        SNAPSHOT_BEGIN or SNAPSHOT_END markers. The first boundary, and the one that ends the last
+        table, also add the marker of the snapshot as a whole.
 
-        Tables that were cancelled or began again since it was emitted are passed over. If
-        everything was cancelled, the boundary is discarded.
+        Tables that were cancelled or have begun again since the boundary was emitted are passed
+        over. If everything was cancelled, the boundary is discarded.
         """
         tasks, snapshot, xid = self._tasks, self._tasks.snapshot, boundary.xid
         if self._recorder.judge is None or not snapshot.id:  # everything was cancelled
@@ -132,7 +134,8 @@ class ChunkPublisher:
         self._pending.done(boundary)
 
     def end_cancelled(self, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """End the snapshot as a whole before its tables are cancelled; they get no SNAPSHOT_END."""
+        """Add the SNAPSHOT_END of the snapshot as a whole, before its tables are cancelled. The
+        tables get no SNAPSHOT_END."""
         snapshot, transaction = self._tasks.snapshot, self._machine.current
         if snapshot.id:
             assert transaction is not None
@@ -141,8 +144,9 @@ class ChunkPublisher:
             self._add_marker_of_all("SNAPSHOT_END", transaction.xid, *place)
 
     def _begin_whole(self, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
-        """Add the SNAPSHOT_BEGIN of the snapshot as a whole, unless that is known to be published:
-        before its first table, or before its end if no table has begun."""
+        """Add the SNAPSHOT_BEGIN of the snapshot as a whole, unless it is known to be published. It
+        precedes the SNAPSHOT_BEGIN of the first table, or the end of the snapshot if no table has
+        begun."""
         if self._tasks.snapshot.record_begin():
             self._add_marker_of_all("SNAPSHOT_BEGIN", xid, commit_lsn, end_lsn, commit_time)
 
@@ -161,6 +165,8 @@ class ChunkPublisher:
         self._machine.add_pending_marker(task.marker(kind, self._machine.epoch, xid, commit_lsn, end_lsn, commit_time))
 
     def _add_marker_of_all(self, kind: str, xid: int, commit_lsn: int, end_lsn: int, commit_time: int) -> None:
+        # FILL, although the tables may differ in purpose: consumers then take each new table to be
+        # incomplete until the table or the whole snapshot has ended.
         manifest = Manifest(self._machine.epoch, snapshot=SnapshotChunk(self._tasks.snapshot.id, "FILL"))
         self._machine.add_pending_marker(Marker(kind, xid, commit_lsn, -1, end_lsn, commit_time, manifest=manifest))
 

@@ -51,9 +51,9 @@ from schemas.relation import ColumnDescription, ReplicaIdentity
 class Surveyed:
     """A relation as the catalog describes it.
 
-    `relation` is as its first publication has it. `leaf_names` are quoted, in the order of
-    `leaves`. `row_filter` is SQL; None if the filter was not printed. `is_heap`: all leaves are
-    heap tables, so ranges of blocks are ranges of rows.
+    `relation` is the relation as its first publication has it. `leaf_names` are quoted, in the
+    order of `leaves`. `row_filter` is SQL, or None if the filter was not printed. `is_heap`: all
+    leaves are heap tables, so ranges of blocks are ranges of rows.
     """
 
     relation: PublishedRelation
@@ -69,15 +69,17 @@ class Surveyed:
     key_enums: tuple[int, ...] = ()
     """Oids of the enums whose labels occur in keys."""
     foreign_names: tuple[str, ...] = ()
-    """Quoted names of partitions that are foreign tables. PostgreSQL sends no changes of them."""
+    """Quoted names of partitions that are foreign tables. PostgreSQL sends no changes of them. A
+    relation with such partitions has no key, since PostgreSQL allows none, so it is read at
+    once."""
     is_granted: bool = True
-    """The role may read all columns of the relation and of its leaves."""
+    """Whether the role may read all columns of the relation and of its leaves."""
     has_places: bool = True
-    """The role may read `ctid`."""
+    """Whether the role may read `ctid` of all leaves."""
 
     @property
     def sends_updates(self) -> bool:
-        """Return whether UPDATEs of the relation are published."""
+        """Whether UPDATEs of the relation are published, as far as is known."""
         return self.content.account is None or "u" in self.content.account.actions
 
     @property
@@ -86,8 +88,8 @@ class Surveyed:
 
     @property
     def source(self) -> str:
-        """The FROM item with all rows of the relation. Tables that inherit from it are tables of
-        their own."""
+        """The FROM item with all rows of the relation. Tables that inherit from the relation are
+        left out: they are tables of their own."""
         return self.relation_name if self.is_partitioned else f"ONLY {self.relation_name}"
 
 
@@ -99,10 +101,10 @@ def fingerprint(facts: str, labels: str | None) -> str:
 async def survey(
     sql: asyncpg.Connection, publications: Sequence[str], relation_oids: Sequence[int], *, prints_filters: bool = True
 ) -> dict[int, Surveyed]:
-    """Survey the published ones of these relations, in one PostgreSQL snapshot.
+    """Survey those of the relations that are published, in one PostgreSQL snapshot.
 
-    A row filter is printed under a lock of its table; everything else is read from the catalog
-    alone. Raises what the driver raises, and classified errors.
+    Printing a row filter takes a lock of its table; everything else is read from the catalog alone.
+    Raises classified errors and what the driver raises.
     """
     async with transaction(sql, isolation="repeatable_read", readonly=True):
         publications_ = await publication_facts(sql, publications, relation_oids)
@@ -170,7 +172,7 @@ def _filter(row: asyncpg.Record, *, prints_filters: bool) -> str | None:
 
 
 def as_message(relation: PublishedRelation) -> Relation:
-    """Return the Relation message that the stream would send."""
+    """Return the Relation message that PostgreSQL would send for the relation."""
     is_full = relation.replica_identity == "FULL"
     return Relation(
         xid=None,
@@ -189,8 +191,8 @@ def as_message(relation: PublishedRelation) -> Relation:
 class ReadPlan:
     """The way in which the rows of a relation are queried and encoded.
 
-    `is_binary`: for each column, whether it is sent in binary form. `keeps_tuples`: rows are
-    encoded only when they are published.
+    `is_binary`: for each column, whether its values are sent in binary form. `columns` is the
+    select list. `keeps_tuples`: rows are encoded only when they are published.
     """
 
     surveyed: Surveyed
@@ -205,13 +207,14 @@ class ReadPlan:
     unreachable: tuple[str, ...] = ()
     """Foreign partitions that are left out because they cannot be read."""
     compares_text: bool = False
-    """A key is no longer a value of its type, so keys are compared as text."""
+    """Whether keys are compared as text, because a chunk of keys has failed, perhaps since a key is
+    no longer a value of its type."""
 
     @property
     def is_read_at_once(self) -> bool:
-        """Return whether the relation is read in one chunk: without a key, stale rows cannot be
-        recognized, and without blocks it cannot be divided. A mirror keeps a relation whose key has
-        an array as a log, which a snapshot can only replace in one transaction."""
+        """Whether the relation is read in one chunk. Without a key, stale rows cannot be
+        recognized; without ranges of blocks, the relation cannot be divided. If its key has an
+        array, a mirror keeps it as a log, which a snapshot can only replace in one transaction."""
         return not self.key_columns or self.has_array_key or not self.surveyed.is_heap or not self.surveyed.has_places
 
     @property
@@ -229,8 +232,8 @@ class ReadPlan:
 
     @property
     def finds_keys(self) -> bool:
-        """Return whether rows can be queried by their keys. They cannot if a column rule replaces a
-        value of the key."""
+        """Whether rows can be queried by their keys. This is impossible if a column rule replaces
+        values of a key column."""
         return not any(column.protection for column in self.version.encoder.description.identity_columns)
 
     def leave_out(self, partitions: tuple[str, ...]) -> None:
@@ -247,8 +250,8 @@ class ReadPlan:
 
 
 def _key_column(surveyed: Surveyed, column: ColumnDescription) -> KeyColumn:
-    """Describe a column of the key. `column` is of the relation's version, whose key may be newer
-    than the survey."""
+    """Describe a column of the key. `column` is a column of the relation's version, whose key may
+    be newer than the survey."""
     published = {each.name: KeyColumn(each.name, each.type_name) for each in surveyed.relation.columns}
     key = surveyed.key_columns.get(column.name) or published[column.name]
     type_ = value_type(column)
@@ -280,8 +283,8 @@ def read_plan(
 
 
 class ReadPlans:
-    """Makes read plans. Raises classified errors and UnwritableTable. `text_only`: all columns are
-    sent as text."""
+    """Makes read plans; the methods raise classified errors and UnwritableTable. `text_only`: all
+    columns are sent as text."""
 
     def __init__(
         self,
@@ -304,7 +307,8 @@ class ReadPlans:
         self._text_only = True
 
     async def survey(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
-        """Survey the published ones of these relations; without its row filter if one is locked."""
+        """Survey those of the relations that are published. A relation that is locked is surveyed
+        without its row filter."""
         try:
             with suppress(asyncpg.LockNotAvailableError):
                 return await survey(self._sql, self._source.publications, relation_oids)
@@ -313,8 +317,9 @@ class ReadPlans:
             raise classify_exception(error, "querying the tables of the snapshot") from error
 
     async def _survey_parts(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
-        """Survey relations some of which are locked: in halves, until those are found. A lock is
-        only awaited for a moment, since there may be many, and others queue behind."""
+        """Survey relations of which some are locked, dividing them in halves until the locked ones
+        are found. A lock is awaited only for a moment, since many may be held, and other sessions
+        queue behind one that waits."""
         publications, middle = self._source.publications, len(relation_oids) // 2
         if not middle:
             return await survey(self._sql, publications, relation_oids, prints_filters=False)
@@ -353,7 +358,7 @@ class RegisterRelations(Protocol):
     ) -> list[tuple[RelationVersion, str]]:
         """Register the relations, each given with the version in force (or None).
 
-        Returns for each the version that its rows are encoded with, and its topic, both ready for
-        use.
+        Returns the version that the rows of each relation are encoded with, and its topic, both
+        ready for use.
         """
         ...

@@ -1,5 +1,5 @@
-"""The tasks that read tables, one chunk after another: read, commit, and wait until the chunk was
-published, except for a few small ones. They ask TableTasks for chunks, and report to it."""
+"""The tasks that read tables, one chunk after another. A task asks TableTasks for a chunk, reads it
+and commits, then waits until it is published, unless only a few small chunks are unpublished."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unre
 log = structlog.get_logger()
 
 SHARED_BYTES: Final = 1 << 20
-"""The size of a chunk while other transactions arrive in the stream, since they wait until its rows
-are published (docs/performance.md, SL). It does not apply to VERIFY: a mirror compares each chunk
+"""The size of a chunk while other transactions arrive in the stream, which wait until its rows are
+published (docs/performance.md, SL). This does not apply to VERIFY: a mirror compares each chunk
 separately, which takes seconds whatever its size."""
 AHEAD_BYTES: Final = 1 << 16
 AHEAD_CHUNKS: Final = 8
-"""A reader goes on while its chunks that were not published yet are at most this many and this
-large: with small tables, it would otherwise wait for the stream longer than it reads."""
+"""A reader goes on while its unpublished chunks are at most AHEAD_CHUNKS and have at most
+AHEAD_BYTES. With small tables, it would otherwise wait for the stream longer than it reads."""
 FOREIGN_ATTEMPTS: Final = 3
 """A partitioned table is read without its unreadable foreign partitions after this many failed
 attempts."""
 BLOCKED_S: Final = 10.0
-"""The longest pause before another attempt after an error that passes without intervention."""
+"""The longest pause before another attempt, if the error passes without intervention."""
 
 
 def is_cancelled() -> bool:
@@ -79,9 +79,9 @@ class ReaderTasks:
         self._turn = asyncio.Lock()
         self._next_transaction = 0
         self._is_shared = False
-        """Other transactions arrived in the stream between the last two chunks."""
+        """Whether other transactions arrived in the stream between the last two chunks."""
         self.finds_nothing = True
-        """A reader found nothing to read when it last looked."""
+        """Whether the reader that last asked for a chunk found nothing to read."""
 
     def chunk_arrived(self, transaction_count: int) -> None:
         """Report that a chunk arrived as transaction number `transaction_count` of the stream."""
@@ -121,7 +121,8 @@ class ReaderTasks:
 
     async def _connect(self) -> asyncpg.Connection | None:
         """Open a session, or return None if that fails, for example because the server accepts no
-        more connections. The stream goes on; if it is affected too, it reports the error."""
+        more connections. The stream goes on; if its connection is affected too, it reports the
+        error."""
         try:
             return await connect_reader(self._login)
         except (Retry, RetrySlowly) as error:
@@ -148,7 +149,7 @@ class ReaderTasks:
             await more.wait()
 
     async def read(self, sql: asyncpg.Connection, task: TableTask, chunk: Chunk) -> ReadChunk | None:
-        """Read the chunk and return it, or return None if it was given back to be read again."""
+        """Read the chunk and return it. Return None if it was given back, to be read again."""
         if task.plan is None or not _is_current(task, chunk):  # it has changed while the session was opened
             self._tasks.give_back(chunk)
             return None
@@ -200,8 +201,8 @@ class ReaderTasks:
         return None
 
     async def _block(self, task: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk) -> None:
-        """Log an error of one table and block the table for a while. Other tables go on, and so
-        does the stream, even if a session ended."""
+        """Log an error of one table and block the table for a while. The other tables and the
+        stream go on, even if the reader's session has ended."""
         if task.is_blocked(time.monotonic()):  # another reader has logged it meanwhile
             return
         # No other reader begins with the table while this one looks for the reason.
@@ -236,7 +237,8 @@ class ReaderTasks:
             self._pending.wake.set()
 
     async def _leaves_out(self, task: TableTask, plan: ReadPlan, chunk: Chunk, sql: asyncpg.Connection) -> bool:
-        """Return whether foreign partitions are at fault; the table is then read without them."""
+        """Return whether foreign partitions cause the error. If so, the table is read without
+        them."""
         if not (chunk.all_ranges and plan.surveyed.foreign_names and task.attempts >= FOREIGN_ATTEMPTS):
             return False
         if plan.unreachable or sql.is_closed():
@@ -252,8 +254,8 @@ class ReaderTasks:
         return bool(plan.unreachable)
 
     def _plan_outdated(self, task: TableTask, reason: str, *, begins_again: bool) -> None:
-        """Report that the read plan is outdated. A reselection gets a new plan; a table begins
-        again if `begins_again`, which is false for a chunk of an earlier generation."""
+        """Report that the read plan is outdated. A reselection gets a new plan. A table begins
+        again if `begins_again` is true; for a chunk of an earlier generation it is false."""
         if task.is_reselect:
             self._tasks.plan_outdated(task)
             self._pending.wake.set()

@@ -1,10 +1,12 @@
 """Resumes the tables that an earlier session has begun and not finished.
 
-A table goes on where it was if nothing that its chunks depend on has changed. It reads the stored
-ranges (`begun`: those that were begun and not finished, `untouched`: the number of the first leaf
-that was not begun) and the stored keys. Otherwise it begins again: if it is read as a whole, if its
-columns, files or publications have changed (`fingerprint`), or after a gap, when rows that were
-read may have changed, or gone, without an event.
+A table goes on where it was if nothing that its chunks depend on has changed. The remaining chunks
+have the stored keys and the stored ranges. `begun` has the ranges that were begun and not finished,
+`untouched` the number of the first leaf that was not begun. A table begins again if it is read as a
+whole, or if its columns, files or publications have changed (`fingerprint`). It also begins again
+after a gap, since rows that were read may have changed, or gone, without an event. A reselection
+goes on even after a gap, since it reads rows as they are now; if its key columns have changed, the
+whole table is read instead.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ class Resumption:
             log.info("snapshot_resumed", tables=len(tasks.by_oid), snapshot_id=tasks.snapshot.id)
 
     def _can_go_on(self, task: TableTask, surveyed: Surveyed) -> bool:
-        """Return whether the table can go on where it was. After a gap, only a reselection has been
-        begun: it reads rows as they are now."""
+        """Return whether the table can go on where it was. After a gap, the states of tables were
+        replaced by WAITING ones, except those of reselections."""
         was_begun = task.state.status in (Status.READING.value, Status.ENDING.value)
         if task.is_reselect:
             return was_begun

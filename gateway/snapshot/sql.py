@@ -24,7 +24,7 @@ SESSION_SETTINGS: Final = (
     "SET default_transaction_deferrable = off",
 )
 SHORT_LOCK_TIMEOUT: Final = "SET LOCAL lock_timeout = '100ms'"
-"""For one of many tables, each of which may be locked."""
+"""A setting for reading many tables, each of which may be locked."""
 
 EQUAL: Final = "OPERATOR(pg_catalog.=)"
 CURRENT_SNAPSHOT: Final = "SELECT pg_catalog.pg_current_snapshot()::text"
@@ -86,9 +86,9 @@ _FILTER: Final = """(
     FROM pg_catalog.pg_publication_rel AS r JOIN pg_catalog.pg_publication AS p ON p.oid = r.prpubid
     WHERE p.pubname = ANY ($2::text[]) AND r.prrelid = c.oid AND r.prqual IS NOT NULL)"""
 
-# Rows of heap tables, encrypted ones included, keep their ctid until they are updated. A role with
-# privileges on columns only can read ctid (attribute number -1) only if that is granted, too. A
-# role that may read nothing yet is expected to be granted the whole table.
+# Rows of heap tables, encrypted ones included, keep their ctid until they are updated. A role that
+# has privileges only on columns can read ctid (attribute number -1) only if SELECT on ctid is
+# granted, too. A role that may not read any column yet is expected to be granted the whole table.
 FILES: Final = """
 SELECT c.oid::int8 AS oid, greatest(c.relpages, 0) AS blocks,
        coalesce(h.proname IN ('heap_tableam_handler', 'pg_tdeam_handler'), false) AS is_heap,
@@ -117,9 +117,9 @@ WHERE r.oid = ANY ($1::oid[]) AND r.relkind = 'p'
 ORDER BY 1, 2, 3
 """
 
-# Columns of the identity index: their types without domains and modifiers, which do not affect
-# equality, and the operator by which the index finds a value. Indexes other than B-trees (WITHOUT
-# OVERLAPS) have different strategy numbers.
+# Columns of the identity index, with the operator by which the index finds a value. Their types are
+# without domains and modifiers, which do not affect equality. Indexes other than B-trees (WITHOUT
+# OVERLAPS) use other strategy numbers, and get no operator.
 KEYS: Final = """
 WITH RECURSIVE key AS (
     SELECT c.oid, k.place, a.attname, a.atttypid, i.indclass[k.place - 1] AS opclass
@@ -151,7 +151,7 @@ LEFT JOIN LATERAL (
     WHERE opclass.oid = key.opclass) AS operator ON true
 """
 
-# The enums in the types of the identity's columns. Keys are kept as text, and a label can be
+# The enums in the types of the identity's columns: keys contain labels as text, and a label can be
 # renamed without an event.
 ENUMS: Final = f"""
 WITH RECURSIVE type (relation, oid) AS (
@@ -180,7 +180,7 @@ FROM enum
 """
 
 
-# An xmin that is ahead of all assigned ids is of a row that is at least 2^31 transactions old.
+# An xmin that is ahead of all assigned ids belongs to a row that is at least 2^31 transactions old.
 _HAS_OLD_ROW: Final = """
 SELECT EXISTS (SELECT FROM ONLY {table} AS t
                WHERE pg_catalog.age(t.xmin) > pg_catalog.age($1::text::xid) OR pg_catalog.age(t.xmin) < 0)
@@ -194,16 +194,16 @@ WHERE c.oid = $1::oid
 
 
 def has_old_row(table: str) -> str:
-    """Return the query whether `table` has a row from before transaction $1."""
+    """Return the query that tells whether `table` has a row from before transaction $1."""
     return _HAS_OLD_ROW.format(table=table)
 
 
 def facts_query(major_version: int, *, prints_filters: bool = True) -> str:
-    """Return the query for the facts of relations.
+    """Return the query that describes relations.
 
     $1: relation oids; $2: publications; $3: a leaf whose blocks are counted, or null; $4: oids of
-    enums, see ENUMS. `fingerprint` and `labels` change with everything that a chunk depends on:
-    columns, identity, publications, partitions, files, labels in keys.
+    enums, see ENUMS. The result columns `fingerprint` and `labels` change with everything that a
+    chunk depends on: columns, identity, publications, partitions, files, and labels in keys.
     """
     row_filter = _FILTER if prints_filters and major_version >= 15 else "NULL::text"
     return _FACTS.format(labels=_LABELS, filter=row_filter, accounts=accounts(major_version))
@@ -214,9 +214,9 @@ def qualified(namespace: str, name: str) -> str:
 
 
 def column_list(names: Sequence[str], is_binary: Sequence[bool]) -> str:
-    """Return the select list. Columns without a binary decoder are sent as PostgreSQL's own text,
-    which concat returns, but a cast not always (boolean, inet). IS DISTINCT FROM NULL is also true
-    for a row of nulls."""
+    """Return the select list. Columns without a binary decoder are sent as the output functions of
+    their types print them. concat returns this text; a cast does not always (boolean, inet). IS
+    DISTINCT FROM NULL is also true for a row of nulls."""
     return ", ".join(
         column if binary else f"CASE WHEN {column} IS DISTINCT FROM NULL THEN pg_catalog.concat({column}) END"
         for column, binary in zip(map(quote_identifier, names), is_binary, strict=True)
@@ -231,11 +231,12 @@ def lock(names: Sequence[str], *, only: bool = True, share: bool = False) -> str
 
 
 def lock_by_explain(names: Sequence[str], *, only: bool = True) -> str:
-    """Return a statement that takes ACCESS SHARE for a role that may read some columns only, which
-    LOCK TABLE does not accept.
+    """Return a statement that takes an ACCESS SHARE lock. Unlike LOCK TABLE, it works for a role
+    that may read only some columns.
 
-    Nothing is executed, so foreign servers are not contacted. Its PostgreSQL snapshot is older than
-    the lock: the transaction must take another one for each statement (READ COMMITTED).
+    EXPLAIN executes nothing, so foreign servers are not contacted. The PostgreSQL snapshot of the
+    statement is older than the lock, so the transaction must take a new snapshot for each statement
+    (READ COMMITTED).
     """
     each = "ONLY " if only else ""
     return f"EXPLAIN SELECT FROM {', '.join(f'{each}{name} AS t{index}' for index, name in enumerate(names))}"
@@ -268,8 +269,8 @@ class KeyColumn:
     """A column of the identity.
 
     Literals are cast to `type_name` and compared with `operator`. `is_domain`: the column's type is
-    a domain over it; the base type accepts values that the domain no longer does. `is_text`: the
-    key has the value as PostgreSQL's text. `is_array`: the row has it as an Avro array.
+    a domain over `type_name`, which accepts values that the domain may no longer accept. `is_text`:
+    in the key, the value is PostgreSQL's text. `is_array`: in the row, the value is an Avro array.
     """
 
     name: str
@@ -283,11 +284,11 @@ class KeyColumn:
 def key_condition(
     relation: str, columns: Sequence[KeyColumn], schema: Any, keys: Sequence[bytes], *, compares_text: bool = False
 ) -> str:
-    """Return the condition for rows of `relation` with one of these keys.
+    """Return the condition that a row of `relation` has one of these keys.
 
     `columns` are in the order of the Avro record `schema`; `keys` are Avro without a frame.
-    `compares_text`: do not cast text to a type that may no longer accept it; no index can be used
-    then.
+    `compares_text`: do not cast text to a type that may no longer accept it. In this case, no index
+    can be used.
     """
     names = [f"v{index}" for index in range(len(columns))]
     types = ["text" if compares_text and column.is_text else column.type_name for column in columns]

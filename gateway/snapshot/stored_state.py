@@ -1,11 +1,11 @@
-"""The durable state of snapshots: records of the topic walgate.snapshot, written in the Kafka
-transaction of the rows that they describe (with kafka.delivery = at_least_once, after the rows and
-together with the position).
+"""The durable state of snapshots: records of the topic walgate.snapshot. They are written in the
+Kafka transaction of the rows that they describe. With kafka.delivery = at_least_once, they are
+written after the rows and together with the position.
 
-There is one record for the stream. Each table has one for its snapshot, one for the catalog entries
-and files that its rows depend on, and one for each segment of keys that must be read again. A Kafka
-transaction therefore does not write the state of all of 10,000 tables. The layout is
-schemas/records/SnapshotState.avsc.
+There is one record for the stream. Each table has one record for its snapshot, and one for the
+catalog entries and files that its rows depend on. It also has one for each segment of keys that
+must be read again. A Kafka transaction therefore need not write the state of all tables, of which
+there may be 10,000. The schema of the records is schemas/records/SnapshotState.avsc.
 """
 
 from __future__ import annotations
@@ -32,13 +32,19 @@ _SCHEMA: Final = fastavro.parse_schema(SNAPSHOT_STATE)
 _MALFORMED: Final = (ValueError, IndexError, EOFError, KeyError, TypeError, OverflowError)
 Schema = dict[str, Any]
 
+# The purposes of a table's snapshot:
+#
+#     FILL      consumers add the rows to those that they have
+#     REPLACE   consumers also delete the rows that the source no longer has
+#     VERIFY    consumers only compare the rows with their own
+#     RESELECT  only rows whose UPDATEs left values out are read, without SNAPSHOT_BEGIN and END
 RESELECT: Final = "RESELECT"
 """Purpose of reading only the rows whose UPDATEs left values out, by their keys."""
 NOT_TO_BE_READ: Final = "KNOWN"
-"""Status of a table whose rows are not to be read although its snapshot is not DONE: it was
+"""Status of a table whose rows are not to be read although its snapshot is not DONE. The table was
 published before the gateway took snapshots or while snapshot.mode was not initial, its snapshot was
-cancelled, or it is in quarantine. A command still reads it, and so may Discovery if its rows have
-changed without an event. The stored value keeps its old name, KNOWN."""
+cancelled, or it is in quarantine. A command still reads the table; so does Discovery, if its rows
+may have changed without an event. The stored value keeps its old name, KNOWN."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,8 @@ class StreamState:
 @dataclass(frozen=True, slots=True)
 class TableState:
     """The stored state of the snapshot of one table. `untouched` and `begun`: see CtidPlan.
-    `fingerprint`: of the relation when it was begun; for a RESELECT, `identity_of` it. `suspects`:
-    see KeyTrack; only the prepared ones are stored."""
+    `fingerprint`: the fingerprint of the relation when it was begun; for a RESELECT, its
+    `identity_of`. `suspects`: see KeyTrack; only prepared transactions are stored."""
 
     relation_oid: int
     schema: str
@@ -75,8 +81,8 @@ class TableState:
 
     @classmethod
     def not_found(cls, relation_oid: int) -> TableState:
-        """Return the state of a relation of which consumers may have rows, and which the last check
-        of the catalog has not found in the publications."""
+        """Return the state of a relation that the last check of the catalog has not found in the
+        publications, although consumers may have rows of it."""
         return cls(relation_oid, "", "", "", purpose="REPLACE")
 
     @property
@@ -86,8 +92,8 @@ class TableState:
 
 @dataclass(slots=True)
 class StoredStates:
-    """The state of one slot. `keys` has segments by number, for each relation oid. `stream` is None
-    if no snapshot state was ever stored."""
+    """The state of one slot. `keys` has, by relation oid, segments by their numbers. `stream` is
+    None if no state of the stream was ever stored."""
 
     stream: StreamState | None = None
     tables: dict[int, TableState] = field(default_factory=dict)
@@ -127,8 +133,8 @@ def _account_fields(account: Account) -> dict[str, Any]:
 def _fields(
     of: StreamState | TableState | PublishedContent | LeafContent | Account | Membership | TypeVersion,
 ) -> dict[str, Any]:
-    """Return what `asdict` does, without copying each value: each table of a snapshot is written
-    several times."""
+    """Return the fields as a dict. Unlike `asdict`, this does not copy each value, since each table
+    of a snapshot is written several times."""
     return {name: getattr(of, name) for name in of.__slots__}
 
 
@@ -150,7 +156,7 @@ def of_slot(position_key: bytes, values: Mapping[bytes, bytes]) -> dict[bytes, b
 
 
 def writer_ids(values: Iterable[bytes]) -> set[int]:
-    """Return the ids of the schemas that the records were written with. A record without one is
+    """Return the ids of the schemas that the records were written with. A record without an id is
     refused by `decode_states`."""
     found = set()
     for value in values:
@@ -160,8 +166,8 @@ def writer_ids(values: Iterable[bytes]) -> set[int]:
 
 
 def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) -> StoredStates:
-    """Decode the records of one slot, by key. `writers` has the schemas by the ids that the records
-    name. Raises StopForOperator."""
+    """Decode the records of one slot, by key. `writers` has the writer schemas by the ids that the
+    records contain. Raises StopForOperator."""
     states = StoredStates()
     for key, value in values.items():
         record = _decode(key, value, writers)

@@ -1,8 +1,8 @@
-"""Errors that concern one table of a snapshot, while all others go on.
+"""Errors that concern one table of a snapshot, while all other tables go on.
 
 An error of a statement that reads a table does not affect the gateway, the stream or other tables.
-No such error is therefore unexpected: those that are not named below are logged with PostgreSQL's
-own message, and the table is tried again.
+Therefore no such error counts as unexpected. Errors that are not named below are logged with
+PostgreSQL's own message, and the table is tried again.
 
 A row that was read but cannot be written is another matter: UnwritableTable ends the session, and
 gateway/runtime/quarantine.py stops the gateway or puts the table in quarantine.
@@ -22,8 +22,8 @@ from gateway.startup.facts import PublishedRelation
 from gateway.transactions.error_context import defect_of
 
 PASSES: Final = ("08", "40", "53", "55P03", "57", "58")
-"""SQLSTATE classes and codes of errors that pass without intervention: connections, conflicts,
-resources, locks, cancellation and shutdown, the server's disks."""
+"""SQLSTATE classes and codes of errors that pass without intervention: errors of connections,
+conflicts, lack of resources, locks, cancellation and shutdown, and errors of the server's disks."""
 DENIED: Final = "42501"
 PRIVATE: Final = ("22", "23", "P0", "38", "39")
 """SQLSTATE classes whose messages may quote values of rows."""
@@ -50,8 +50,8 @@ _OTHER: Final = "see the server's log. The other tables are read, and this one a
 
 
 class UnwritableTable(WalgateError):
-    """A row or the description of one table cannot be written; `error` is the reason. Every other
-    table could go on: gateway/runtime/quarantine.py decides, by errors.on_error, whether the
+    """A row or the description of one table cannot be written; `error` is the reason. All other
+    tables could go on: gateway/runtime/quarantine.py decides, as errors.on_error says, whether the
     gateway stops or goes on without this table."""
 
     def __init__(self, error: StopForOperator, relation_oid: int, name: tuple[str, str]) -> None:
@@ -80,10 +80,10 @@ def errors_of(relation: PublishedRelation) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """Why a table cannot be read.
+    """The reason why a table cannot be read.
 
-    `reason` quotes no values. `column` and `type_name` are those of the value that cannot be
-    printed, if one was found. `passes`: the error passes without intervention.
+    `reason` quotes no values. `column` and `type_name` belong to the value that cannot be printed,
+    if such a value was found. `passes`: the error passes without intervention.
     """
 
     sqlstate: str
@@ -138,7 +138,7 @@ def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Faul
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """The part of a query that PostgreSQL fails at: the row filter, or a column."""
+    """The part of a query at which PostgreSQL fails: the row filter, or a column."""
 
     is_filter: bool = False
     column: str = ""

@@ -1,8 +1,8 @@
 """State of one table's snapshot: its read plan, its progress and failures, and the state that is
 stored.
 
-The state is private. Everyone reads the properties; the methods that change it say what happened,
-and only TableTasks calls them.
+The state is private. Other modules read the properties. The methods that change the state are named
+after what has happened, and only TableTasks calls them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from schemas.relation import RelationDescription
 log = structlog.get_logger()
 
 CHANGED: Final = "its columns, files or publication have changed"
-"""Why a table begins again whose read plan no longer fits."""
+"""The reason why a table begins again if its read plan no longer fits."""
 RENAMED: Final = "it was renamed, for a time or for good"
 
 WARNED_RESTARTS: Final = 3
-"""From this many times on, that a table begins again is logged as a warning."""
+"""The number of times that a table has begun again from which on this is logged as a warning."""
 _RESTARTS_HINT: Final = (
     "if this goes on, the snapshot of the table does not end: until it does, suspend what changes, creates, truncates or "
     "rewrites the table or its partitions, and REINDEX CONCURRENTLY of the index of its key"
@@ -47,8 +47,9 @@ HOPELESS_ATTEMPTS: Final = 3
 class TableTask:
     """The snapshot of one table.
 
-    `encoded`: the stored state, if `state` is as it is stored. `void_segments`: stored segments of
-    keys that are to be removed. `misses_keys`: see the property.
+    `encoded`: the state that is stored, or that need not be stored; None if no state is.
+    `void_segments`: stored segments of keys that are to be removed. `misses_keys`: see the
+    property.
     """
 
     __slots__ = (
@@ -90,7 +91,8 @@ class TableTask:
 
     @property
     def state(self) -> TableState:
-        """The state to be stored, without what `progress` has."""
+        """The state to be stored. The part that `progress` has is up to date only after
+        `take_states`."""
         return self._state
 
     @property
@@ -109,29 +111,29 @@ class TableTask:
 
     @property
     def is_reselect(self) -> bool:
-        """Return whether only rows are read whose UPDATEs left values out."""
+        """Whether the task reads only rows whose UPDATEs left values out."""
         return self._state.purpose == RESELECT
 
     @property
     def is_readable(self) -> bool:
-        """Return whether there is a read plan with a row filter. The filter cannot be printed if
-        the table was locked when the gateway started."""
+        """Whether there is a read plan whose row filter was printed. Printing fails if the table
+        was locked when the gateway started."""
         return self._plan is not None and self._plan.surveyed.row_filter is not None
 
     @property
     def awaits_boundary(self) -> bool:
-        """Return whether the transaction that brings its SNAPSHOT_BEGIN or SNAPSHOT_END was
-        emitted, and has not arrived in the stream."""
+        """Whether the transaction that brings its SNAPSHOT_BEGIN or SNAPSHOT_END was emitted and
+        has not arrived in the stream yet."""
         return self._awaits_boundary
 
     @property
     def is_set_aside(self) -> bool:
-        """Return whether the snapshot of the other tables has ended, or ends, without this one."""
+        """Whether the snapshot of the other tables has ended, or ends, without this table."""
         return self._is_set_aside
 
     @property
     def attempts(self) -> int:
-        """Failed attempts since a chunk was read."""
+        """Number of failed attempts since a chunk was last read."""
         return self._attempts
 
     @property
@@ -146,46 +148,47 @@ class TableTask:
 
     @property
     def changed_count(self) -> int:
-        """Number of attempts to read it as a whole during which it changed."""
+        """Number of attempts to read the table as a whole during which it changed."""
         return self._changed_count
 
     @property
     def misses_keys(self) -> bool:
-        """Return whether UPDATEs may have left values out of rows whose keys were not recorded:
-        only reading the whole table sends these values."""
+        """Whether UPDATEs may have left out values of rows whose keys were not recorded. Only a
+        snapshot of the whole table sends these values."""
         return self._misses_keys
 
     @property
     def is_hopeless(self) -> bool:
-        """Return whether it failed repeatedly for a reason that does not pass without
+        """Whether the table has failed repeatedly, for a reason that does not pass without
         intervention."""
         return self._obstacle is not None and not self._obstacle.passes and self._attempts >= HOPELESS_ATTEMPTS
 
     @property
     def records_keys(self) -> bool:
-        """Return whether the keys of UPDATEs that leave values out are being recorded."""
+        """Whether the keys of UPDATEs that leave values out are being recorded for a
+        reselection."""
         progress = self._progress
         return progress is not None and progress.reselects and progress.status in (Status.READING, Status.ENDING)
 
     @property
     def may_miss_values(self) -> bool:
-        """Return whether values may be missing of rows whose keys are not recorded."""
+        """Whether consumers may miss values of rows whose keys are not recorded."""
         return self._misses_keys or (self._progress is not None and self._progress.generation > 0)
 
     def is_blocked(self, now: float) -> bool:
-        """Return whether the table is not to be read yet. `now` is of `time.monotonic`."""
+        """Return whether the table is not to be read yet. `now` is a time of `time.monotonic`."""
         return self._blocked_until > now
 
     def is_busy(self, now: float) -> bool:
-        """Return whether the table has begun and its chunks can be read, so that it counts towards
-        the limit of tables read at a time. A table that fails does not: another one can take its
-        place."""
+        """Return whether the table has begun and its chunks can be read. It then counts towards the
+        limit of tables that are read at the same time. A table that fails does not count: another
+        table can take its place."""
         has_begun = not self.is_reselect and (self._awaits_boundary or self.status is not Status.WAITING)
         return has_begun and not self._attempts and not self.is_blocked(now)
 
     def is_read_as(self, plan: ReadPlan) -> bool:
-        """Return whether the plan reads the table as it was begun, in chunks or as a whole: one
-        cannot be continued as the other."""
+        """Return whether the plan reads the table in the way in which it was begun: in chunks, or
+        as a whole. To change the way, the table must begin again."""
         return self._progress is None or self._progress.is_read_at_once == plan.is_read_at_once
 
     def snapshot_status(self) -> TableSnapshotStatus:
@@ -203,7 +206,7 @@ class TableTask:
         return Marker(kind, xid, commit_lsn, -1, end_lsn, time, manifest=Manifest(epoch, snapshot=chunk))
 
     def chunk(self, number: int, row_count: int = 0, stale_count: int = 0) -> SnapshotChunk:
-        """Return what the manifest of a chunk says about it."""
+        """Return the description of a chunk for the manifest of its transaction."""
         state, topic = self._state, "" if self._plan is None else self._plan.topic
         names = state.schema, state.name, topic
         return SnapshotChunk(state.snapshot_id, state.purpose, self.oid, *names, number, row_count, stale_count)
@@ -225,7 +228,7 @@ class TableTask:
             schema=surveyed.relation.namespace,
             name=surveyed.relation.name,
             fingerprint=surveyed.fingerprint,
-            # Rows that were sent, by this process or the one before, may be gone without an event.
+            # Rows that this process or an earlier one has sent may be gone without an event.
             purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
         )
         progress = self._progress
@@ -252,9 +255,9 @@ class TableTask:
         *,
         reselects: bool = False,
     ) -> TableProgress:
-        """Go on where an earlier session was. What it has not read is `begun`, the ranges that it
-        had begun and not finished, and the leaves from number `untouched` on, which it had not
-        begun; `segments` has the keys that are to be read again."""
+        """Go on where an earlier session was. Still to be read are the ranges `begun`, which that
+        session had begun and not finished, and the leaves from number `untouched` on, which it had
+        not begun. `segments` has the keys that are to be read again."""
         self._void_segments.clear()
         state = self._state
         if self.is_reselect:
@@ -267,7 +270,8 @@ class TableTask:
         return progress
 
     def reselect(self, judge: StalenessJudge, chunk_bytes: int, keys: KeysToReadAgain) -> TableProgress:
-        """Read the rows with these keys, and rows whose UPDATEs leave values out meanwhile."""
+        """Read the rows with these keys, and the rows whose UPDATEs leave values out while they are
+        read."""
         self._progress = TableProgress(judge, (), chunk_bytes)
         self._progress.resume(CtidPlan(()), keys, ())
         return self._progress
@@ -294,18 +298,19 @@ class TableTask:
         self._awaits_boundary = False
 
     def boundary_discarded(self) -> None:
-        """Report that the transaction does not count: another one is emitted."""
+        """Report that the transaction that begins or ends the table does not count. Another one is
+        emitted."""
         self._awaits_boundary = False
         if self._progress is not None:
             self._progress.go_on_reading()
 
     def block(self, until: float) -> None:
-        """Do not read the table before that time of `time.monotonic`."""
+        """Do not read the table before the time `until` of `time.monotonic`."""
         self._blocked_until = until
 
     def chunk_read(self, chunk: Chunk) -> None:
-        """Report that a chunk was read. Failures of another chunk, for a reason that does not pass,
-        are kept: chunks after it can be read without it becoming readable."""
+        """Report that a chunk was read. Failures of another chunk are kept if their reason does not
+        pass without intervention: that chunk need not have become readable."""
         obstacle, failed_chunk = self._obstacle, self._failed_chunk
         if obstacle is None or obstacle.passes or failed_chunk is None or failed_chunk.is_same(chunk):
             self._forget_failures()
@@ -329,7 +334,8 @@ class TableTask:
         self._misses_keys = self._misses_keys or not self.records_keys
 
     def purpose_is_replace(self) -> None:
-        """Have consumers delete rows that do not come again: they may be gone without an event."""
+        """Have consumers delete the rows that are not sent again, since they may be gone without an
+        event."""
         if self._state.purpose == "FILL":
             self._state = replace(self._state, purpose="REPLACE")
 
@@ -349,8 +355,8 @@ class TableTask:
         self._begin_again()
 
     def set_aside(self) -> None:
-        """Set the table aside, to be read from the beginning in another snapshot once it can be
-        read."""
+        """Set the table aside. Once it can be read, it is read from its beginning, in the snapshot
+        that is current then, or in a new one."""
         self._begin_again()
         self._state = replace(self._state, snapshot_id="")
         self._is_set_aside, self._blocked_until = True, inf
@@ -367,15 +373,16 @@ class TableTask:
             self._progress.begin_again()
 
     def cancelled(self) -> list[int]:
-        """Stop reading the table, and return the stored segments of keys that are void."""
+        """Stop reading the table, and return the numbers of the stored segments of keys, which are
+        void."""
         if self._progress is None:
             return self._void_segments
         self._progress.begin_again()
         return [*self._void_segments, *self._progress.keys_to_read_again.pop_dirty()]
 
     def pop_keys_to_reselect(self) -> KeysToReadAgain:
-        """Return the keys of rows whose UPDATEs left values out, and forget them: a reselection
-        reads them."""
+        """Return the keys of rows whose UPDATEs left values out, and forget them, because a
+        reselection reads them."""
         return (
             self._progress.pop_keys_to_reselect()
             if self._progress is not None and self.records_keys
@@ -383,8 +390,8 @@ class TableTask:
         )
 
     def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
-        """Return the records that differ from what was written last. `prepared` are xids; only
-        those suspects that are prepared outlive the process."""
+        """Return the records that have changed since they were last written. `prepared` has the
+        xids of prepared transactions: only these suspects outlive the process."""
         states: dict[bytes, bytes] = {}
         progress = self._progress
         if progress is None and self._encoded is not None:
@@ -420,5 +427,6 @@ def reselection(description: RelationDescription) -> TableTask:
 
 
 def identity_of(description: RelationDescription) -> str:
-    """Return the columns and types that keys are made of, as the fingerprint of a reselection."""
+    """Return a text with the names and types of the key columns. It is the fingerprint of a
+    reselection."""
     return str([(column.name, column.facts.oid) for column in description.identity_columns])

@@ -1,11 +1,11 @@
-"""The tables that are read, wait to be read, or were read, and the changes of their state that are
-not stored yet.
+"""The tables that wait to be read, are being read, or were read, and the changes of their states
+that are not stored yet.
 
-All snapshots of a session are one state machine, which TableTasks moves. (What the stream changes
-may also make a table begin again: change_tracking reports it to the table's progress.)
-Reader tasks, the publisher, discovery, reselection and the coordinator read properties, and report
-here what has happened (`chunk_read`, `begin`, `no_longer_published`, ...). A test holds that no
-other module writes a field of a task, or calls the methods of TableTask that change one.
+All snapshots of a session are one state machine, which TableTasks moves. (A table may also begin
+again after a change in the stream, which change_tracking reports to its progress.) Reader tasks,
+the publisher, discovery, reselection and the coordinator read properties, and report here what has
+happened (`chunk_read`, `begin`, `no_longer_published`, ...). A test holds that no other module
+writes a field of a task, or calls the methods of TableTask that change one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTLED = NOT_TO_BE_READ, Status.DONE.value
 
 class TableTasks:
     """The snapshots of all tables. `chunk_bytes`: the size of chunks. `reselects`: rows whose
-    UPDATEs left values out are read again, even after their table is complete."""
+    UPDATEs left values out are read again, even after all rows of their table were read."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class TableTasks:
         self._contents_before: dict[int, PublishedContent] = {}
         """The relations as they were when recording began."""
         self._queued: list[TableTask] = []
-        """Waiting tasks whose state is not written yet."""
+        """Tasks that wait, and whose state is not written yet."""
         self._finished: list[TableTask] = []
         """Finished tasks whose state is not written yet."""
         self.snapshot = WholeSnapshot(states)
@@ -77,28 +77,31 @@ class TableTasks:
 
     @property
     def by_oid(self) -> Mapping[int, TableTask]:
-        """The tasks that are not done."""
+        """The tasks that are not finished, including those that wait."""
         return self._by_oid
 
     @property
     def active(self) -> Mapping[int, TableTask]:
-        """The tasks that are set up: at most a few dozen, while 10,000 may wait."""
+        """The tasks that were set up, including those that wait to begin again, and reselections.
+        There are usually at most a few dozen, while 10,000 may wait."""
         return self._active
 
     @property
     def settled(self) -> Set[int]:
-        """Relations with nothing to read: they are DONE or NOT_TO_BE_READ."""
+        """Relations of which nothing is to be read: they are DONE or NOT_TO_BE_READ."""
         return self._settled
 
     @property
     def unpublished(self) -> Set[int]:
-        """Relations of which consumers may have rows, and which the last check has not found in the
-        publications. If a check finds them, they are read with the purpose REPLACE."""
+        """Relations that the last check has not found in the publications, although consumers may
+        have rows of them. If a check finds them, they are read with the purpose REPLACE, if new
+        tables are read at all."""
         return self._unpublished
 
     @property
     def waiting_without_content(self) -> list[int]:
-        """Return the relations that wait for their first read and of which no content is stored."""
+        """Return the relations that wait to be read for the first time and have no stored
+        content."""
         return [
             oid
             for oid, task in self._by_oid.items()
@@ -120,17 +123,17 @@ class TableTasks:
         return any(not task.is_reselect and not task.is_set_aside for task in self._by_oid.values())
 
     def is_current(self, task: TableTask) -> bool:
-        """Return whether the task is still the one of its table: it may have been cancelled."""
+        """Return whether the task is still that of its table, and not cancelled or finished."""
         return self._by_oid.get(task.oid) is task
 
     def are_all(self, tasks: Sequence[TableTask]) -> bool:
-        """Return whether no other table is being read, or waits to be read."""
+        """Return whether no other table of the snapshot is being read or waits to be read."""
         oids = {task.oid for task in tasks}
         return all(task.is_reselect or task.is_set_aside or oid in oids for oid, task in self._by_oid.items())
 
     def rows_read(self) -> int:
-        """Return the number of rows of those tables of the current snapshot that were read
-        completely, including by earlier processes."""
+        """Return the number of rows in the tables of the current snapshot that were read
+        completely, also by earlier processes."""
         unwritten = {task.oid: task for task in self._finished if task.progress is not None}
         written = (
             state.row_count
@@ -147,8 +150,8 @@ class TableTasks:
 
     def restore(self, state: TableState, *, is_after_gap: bool) -> TableTask:
         """Add a table that an earlier session has not finished. `is_after_gap`: changes were lost
-        since, so rows that were read may be gone. The table begins again, which is stored before
-        anything behind the gap is."""
+        since then, so rows that were read may be gone. The table then begins again, unless it is a
+        reselection; its new state is stored before anything that follows the gap."""
         oid = state.relation_oid
         if is_after_gap and state.purpose != RESELECT:
             purpose = "REPLACE" if state.purpose == "FILL" else state.purpose
@@ -168,21 +171,22 @@ class TableTasks:
         self._recorder.begin(task.oid, progress, [plan.version.schema_id])
 
     def add(self, state: TableState, *, misses_keys: bool) -> None:
-        """Add a table that was never read. It needs no record until it begins: a published table
-        that is not settled is read."""
+        """Add a table that was never read. It has no table record until it is set up, since a
+        published table that is not settled is read in any case. Discovery stores its content before
+        it is set up."""
         self._by_oid[state.relation_oid] = TableTask(state, encoded=state, misses_keys=misses_keys)
 
     def wait(self, state: TableState, *, misses_keys: bool = True) -> None:
-        """Add a table whose waiting is stored, too. Keys that an earlier snapshot of it has stored
-        are void."""
+        """Add a table whose record is stored while it still waits. Keys that an earlier snapshot of
+        the table has stored are void."""
         oid = state.relation_oid
         task = TableTask(state, void_segments=self._states.keys.get(oid, {}), misses_keys=misses_keys)
         self._by_oid[oid] = task
         self._queued.append(task)
 
     def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
-        """Queue a published table, in place of its unfinished snapshot, if any. No check may have
-        found it yet."""
+        """Queue a published table; its unfinished snapshot, if any, is cancelled. Perhaps no check
+        has found the table yet."""
         is_under_way = oid in self._by_oid
         if is_under_way:
             self.cancel(oid)
@@ -207,20 +211,20 @@ class TableTasks:
         self._finished.append(TableTask(state, void_segments=void_segments))
 
     def restored_is_unpublished(self, oid: int) -> None:
-        """Report that a table that an earlier session has not finished is no longer published, or
-        that no check of that session has found it."""
+        """Report that a table is no longer published although an earlier session has not finished
+        it, or that no check of that session has found the table."""
         self._unpublished.add(oid)
 
     def not_found_yet(self, oid: int) -> None:
-        """Store that consumers are getting rows of a relation that no check has found. It is void
-        once a check has; if the gateway ends before that, the relation may leave the publications
-        and come back meanwhile."""
+        """Store that consumers get rows of a relation that no check has found yet. The record is
+        void once a check finds the relation. If the gateway ends before that, the relation may
+        leave the publications and come back while the gateway is not running."""
         if oid not in self._states.tables:
             self._finished.append(TableTask(TableState.not_found(oid)))
 
     def no_longer_published(self, oid: int, name: str = "") -> None:
-        """Forget a relation that is no longer published: its changes are not sent, so what is
-        stored about it is void."""
+        """Forget a relation that is no longer published. Its changes are not sent, so the stored
+        state of its rows is void."""
         task = self._by_oid.pop(oid, None)
         self._active.pop(oid, None)
         self._settled.discard(oid)
@@ -233,7 +237,7 @@ class TableTasks:
         self._finished.append(TableTask(TableState.not_found(oid), void_segments=void_segments))
 
     def published_again(self, oid: int) -> bool:
-        """Report that a relation is published. Returns whether it was unpublished for a time."""
+        """Report that a relation is published, and return whether it was in `unpublished`."""
         was_unpublished = oid in self._unpublished
         self._unpublished.discard(oid)
         return was_unpublished
@@ -241,8 +245,8 @@ class TableTasks:
     # -- the course of a table
 
     def set_up(self, task: TableTask, plan: ReadPlan) -> None:
-        """Prepare a waiting table to be begun, as part of the current snapshot, or of a new one if
-        that has ended."""
+        """Prepare a waiting table to be begun, as part of the current snapshot or, if there is
+        none, of a new one."""
         judge = self._recorder.judge
         assert judge is not None
         self.snapshot.begin(1)
@@ -256,8 +260,8 @@ class TableTasks:
         self._active[task.oid] = task
 
     def was_renamed(self, oid: int) -> None:
-        """Report that the stream has another name for a table that waits, or is read: changes may
-        have gone to another topic."""
+        """Report that a table that waits or is being read had another name in the stream. Changes
+        may have gone to another topic."""
         task = self._by_oid[oid]
         task.purpose_is_replace()
         if task.status is not Status.WAITING and not task.is_reselect:
@@ -293,7 +297,7 @@ class TableTasks:
         self._contents_before = dict(self.contents.by_oid)
 
     def begin(self, task: TableTask, unfinished_xids: Iterable[int], boundary_xid: int) -> None:
-        """Begin a table where its SNAPSHOT_BEGIN is published: its changes are recorded from here
+        """Begin a table where its SNAPSHOT_BEGIN is published. Its changes are recorded from here
         on."""
         judge = self._recorder.judge
         assert judge is not None and task.progress is not None and task.plan is not None
@@ -304,13 +308,14 @@ class TableTasks:
         self._recorder.begin(task.oid, task.progress, [task.plan.version.schema_id])
 
     def nothing_left(self, task: TableTask) -> None:
-        """Report that all rows of the table are published: what remains is its SNAPSHOT_END."""
+        """Report that all rows of the table are published, and that only its SNAPSHOT_END
+        remains."""
         assert task.progress is not None
         task.progress.nothing_left()
 
     def finish(self, task: TableTask) -> KeysToReadAgain:
-        """Finish a table where its SNAPSHOT_END is published. Returns the keys of rows that must
-        still be read, by a reselection."""
+        """Finish a table where its SNAPSHOT_END is published. Returns the keys of rows that a
+        reselection must still read."""
         assert task.progress is not None and task.plan is not None
         keys = task.pop_keys_to_reselect()
         task.progress.end()
@@ -326,11 +331,12 @@ class TableTasks:
         task.begin_again(reason)
 
     def changed_while_read(self, task: TableTask) -> None:
-        """Report that a table that is read as a whole changed meanwhile."""
+        """Report that a table changed while it was read as a whole."""
         task.changed_while_read()
 
     def set_aside(self, task: TableTask) -> None:
-        """Let the snapshot end without a table that cannot be read. A VERIFY of it is cancelled."""
+        """Let the snapshot end without a table that cannot be read. If its purpose is VERIFY, it is
+        cancelled."""
         if task.state.purpose == "VERIFY":
             self.cancel(task.oid)
             return
@@ -340,7 +346,7 @@ class TableTasks:
         self._queued.append(task)
 
     def readable_again(self, task: TableTask) -> None:
-        """Read a table that was set aside, because it can be read now."""
+        """Report that a table that was set aside can be read now."""
         task.readable_again()
 
     # -- chunks
@@ -355,8 +361,8 @@ class TableTasks:
         return None
 
     def waits_for_transactions(self, now: float) -> bool:
-        """Return whether a table cannot be read because a transaction that the PostgreSQL snapshots
-        of its chunks must see has not ended."""
+        """Return whether a table waits for a transaction to end that the PostgreSQL snapshots of
+        its chunks must see."""
         return any(task.progress is not None and task.progress.is_too_early for task in self._ready(now))
 
     def _ready(self, now: float) -> Iterator[TableTask]:
@@ -374,23 +380,24 @@ class TableTasks:
         task.chunk_failed(chunk, obstacle, plan, until)
 
     def partitions_left_out(self, task: TableTask, chunk: Chunk) -> None:
-        """Read the table now, because its plan leaves out the partitions at fault."""
+        """Read the table now, since its plan leaves out the partitions that cannot be read."""
         task.chunk_read(chunk)
         task.block(0.0)
 
     def give_back(self, chunk: Chunk) -> None:
-        """Report that a chunk was not read, or does not count: its part is read again."""
+        """Report that a chunk was not read, or does not count. Unless the table has begun again,
+        the part that the chunk has is read again."""
         chunk.progress.give_back(chunk)
 
     def published(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
-        """Report that a chunk was published where its transaction commits."""
+        """Report that a chunk was published, where its transaction commits."""
         chunk.progress.published(chunk, row_count, stale_count)
 
     # -- reselections
 
     def begin_reselection(self, description: RelationDescription, keys: KeysToReadAgain) -> None:
-        """Begin to read the rows with these keys, and those that UPDATEs leave values out of from
-        now on. Changes of the relation are recorded until it ends."""
+        """Begin to read the rows with these keys, and the rows whose UPDATEs leave values out from
+        now on. Changes of the relation are recorded until the reselection ends."""
         judge = self._recorder.judge
         assert judge is not None
         task = reselection(description)
@@ -398,8 +405,8 @@ class TableTasks:
         self._recorder.begin(task.oid, task.reselect(judge, self._chunk_bytes, keys), [])
 
     def finish_reselection(self, task: TableTask) -> None:
-        """Finish a reselection whose rows were all read. The table's status from before it is
-        stored again."""
+        """Finish a reselection whose rows were all read, and store the state that the table had
+        before."""
         assert task.progress is not None
         del self._by_oid[task.oid], self._active[task.oid]
         self._settled.add(task.oid)
@@ -420,8 +427,8 @@ class TableTasks:
         task.value_missed()
 
     def cancel_keeping_keys(self, task: TableTask) -> KeysToReadAgain:
-        """Cancel the snapshot of a table. Returns the keys of rows that must still be read, by a
-        reselection."""
+        """Cancel the snapshot of a table. Returns the keys of rows that a reselection must still
+        read."""
         keys = task.pop_keys_to_reselect()
         self.cancel(task.oid)
         return keys
@@ -430,12 +437,14 @@ class TableTasks:
 
     @property
     def has_unwritten(self) -> bool:
-        """Return whether a check of the catalog has found what is not stored yet."""
+        """Whether states of tables, or what a check of the catalog has found, are not stored
+        yet."""
         return bool(self._finished or self._queued or self.contents.has_unwritten)
 
     def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
-        """Return the records for the Kafka transaction that is being closed. `prepared` are xids.
-        `with_stream`: include the state of the stream, if it has changed."""
+        """Return the records for the Kafka transaction that is being closed. `prepared` has the
+        xids of prepared transactions. `with_stream`: include the state of the stream, if it has
+        changed."""
         states: dict[bytes, bytes] = {}
         queued = [task for task in self._queued if self.is_current(task)]
         for task in (*self._finished, *queued, *self._active.values()):

@@ -1,8 +1,8 @@
-"""Reads single rows by key, because UPDATEs left TOASTed values out of their events (Debezium's
-format, debezium.reselect_unavailable_values).
+"""Begins and ends the reading of single rows by key, because events of UPDATEs lack their TOASTed
+values (Debezium's format, debezium.reselect_unavailable_values).
 
-Such a reading is a snapshot of a table with the purpose RESELECT. It has no SNAPSHOT_BEGIN and no
-SNAPSHOT_END, and reads no ranges of blocks. rules/table_progress.py decides which keys are read,
+Such a reselection is a snapshot of a table with the purpose RESELECT. It has no SNAPSHOT_BEGIN and
+no SNAPSHOT_END, and reads no ranges of blocks. rules/table_progress.py decides which keys are read,
 and chunk_reader.py queries their rows.
 """
 
@@ -39,11 +39,13 @@ class Reselection:
         self.is_on = is_on
 
     def left_out(self, relation_oid: int) -> bool:
-        """Report that an UPDATE of the relation came without a value, and have its row read again.
+        """Report that an UPDATE of the relation arrived without a value, and have its row read
+        again.
 
-        Returns whether changes are recorded from this one on. Otherwise they were recorded already,
-        or the table will be read as a whole. (Earlier changes of the row need not be recorded: a
-        PostgreSQL snapshot that sees this one sees them, too.)
+        Returns whether a reselection has begun, so that changes are recorded from this UPDATE on.
+        If not, they were recorded already, the table will be read as a whole, or its rows cannot be
+        read by key. (Earlier changes of the row need not be recorded: a PostgreSQL snapshot that
+        sees this UPDATE also sees them.)
         """
         tasks = self._tasks
         task = tasks.by_oid.get(relation_oid)
@@ -61,8 +63,8 @@ class Reselection:
         return True
 
     def begin(self, description: RelationDescription, keys: KeysToReadAgain) -> None:
-        """Begin a reselection of these keys, and of those that UPDATEs leave values out of from now
-        on. Changes of the relation are recorded until it ends."""
+        """Begin a reselection of the rows with these keys, and of the rows whose UPDATEs leave
+        values out from now on. Changes of the relation are recorded until it ends."""
         self._tasks.begin_reselection(description, keys)
         self._wake.set()
 

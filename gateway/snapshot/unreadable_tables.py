@@ -1,5 +1,5 @@
-"""Tables that PostgreSQL cannot read: finds the reason, tries them again, and lets the snapshot of
-the others end without them."""
+"""Tables that PostgreSQL cannot read. This module finds the reason, tries the tables again, and
+lets the snapshot of the other tables end without them."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
 RETRIES_A_PAUSE: Final = 6
-"""A table that needs the operator is tried again after 1, 2 and 4 checks of the publications, and
-then after each 6."""
+"""A table that needs the operator is tried again after 1, 2 and 4 check intervals, and then after
+each 6 intervals (source.check_interval_s)."""
 PROBE_TIMEOUT_MS: Final = 10_000
-"""Time limit for each column when looking for the reason."""
+"""Time limit for the query of each column while the reason is sought."""
 
 log = structlog.get_logger()
 
 
 class UnreadableTables:
-    """Finds the tables that the snapshot ends without (`set_hopeless_aside`, called by the
-    coordinator), and tries them again (`run`, a task of its own)."""
+    """Finds the tables without which the snapshot ends, and tries them again. The coordinator calls
+    `set_hopeless_aside`; `run` is a task of its own."""
 
     def __init__(self, settings: Settings, login: Credentials, tasks: TableTasks, pending: PendingChunks) -> None:
         self._login = login
@@ -46,9 +46,9 @@ class UnreadableTables:
         self._some = asyncio.Event()
 
     def set_hopeless_aside(self) -> None:
-        """Set tables aside, so that the snapshot ends without them: all tables that are left, at
-        once, and only if every one of them has failed HOPELESS_ATTEMPTS times. While one table can
-        be read, or may recover by itself, the others stay in the snapshot and are tried again."""
+        """Set all remaining tables aside, so that the snapshot ends without them, if every one of
+        them has failed HOPELESS_ATTEMPTS times. As long as a table can be read, or may recover by
+        itself, the others stay in the snapshot and are tried again."""
         tasks = [task for task in self._tasks.whole_tables if not task.is_set_aside]
         if not self._tasks.snapshot.id or not tasks:
             return
@@ -73,8 +73,8 @@ class UnreadableTables:
                 self._some.clear()
 
     async def _is_readable(self, task: TableTask) -> bool:
-        """Return whether the table has changed since it failed, or can be read now, or would fail
-        for another reason, which is then logged."""
+        """Return whether the table has changed since it failed, can be read now, or would fail for
+        another reason. The next attempt to read it logs such a reason."""
         (chunk, plan), obstacle = task.failed, task.obstacle
         if chunk is None or plan is None or obstacle is None:
             return True
@@ -95,8 +95,8 @@ class UnreadableTables:
 
 
 async def find_fault(sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan) -> Fault | None:
-    """Find what PostgreSQL fails at in the rows of the chunk, by querying each column alone.
-    Returns None if nothing was found, or the server does not answer."""
+    """Find the part of the query of a chunk at which PostgreSQL fails, by querying each column
+    alone. Returns None if nothing was found, or if the server does not answer."""
     columns = plan.surveyed.relation.columns
     types = {column.name: column.type_name for column in columns}
     names = [column.name for column in plan.version.encoder.description.columns]
@@ -112,15 +112,15 @@ async def find_fault(sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan) -> F
 
 
 async def unreachable_partitions(sql: asyncpg.Connection, plan: ReadPlan) -> tuple[str, ...]:
-    """Return the foreign partitions whose server does not respond, or not with rows. Raises what
-    the driver raises."""
+    """Return the foreign partitions whose server does not respond, or does not send rows. Raises
+    what the driver raises."""
     names = plan.surveyed.foreign_names
     return tuple([name for name in names if not await _succeeds(sql, f"SELECT FROM {name} LIMIT 1", "")])
 
 
 async def is_readable(sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan, sqlstate: str) -> bool:
     """Return whether PostgreSQL can send the rows of a chunk that failed with this SQLSTATE, or now
-    fails with another one."""
+    fails with another SQLSTATE."""
     query = chunk_query(chunk, plan, plan.columns)
     if sqlstate == DENIED:  # privileges on the columns are enough, even without ctid
         surveyed = plan.surveyed
@@ -135,9 +135,9 @@ async def is_readable(sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan, sql
 async def _succeeds(sql: asyncpg.Connection, query: str, sqlstate: str | None = None) -> bool:
     """Return whether PostgreSQL can send the rows of the query.
 
-    `sqlstate` is the only error that counts as a failure; "" stands for any error, None for any
-    that does not pass without intervention. Unless it is "", a query that takes too long counts as
-    a success.
+    `sqlstate` is the only error that counts as a failure. "" stands for every error, and None for
+    every error that does not pass without intervention. Unless it is "", a query that takes too
+    long counts as a success.
     """
     try:
         async with transaction(sql, readonly=True):

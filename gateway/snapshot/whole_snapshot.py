@@ -1,5 +1,5 @@
-"""The snapshot as a whole, to which the tables belong that are read at the same time: its id,
-whether reading is paused, and the stored state of the stream."""
+"""The snapshot as a whole, to which all tables belong that are read at the same time. This module
+keeps its id, whether reading is paused, and the stored state of the stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ log = structlog.get_logger()
 
 
 class WholeSnapshot:
-    """The current snapshot of a slot. It ends with its last table, or when it is cancelled."""
+    """The current snapshot of a slot. A snapshot ends with its last table, or when it is
+    cancelled."""
 
     def __init__(self, states: StoredStates) -> None:
         stream = states.stream
@@ -26,7 +27,8 @@ class WholeSnapshot:
         # A table has the id from its set-up on, and is WAITING until SNAPSHOT_BEGIN is published.
         begun = [state for state in states.tables.values() if state.status != Status.WAITING.value]
         self._published_ids = {state.snapshot_id for state in begun}
-        """Ids of snapshots whose SNAPSHOT_BEGIN is certainly published. A second one does no harm."""
+        """Ids of snapshots whose SNAPSHOT_BEGIN is certainly published. A second SNAPSHOT_BEGIN of
+        a snapshot does no harm."""
 
     @property
     def id(self) -> str:
@@ -43,14 +45,14 @@ class WholeSnapshot:
         return self._stream_state
 
     def begin(self, table_count: int) -> None:
-        """Begin a snapshot unless there is one."""
+        """Begin a snapshot, unless one has begun and not ended."""
         if not self._id:
             self._id = new_id()
             log.info("snapshot_begins", snapshot_id=self._id, tables=table_count)
 
     def record_begin(self) -> bool:
         """Record that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Return whether it
-        is to be published now; False if it was recorded before."""
+        is to be published now, which is False if it was recorded before."""
         is_new = self._id not in self._published_ids
         self._published_ids.add(self._id)
         return is_new

@@ -3,6 +3,6 @@
     writer    Changelog.apply appends a micro-batch
 
 In: rows of source.frames.RAW, and value schemas. Out: one table or folder for each source table.
-Shares with the mirror how a batch is summarized and written once; it must not know the
-snapshots, versions and merges of a mirror.
+This package shares with the mirror the code that summarizes a batch and writes it once. It must not
+know the snapshots, versions and merges of a mirror.
 """

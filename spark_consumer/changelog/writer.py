@@ -4,14 +4,14 @@
                                       Parquet: one folder per batch, `batch=<its last commit LSN>`
     <path>/_position                  how far all of them are complete: see output_position.py
 
-Changes are never appended twice, even if the checkpoint is lost: a table takes only what is after
+Changes are never appended twice, even if the checkpoint is lost: a table takes only changes after
 its last commit LSN. Only the process that opened the changelog last may append to it.
 
-The columns are those of `format("walgate")` with `table`; a relation without replica identity has
-no `old_key`, and one without columns no `before` and `after` either. A column that is added to the
-source table is added to the changelog from then on (mergeSchema). A column that is dropped or
-renamed within a batch keeps its values in that batch. A type that is widened is widened there, too
-(Delta's type widening; existing Parquet folders keep their type).
+The columns are those of `format("walgate")` with `table`. `old_key` is left out if the relation has
+no replica identity, and `before` and `after`, too, if it has no columns. A column that is added to
+the source table is added to the changelog from then on (mergeSchema). A column that is dropped or
+renamed within a batch keeps its values in that batch. If the type of a column is widened, it is
+widened in the changelog, too (Delta's type widening); existing Parquet folders keep their type.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ class Changelog:
         self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
 
     def _check_writer(self, spark: SparkSession) -> None:
-        """Raise MirrorError if another process has opened the changelog. The first call opens
-        it."""
+        """Raise MirrorError if another process has opened the changelog since this process did. The
+        first call opens the changelog."""
         found = read_position(spark, self.path)
         if self._position is None:
             self._position = replace(found or OutputPosition(), writer=uuid4().hex)
@@ -95,7 +95,7 @@ class Changelog:
             raise _taken_over(self.path)
 
     def _note(self, spark: SparkSession, batch: int, commit_lsn: int = -1) -> None:
-        """Note that a batch is written."""
+        """Store the position after a batch that is written."""
         self._check_writer(spark)
         assert self._position is not None
         reached = max(commit_lsn, self._position.commit_lsn)
@@ -139,7 +139,7 @@ class Changelog:
         self._applied[location] = commit_lsn
 
     def _find_applied(self, spark: SparkSession, location: str, commit_lsn: int) -> int:
-        """Return the commit LSN up to which a table is complete; -1: there is no table. Raise
+        """Return the commit LSN up to which a table is complete; -1 if there is no table. Raises
         MirrorError if there is a table of another format."""
         in_folders = self.format == "parquet"
         if TABLE_FORMAT.has_log(spark, location) if in_folders else _folder_lsns(spark, location):
@@ -157,8 +157,8 @@ class Changelog:
 
 @contextmanager
 def _told_of_alter(part: TablePart) -> Iterator[None]:
-    """Say what helps where the columns before and after an ALTER TABLE cannot be in one batch,
-    whether it is decoded in this process or by Spark."""
+    """Raise MirrorError, with a hint, if the columns before and after an ALTER TABLE cannot be in
+    one batch. The batch may be decoded in this process or by Spark."""
     try:
         yield
     except (UnsupportedSchema, PySparkException, Py4JJavaError) as problem:
@@ -187,10 +187,10 @@ def _folder_lsns(spark: SparkSession, location: str) -> list[int]:
 
 
 def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
-    """Return the highest commit LSN of a finished folder; -1: none. Raises MirrorError if there is
-    a later folder with rows left by a crash while it was written, unless the batch up to
-    `commit_lsn` overwrites it. One without rows is removed: if a process still writes it, that
-    fails."""
+    """Return the highest commit LSN of a finished folder; -1 if there is none. A crash may have
+    left later folders that are not finished. Raises MirrorError if such a folder has rows, unless
+    the batch up to `commit_lsn` overwrites it. A folder without rows is removed; if a process still
+    writes to it, the write fails."""
     for lsn in _folder_lsns(spark, location):
         folder = f"{location}/batch={lsn}"
         files = folder_names(spark, folder)
@@ -213,7 +213,7 @@ def _append_to_delta(
     changes: DataFrame, location: str, table: TableName, commit_lsn: int, applied: int, names: set[str]
 ) -> None:
     """Append to a table that has all changes up to `applied` (-1: there is no table). `names`: the
-    columns of the source."""
+    names of the source's columns."""
     is_new = applied < 0
     if not is_new:
         TABLE_FORMAT.allow_names(changes.sparkSession, location, names)

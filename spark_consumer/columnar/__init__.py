@@ -1,9 +1,9 @@
-"""Decode Avro binary to Arrow, one column at a time: numpy decodes each field of the schema for all
-records at once.
+"""Decode Avro's binary encoding to Arrow, one column at a time: numpy decodes each field of the
+schema for all records at once.
 
-Each record has a cursor; a decoder moves all cursors over one field, and returns one Arrow array.
-At the end each cursor must be exactly at the end of its record, so a wrong schema or a damaged
-record is always detected. Measured: 1.1-1.4 million records/s per core, where fastavro reaches
+Each record has a position; a decoder moves all positions over one field, and returns one Arrow
+array. Finally, each position must be exactly at the end of its record, so a wrong schema or a
+damaged record is detected. Measured: 1.1-1.4 million records/s per core, where fastavro reaches
 80,000; the tests compare with fastavro. Encoding:
 https://avro.apache.org/docs/1.12.0/specification/#binary-encoding
 

@@ -1,7 +1,7 @@
-"""Build Arrow arrays from numpy arrays and bytes, by their buffers.
+"""Build Arrow arrays from the buffers of numpy arrays and from bytes.
 
-`pa.array` and `pa.scalar` would do, but import pandas when first called: over a second of CPU time
-in every Python worker and planner that Spark starts, and 40 MB that none of them needs.
+`pa.array` and `pa.scalar` are not used, because they import pandas when they are first called. This
+would take over a second of CPU time and 40 MB in every Python worker and planner that Spark starts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 def numbers(values: npt.NDArray[Any], arrow_type: pa.DataType | None = None) -> pa.Array:
     """Return an array of numbers. `arrow_type`: a type of the same width that numpy does not have;
-    None: numpy's own type."""
+    None stands for numpy's own type."""
     buffer = pa.py_buffer(np.ascontiguousarray(values))
     return pa.Array.from_buffers(arrow_type or pa.from_numpy_dtype(values.dtype), len(values), [None, buffer])
 
@@ -26,7 +26,7 @@ def booleans(values: npt.NDArray[np.bool_]) -> pa.Array:
 
 
 def nullable(values: pa.Array, missing: npt.NDArray[np.bool_]) -> pa.Array:
-    """Return fixed-width `values` (without nulls) with null where `missing`."""
+    """Return fixed-width `values`, which have no nulls, with null where `missing` is true."""
     return pa.Array.from_buffers(values.type, len(values), [_bits(~missing), *values.buffers()[1:]])
 
 
@@ -35,7 +35,8 @@ def _bits(values: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def binaries(values: Sequence[bytes], arrow_type: pa.DataType | None = None) -> pa.Array:
-    """Return an array of pa.binary(), or of pa.string() for bytes that are UTF-8."""
+    """Return an array of `arrow_type`: pa.binary() by default, or pa.string() if the values are
+    UTF-8."""
     offsets = np.zeros(len(values) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, values), np.int64, len(values)), out=offsets[1:])
     if int(offsets[-1]) > 0x7FFFFFFF:
@@ -49,5 +50,5 @@ def strings(values: Sequence[str]) -> pa.Array:
 
 
 def repeated(text: str | None, count: int) -> pa.Array:
-    """Return a string repeated `count` times; nulls for None."""
+    """Return an array with `count` times the string, or `count` nulls if it is None."""
     return pa.nulls(count, pa.string()) if text is None else strings([text]).take(numbers(np.zeros(count, np.int32)))

@@ -1,5 +1,5 @@
-"""Select the records of a read that belong to its transactions, and prove that none is missing; all
-records of a fetch at once.
+"""Select the records of a read that belong to its transactions, all records of a fetch at once, and
+prove that none is missing.
 
 reader/completeness.py applies the same rule to one record at a time.
 """
@@ -18,7 +18,7 @@ from spark_consumer.reader.read_planning import Numbers, Read
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Indexes of the records to give out, and for each the index of its range in the read."""
+    """The indexes of the records to give out, and of the range in the read that each belongs to."""
 
     rows: Longs
     ranges: Longs
@@ -68,15 +68,16 @@ class RangeCounter:
         return matched.keep(~np.isin(places << 32 | heads.subxid[rows], self._aborted))
 
     def finish(self) -> None:
-        """Raise TransactionIncomplete unless each range had exactly its number of records."""
+        """Raise TransactionIncomplete unless each range had exactly the number of records in the
+        manifests."""
         if (self._seen != longs(self._read.record_counts)).any():
             check_counts(self._read, self._seen.tolist())
 
 
 def fold(heads: Heads, matched: Matched, read: Read) -> Matched:
-    """Keep one record for each event. A TRUNCATE is a record in every partition of its topic, of
-    which that of one partition is kept. A change of key is an UPDATE under the new key and a DELETE
-    under the old one, of which the UPDATE is kept (it has the old key in old_key or before)."""
+    """Keep one record for each event. A TRUNCATE has a record in every partition of its topic, and
+    that of one partition is kept. A change of key has an UPDATE under the new key and a DELETE
+    under the old key. The UPDATE, which has the old key in old_key or before, is kept."""
     operation = heads.operation[matched.rows]
     drop = operation == TRUNCATE
     if drop.any():

@@ -1,5 +1,5 @@
-"""A position per record in a shared buffer of bytes, and the three moves that Avro needs: varint,
-fixed, length-prefixed."""
+"""A position for each record in a shared buffer of bytes, and the three ways in which Avro's values
+move it: varint, fixed, and length-prefixed."""
 
 from __future__ import annotations
 
@@ -97,8 +97,8 @@ class Cursor:
         return taken
 
     def span(self, rows: Rows) -> tuple[Longs, Longs]:
-        """Return start and length of length-prefixed values, checked to be within their own
-        records."""
+        """Return the starts and lengths of length-prefixed values, which are checked to lie within
+        their own records."""
         length = self.varint(rows)
         start = self.at(rows)
         ends = self.ends if rows is None else self.ends[rows]

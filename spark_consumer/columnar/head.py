@@ -1,5 +1,5 @@
-"""Read the first fields of every change event without its schema, to select records before the rest
-is decoded.
+"""Read the first fields of every change event without its schema, so that records can be selected
+before they are fully decoded.
 
 The envelope (record `Change` of every relation, and `LogicalMessage`) begins with op, xid, subxid,
 epoch, change_lsn, ordinal: plain varints in this order. They are followed by commit_lsn,
@@ -28,7 +28,7 @@ _OPTIONAL_STRING = optional_decoder(scalars.BYTES, 1)
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The first fields of each record, as parallel arrays; `operation` is the index in
+    """The first fields of each record, as parallel arrays; `operation` has indexes in
     OPERATIONS."""
 
     operation: Longs
@@ -40,7 +40,8 @@ class Heads:
     cursor: Cursor  # is after ordinal
 
     def key_changes(self, rows: Longs) -> Longs:
-        """Return those of `rows` (records of a relation's topic) whose key_change is true."""
+        """Return the `rows` whose key_change is true. They must be records of a relation's
+        topic."""
         cursor = self.cursor.select(rows)
         for decoder in (_OPTIONAL_LONG, _OPTIONAL_LONG, _OPTIONAL_STRING):
             decoder.decode(cursor, None, len(rows))
@@ -51,7 +52,7 @@ class Heads:
 
 def decode_heads(values: pa.Array, *, skip: int) -> Heads:
     """Return the heads of framed records (pa.binary()), whose Avro begins at byte `skip`. Raises
-    MalformedRecord with its `record`."""
+    MalformedRecord, with its field `record` set."""
     try:
         return _decode_heads(values, skip)
     except MalformedRecord as problem:

@@ -1,5 +1,5 @@
-"""Find the malformed record among many. Columns are decoded for all records at once, so finding it
-takes a search."""
+"""Find the malformed record among many. Columns are decoded for all records at once, so a search is
+needed to find it."""
 
 from __future__ import annotations
 

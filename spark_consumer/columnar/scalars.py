@@ -1,4 +1,5 @@
-"""Decoders of Avro's scalar types, from a cursor, rows and their count to one Arrow array."""
+"""Decoders of Avro's scalar types. A decoder takes a cursor, rows and their count, and returns one
+Arrow array."""
 
 from __future__ import annotations
 
@@ -21,15 +22,16 @@ Decode: TypeAlias = Callable[[Cursor, Rows, int], pa.Array]
 
 @dataclass(frozen=True, slots=True)
 class Decoder:
-    """The decoder of one Avro type: the Arrow type of the result, and the function that reads it.
-    `skip`: None for records, arrays and maps, which are the items of no array of PostgreSQL."""
+    """The decoder of one Avro type: the Arrow type of the result, and the function that decodes
+    values. `skip` is None for records, arrays and maps, which are never items of an array from
+    PostgreSQL."""
 
     arrow_type: pa.DataType
     decode: Decode
     skip: Skip | None = None
 
 
-# Spark's own Arrow types: microseconds, in UTC where the Avro type is an instant.
+# Spark's own Arrow types: microseconds, in UTC if the Avro type is an instant.
 _INTEGERS: dict[tuple[str, str | None], pa.DataType] = {
     ("int", None): pa.int32(),
     ("int", "date"): pa.date32(),
@@ -71,7 +73,7 @@ def _decode_time(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
 
 
 def time_text(micros: int) -> str:
-    """Return PostgreSQL's text of a time that is given in microseconds since midnight."""
+    """Return PostgreSQL's text of a time of day, which is given in microseconds since midnight."""
     seconds, fraction = divmod(micros, 1_000_000)
     text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
     return f"{text}.{fraction:06d}".rstrip("0") if fraction else text
@@ -100,7 +102,7 @@ def _validate(array: pa.Array, message: str) -> None:
 
 
 def decimal_decoder(schema: Mapping[str, Any]) -> Decoder:
-    """Return a decoder of bytes or fixed with logicalType decimal, of up to 38 digits."""
+    """Return a decoder of bytes or fixed with the logicalType decimal and up to 38 digits."""
     precision, scale = int(schema["precision"]), int(schema.get("scale", 0))
     if not 1 <= precision <= 38:
         raise UnsupportedSchema(f"decimal with a precision of {precision}: Spark supports at most 38")
@@ -144,7 +146,8 @@ def _little_endian(big: Bytes) -> Bytes:
 
 
 def without_exponents(texts: pa.Array) -> pa.Array:
-    """Return Arrow's texts of decimals as PostgreSQL writes them: 0.0000000001, not 1E-10."""
+    """Return decimals, which are given as Arrow's texts, as PostgreSQL prints them: 0.0000000001,
+    not 1E-10."""
     has_exponent = pc.match_substring(texts, "E")
     found = texts.filter(has_exponent).to_pylist()
     if not found:
@@ -153,7 +156,8 @@ def without_exponents(texts: pa.Array) -> pa.Array:
 
 
 def fixed_decoder(size: int) -> Decoder:
-    """Return a decoder of fixed to binary, since Spark has no binary of fixed length."""
+    """Return a decoder of fixed. Its result is binary, since Spark has no binary type of fixed
+    length."""
 
     def decode(cursor: Cursor, rows: Rows, count: int) -> pa.Array:
         data = np.ascontiguousarray(cursor.fixed(rows, size))

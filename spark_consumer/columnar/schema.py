@@ -25,7 +25,7 @@ _PLAIN = {
 class RecordDecoder:
     """Decoder of one record schema. `fields` maps name -> Decoder in the order of the schema.
 
-    Thread-safe: it has no state while decoding.
+    A RecordDecoder is thread-safe, since it has no state while decoding.
     """
 
     def __init__(self, schema: dict[str, Any]) -> None:
@@ -35,7 +35,7 @@ class RecordDecoder:
 
     def decode(self, values: pa.Array, *, skip: int) -> dict[str, pa.Array]:
         """Decode all fields of `values` (pa.binary()), whose Avro begins at byte `skip`. Raises
-        MalformedRecord with `record`."""
+        MalformedRecord, with its field `record` set if possible."""
         try:
             return self._decode(values, skip)
         except MalformedRecord as problem:
@@ -60,8 +60,8 @@ def _namespace(schema: dict[str, Any], enclosing: str) -> str:
 
 
 def _decoder(schema: Any, named: dict[str, Decoder], namespace: str) -> Decoder:
-    """Return the decoder of a type. `named` collects records, enums and fixeds by full name, since
-    they are later referred to by name."""
+    """Return the decoder of a type. `named` collects the decoders of records, enums and fixeds by
+    full name, since a schema may refer to these types by name later."""
     if isinstance(schema, list):
         return _union(schema, named, namespace)
     if isinstance(schema, str):

@@ -1,5 +1,5 @@
-"""Skip one value of one record: return the position after it. For long arrays, whose items can only
-be located one after the other."""
+"""Skip one value of one record: return the position after the value. This is used for long arrays,
+whose items can only be located one after another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def skip_fixed(width: int) -> Skip:
 
 
 def skip_optional(inner: Skip, value_branch: int) -> Skip:
-    """`value_branch`: the index of the value's type in a union with null."""
+    """Return a Skip for a union with null. `value_branch`: the index of the value's type in the
+    union."""
     value, null = (2, 0) if value_branch else (0, 2)  # zigzag
 
     def skip(data: memoryview, position: int) -> int:
@@ -55,8 +56,9 @@ def skip_optional(inner: Skip, value_branch: int) -> Skip:
 
 
 def items_of(cursor: Cursor, records: Longs, sizes: Longs, skips: list[Skip]) -> Cursor:
-    """Return a cursor with one position per item: the next `sizes` items of each of these records,
-    which it moves behind them. An item is skipped by one Skip after the other."""
+    """Return a cursor with one position for each of the next items of these records, `sizes` of
+    each, and move `cursor` behind these items. An item is skipped by calling all `skips` in
+    turn."""
     starts: list[int] = []
     for record, size in zip(records.tolist(), sizes.tolist(), strict=True):
         places = _item_places(cursor, record, size, skips)
@@ -66,7 +68,8 @@ def items_of(cursor: Cursor, records: Longs, sizes: Longs, skips: list[Skip]) ->
 
 
 def _item_places(cursor: Cursor, record: int, size: int, skips: list[Skip]) -> list[int]:
-    """Return the positions of the next items of a record, and that after the last of them."""
+    """Return the positions of the next items of a record, followed by the position after the last
+    item."""
     data, end = cursor.buffer.data, int(cursor.ends[record])
     place = int(cursor.positions[record])
     places = [place]

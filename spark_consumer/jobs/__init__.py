@@ -7,6 +7,6 @@
     run                          progress, restarts after an outage, and when a job ends
     status                       --http: probes, metrics and status
 
-In: arguments, a settings file and signals. Out: a running query, lines or JSON, an exit code.
+In: arguments, a settings file and signals. Out: a running query, lines or JSON, and an exit code.
 No other package imports this one; it must not decide what a mirror or changelog writes.
 """

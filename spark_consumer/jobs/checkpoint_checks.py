@@ -1,4 +1,5 @@
-"""A query's checkpoint: where the query is, and whether its output has what lies before that."""
+"""A query's checkpoint: where the query is, and whether its output has all changes before that
+position."""
 
 from __future__ import annotations
 
@@ -40,12 +41,12 @@ def last_offset(spark: SparkSession, checkpoint: str) -> dict[str, int] | None:
 def check_mirror_has(
     spark: SparkSession, run: Run, given: Mapping[str, str], checkpoint: str, path: str, taken_lsn: int
 ) -> None:
-    """Raise MirrorError if a mirror that has everything up to `taken_lsn` (-1: it has nothing) does
-    not have all changes before the last completed batch of its checkpoint: it was restored from a
-    backup, or removed, and its checkpoint was not.
+    """Raise MirrorError if a mirror lacks changes before the end of the last completed batch of its
+    checkpoint. This happens if the mirror was restored from a backup, or removed, and its
+    checkpoint was not. The mirror has all changes up to `taken_lsn` (-1: it has none).
 
-    A transaction without changes of the mirror's tables moves only the checkpoint. `given`: options
-    of the data source. Raises what MarkerLog raises.
+    Transactions without changes of the mirror's tables are not missing: they move only the
+    checkpoint. `given`: options of the data source. Raises what MarkerLog raises.
     """
     before = last_offset(spark, checkpoint)
     if before is None or before["commit_lsn"] <= taken_lsn:
@@ -74,9 +75,9 @@ def check_mirror_has(
 
 
 def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, path: str) -> None:
-    """Raise an error if the changelog at `path` would miss changes: its checkpoint is ahead of it,
-    or new, and the query would start too late. Also if there is a mirror at `path`. Raises what
-    MarkerLog raises."""
+    """Raise an error if the changelog at `path` would miss changes, because its checkpoint is ahead
+    of it, or is new and the query would start too late. Also raise an error if there is a mirror at
+    `path`. Raises what MarkerLog raises."""
     if any(TABLE_FORMAT.has_log(spark, location) for location in (manifest_path(path), changes_path(path))):
         raise MirrorError(
             f"there is a mirror at {path}", hint="A changelog needs another path and checkpoint location (--path)."
@@ -105,8 +106,8 @@ def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, pa
 
 def _first_wanted(run: Run, begin: int, end: int) -> CommittedTransaction | None:
     """Return the first transaction in [begin, end) of the marker topic whose changes the query
-    wants. Only the first _MOST markers are read: the first start after an older release must not
-    take minutes."""
+    wants. Only the first _MOST markers are read, so that the first start after an older release
+    does not take minutes."""
     low, high = run.log.bounds()
     begin, end = max(low, begin), min(high, end, begin + _MOST)
     found = run.log.first_between(begin, end, is_wanted=lambda each: run.stopping.is_set() or run.weight(each))
@@ -115,8 +116,9 @@ def _first_wanted(run: Run, begin: int, end: int) -> CommittedTransaction | None
 
 def _first_row(spark: SparkSession, given: Mapping[str, str], begin: int, end: int, after_lsn: int) -> int | None:
     """Return the commit LSN of the first row that a mirror takes between two positions of the
-    marker topic: a manifest also counts records of subtransactions that were rolled back. Return
-    None if the records are no longer in Kafka."""
+    marker topic. The rows are read, since a manifest also counts records of subtransactions that
+    were rolled back. Return None if there is no such row, or if the records are no longer in
+    Kafka."""
     options = {name.lower(): value for name, value in given.items()}
     options |= {"startingposition": f"marker:{begin}", "endingposition": f"marker:{end}"}
     options.pop("maxchangespertrigger", None)
@@ -143,15 +145,15 @@ def _ahead(output: Output, message: str, *, has_some: bool) -> MirrorError:
 
 
 def _begin(spark: SparkSession, checkpoint: str) -> int:
-    """Return the first position in the marker topic that is known of a checkpoint: Spark keeps the
+    """Return the first position in the marker topic that a checkpoint still has. Spark keeps the
     offsets of the last 100 batches."""
     offset = _offset(spark, checkpoint, min(_numbers(spark, f"{checkpoint}/offsets")))
     return 0 if offset is None else offset.get("began", offset["position"])
 
 
 def _passed(spark: SparkSession, checkpoint: str, path: str) -> int:
-    """Return the position in the marker topic up to which a mirror has noted that it has
-    everything; 0 if that is not known."""
+    """Return the position in the marker topic up to which a mirror has noted that it has all
+    changes; 0 if it is not known."""
     noted = read_position(spark, path)
     if noted is None or noted.query != _query_id(spark, checkpoint):
         return 0
@@ -162,7 +164,7 @@ def _passed(spark: SparkSession, checkpoint: str, path: str) -> int:
 
 
 def _query_id(spark: SparkSession, checkpoint: str) -> str | None:
-    """Return the id of the query that a checkpoint belongs to; None if there is none yet."""
+    """Return the id of the query that a checkpoint belongs to; None if it belongs to none yet."""
     if "metadata" not in folder_names(spark, checkpoint):
         return None
     return str(json.loads(file_text(spark, f"{checkpoint}/metadata"))["id"])

@@ -39,12 +39,12 @@ DIFFERS = 3  # exit code if a VERIFY has found differences
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A streaming query from the data source to the function returned by `start`. `given`: options
-    of the source.
+    """A streaming query that passes batches of the data source to the function that `start`
+    returns. `given`: options of the source.
 
-    `check`: checks that the checkpoint fits the output; returns the state of a mirror, or None.
-    `finish`: called at the end; `is_done` is true if the job reached its end, false if it was
-    stopped.
+    `check` checks that the checkpoint fits the output, and returns the state of a mirror, or None.
+    `finish` is called at the end; its argument `is_done` is true if the job reached its end, and
+    false if it was stopped.
     """
 
     name: str

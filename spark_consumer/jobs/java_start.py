@@ -1,5 +1,5 @@
-"""Filter the standard error of Java when Spark starts it: drop the lines that each start writes,
-and report the cause if it fails."""
+"""Filter the standard error of Java while Spark starts it: drop the lines that Java writes at each
+start, and report the cause if the start fails."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class _Pipe:
         os.dup2(self._out, 2)
 
     def release(self) -> None:
-        """Write what was buffered, without the noise; from now on copy everything as it arrives."""
+        """Write the buffered lines, without the noise, and copy all later output as it arrives."""
         lines = self.kept().splitlines(keepends=True)
         with self._lock:
             self._write(b"".join(line for line in lines if not _NOISE.match(line)))
             self._kept = None
 
     def kept(self) -> bytes:
-        """Return everything written so far."""
+        """Return everything that Java has written so far."""
         with self._lock:
             while select([self._reading], [], [], 0)[0] and (chunk := os.read(self._reading, 65536)):
                 self._kept = (self._kept or b"") + chunk

@@ -1,5 +1,5 @@
-"""Options that several jobs share: as Typer takes them, and their meaning for Spark and the data
-source."""
+"""Options that several jobs share: their declarations for Typer, and their meaning for Spark and
+the data source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from spark_consumer.mirror.merge.merge_thread import MERGE_AT_LEAST_EVERY_S, MER
 
 SOURCE, OUTPUT, BATCHES = "What is read", "What is written", "Micro-batches"
 SPARK, OBSERVE = "Spark", "Watching it"
-"""Panels of options in the help."""
+"""The panels of options in the help."""
 
 Servers = Annotated[str, typer.Option("--bootstrap-servers", help="Kafka brokers.", rich_help_panel=SOURCE)]
 RegistryUrl = Annotated[
@@ -187,7 +187,7 @@ CatalogName = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """The Spark to use, as given by the options of a command."""
+    """The choice of Spark by the options of a command."""
 
     master: str
     conf: list[str]
@@ -238,8 +238,8 @@ def source_options(
     more: list[str],
     of_file: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """Return options of the data source, from those of a command and of its settings file. Raises
-    OptionError."""
+    """Return the options of the data source, made from the options of a command and its settings
+    file. Raises OptionError."""
     options = {
         "kafka.bootstrap.servers": servers,
         "registry.url": registry,

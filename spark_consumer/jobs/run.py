@@ -50,20 +50,20 @@ _LONGEST_PAUSE_S = 60.0
 
 
 def say(progress: str, facts: Mapping[str, Any], line: str) -> None:
-    """Print a report. `progress`: the option's value, json or lines."""
+    """Print a report. `progress`: the value of the option, "json" or "lines"."""
     print(json.dumps(facts) if progress == "json" else line, flush=True)
 
 
 class Run:
-    """State of a job. `until_lsn`: stop when everything up to it is written; None: run until
-    stopped. `progress`: lines or json."""
+    """The state of a job. `until_lsn`: stop when everything up to this LSN is written; None: run
+    until stopped. `progress`: "lines" or "json"."""
 
     def __init__(self, options: Options, until_lsn: int | None, progress: str) -> None:
         self.options = options
         self.stopping = threading.Event()
         self._is_query_stopped = False
         self.check: Callable[[], None] = lambda: None
-        """Raises the error of work beside the query, which would otherwise be noticed only with the
+        """Raises the error of work beside the query, which would otherwise be noticed only at the
         next batch."""
         self._until_lsn = until_lsn
         self._progress = progress
@@ -78,8 +78,8 @@ class Run:
         # Position in the marker topic up to which no transaction waits after the last batch.
         self._nothing_up_to = 0
         self._newest_position = 0  # the end of the topic when it was last read
-        # Transactions of other tables do not advance a query's offset at once, and do not count as
-        # lag.
+        # Transactions of other tables do not advance a query's offset at once, so they do not count
+        # as lag.
         self.weight = ChangeShape(options, None).weight
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
@@ -141,8 +141,8 @@ class Run:
         status.add("batch_seconds_total", report.seconds)
 
     def wait_for_topic(self) -> None:
-        """Wait for the marker topic, which the gateway creates at its first start, perhaps after
-        this job's."""
+        """Wait for the marker topic. The gateway creates it at its first start, which may be later
+        than that of this job."""
         self.when_available(lambda: self.log.bounds(patience_s=0))
 
     def when_available(self, ask: Callable[[], object]) -> None:
@@ -162,11 +162,11 @@ class Run:
 
     def run_query(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
         """Run the query that `start` starts. Start it again from its checkpoint if Spark could not
-        start a Python process in time, or if Kafka or the registry was unavailable for too long
-        (only if `outages`). Raises other errors of a query.
+        start a Python process in time. If `outages` is true, also start it again if Kafka or the
+        registry was unavailable for too long. Raises other errors of a query.
 
-        `until_position`: for queries that end after one batch, as with `availableNow` on Spark 4.0
-        and 4.1: they are repeated until everything before this position is written.
+        `until_position` is given for queries that end after one batch, as with `availableNow` on
+        Spark 4.0 and 4.1. The query is repeated until everything before this position is written.
         """
         pause_s, reached = 1.0, self._commit_lsn
         while not self.stopping.is_set():
@@ -191,8 +191,8 @@ class Run:
             self.stopping.wait(pause_s)
 
     def _is_reached(self, progress: Any, position: int) -> bool:
-        """Return whether the query has no batch left, or its last one is after everything wanted
-        before `position`."""
+        """Return whether the query has no batch left, or its last batch ends after all wanted
+        transactions before `position`."""
         if progress is None or not progress.sources or progress.sources[0].startOffset == progress.sources[0].endOffset:
             return True
         end = offset_of(progress.sources[0].endOffset)
@@ -212,7 +212,8 @@ class Run:
                 return
 
     def _goes_on(self) -> None:
-        """Clear the error of an earlier query: a batch has ended, or there was nothing to do."""
+        """Clear the error of an earlier query, because a batch has ended, or there was nothing to
+        do."""
         if self._has_failed:
             self._has_failed, self.status.query_waits_for = False, ""
 
@@ -231,12 +232,13 @@ class Run:
         self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
 
     def merged(self) -> None:
-        """Clear the error of an earlier merge: one has succeeded, perhaps with nothing to merge."""
+        """Clear the error of an earlier merge, because a merge has succeeded, perhaps with nothing
+        to do."""
         self.status.merge_waits_for = ""
 
     def working(self, progress: Progress) -> None:
         """Report the progress of a long batch or merge. The number of a batch's changes is known
-        only when it ends; before, it is estimated from the backlog."""
+        only when the batch ends. Until then, it is estimated from the backlog."""
         if progress.changes is None:
             waiting = int(self.status.values["walgate_job_lag_changes"])
             most = self.options.max_changes or waiting
@@ -248,8 +250,8 @@ class Run:
         self.say({"merges": False, "reason": told}, told)
 
     def interruptible(self, apply: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-        """Return `apply` wrapped to raise BatchInterrupted instead of its own error, if `watch`
-        stopped the query during it."""
+        """Return a function that calls `apply`, and raises BatchInterrupted instead of an error of
+        `apply` if `watch` has stopped the query meanwhile."""
 
         def batch(frame: Any, number: int) -> None:
             try:
@@ -268,8 +270,8 @@ class Run:
         return self._commit_lsn >= self._until_lsn or self._is_delivered_beyond(self._until_lsn, position)
 
     def _catch_up(self, progress: Any) -> int | None:
-        """Return the position of the last batch, including transactions without changes to
-        write."""
+        """Update the status from the query's progress, and return the position after the last
+        batch, also after transactions without changes to write."""
         end = offset_of(progress.sources[0].endOffset) if progress is not None and progress.sources else None
         if end is None:
             self._measure(self._position)
@@ -293,7 +295,8 @@ class Run:
         return int(end["position"])
 
     def _move_on(self, batch: int, commit_lsn: int) -> None:
-        """Report that transactions without changes to write were passed, which affects no table."""
+        """Report that the query has passed transactions without changes to write, which affect no
+        table."""
         self._commit_lsn = commit_lsn
         self.status.set("commit_lsn", commit_lsn)
         stale, filling = (int(self.status.values[f"walgate_job_{name}_tables"]) for name in ("stale", "filling"))
@@ -323,8 +326,8 @@ class Run:
 
     def _is_delivered_beyond(self, lsn: int, position: int | None) -> bool:
         """Return whether the gateway has delivered everything up to `lsn`, and no transaction that
-        the query wants is left to be read. Checks at most every `_ASK_EVERY_S` seconds; between
-        checks, returns False."""
+        the query wants is left to be read. This is checked at most every `_ASK_EVERY_S` seconds;
+        between checks, return False."""
         if time.monotonic() < self._asked + _ASK_EVERY_S:
             return False
         self._asked = time.monotonic()
@@ -339,10 +342,10 @@ class Run:
 
 
 def offset_of(told: str | None) -> dict[str, int] | None:
-    """Return an offset in a query's progress; None if it has none.
+    """Return an offset from a query's progress; None if the progress has none.
 
-    It is JSON, or the text of a Python dict: PySpark 4.0 and 4.1 parse it, and convert it back by
-    str.
+    The text is JSON, or that of a Python dict: PySpark 4.0 and 4.1 parse the JSON, and convert it
+    back with str.
     """
     if not told or not told.startswith("{"):
         return None
@@ -350,7 +353,8 @@ def offset_of(told: str | None) -> dict[str, int] | None:
 
 
 def facts_of(report: BatchReport) -> dict[str, Any]:
-    """Return a report for JSON. A merge has no `batch`: it merges changes of earlier batches."""
+    """Return a report for JSON. The report of a merge has no `batch`, since it merges changes of
+    earlier batches."""
     lsn = format_lsn(report.commit_lsn)
     if report.is_merge:
         tables, notes = list(report.tables), list(report.notes)

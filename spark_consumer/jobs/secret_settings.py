@@ -1,5 +1,5 @@
-"""Secret settings of Spark, such as the key of an object store: how they reach Spark's Java without
-being visible in the list of processes."""
+"""Secret settings of Spark, such as the key of an object store. They are passed to Spark's Java
+without being visible in the list of processes."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _ARGUMENTS = "PYSPARK_SUBMIT_ARGS"  # arguments of the spark-submit with which P
 
 @contextmanager
 def passed_in_file(secrets: Mapping[str, str]) -> Iterator[None]:
-    """Pass secret settings to Spark's Java in a file that only this user can read. Other settings
-    are arguments, which every user of the computer can read."""
+    """Pass secret settings to the Java process that Spark starts within the context, in a file that
+    only this user can read. Other settings are arguments, which every user of the computer can
+    read."""
     if not secrets:
         yield
         return
@@ -33,5 +34,5 @@ def passed_in_file(secrets: Mapping[str, str]) -> Iterator[None]:
 
 
 def _property(value: str) -> str:
-    """Escape a value as java.util.Properties reads it."""
+    """Escape a value for java.util.Properties."""
     return value.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")

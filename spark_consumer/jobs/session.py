@@ -1,4 +1,5 @@
-"""Spark sessions for the jobs: local, on a cluster (`master`), or as given by spark-submit."""
+"""Spark sessions for the jobs: local ones, those on a cluster (`master`), and those that
+spark-submit determines."""
 
 from __future__ import annotations
 
@@ -27,8 +28,9 @@ NEEDED = {
     "spark.executorEnv.PYTHONSAFEPATH": "1",  # a package `schemas` in a worker's directory is not Walgate's
     "spark.python.authenticate.socketTimeout": "120s",  # a busy machine may need more than 15 s to start Python
 }
-# For readers of mirrors and changelogs in Delta; a query that only reads topics needs no jar. With
-# Delta's default number of tasks to read a log (50), versions.register took 2.5 times the CPU time.
+# Settings for readers of mirrors and changelogs in Delta; a query that only reads topics needs no
+# jar. With Delta's default number of tasks that read a log (50), versions.register took 2.5 times
+# the CPU time.
 DELTA = {**SESSION, SNAPSHOT_PARTITIONS: "2"}
 # Settings for many small batches. Shuffle partitions: mirror/spark_settings.py.
 _CHEAP_BATCHES = {
@@ -73,9 +75,9 @@ _SUBMITTED = "PYSPARK_GATEWAY_PORT"  # in the environment of a program that spar
 
 
 def set_up() -> None:
-    """Set environment variables (JAVA_HOME, WALGATE_SPARK_JARS) that the program named by
-    WALGATE_SPARK_SETUP prints as JSON. If the program fails, this process ends with its exit code;
-    the program has reported the reason."""
+    """Set the environment variables (JAVA_HOME, WALGATE_SPARK_JARS) that the program named by
+    WALGATE_SPARK_SETUP prints as JSON. If the program fails, this process ends with the program's
+    exit code; the program has reported the reason."""
     if not (program := os.environ.get("WALGATE_SPARK_SETUP")):
         return
     done = subprocess.run(shlex.split(program), stdout=subprocess.PIPE, check=False)
@@ -98,9 +100,10 @@ def local_session(
 ) -> SparkSession:
     """Return a session in this process, with both data sources registered.
 
-    `lasting`: for a job of hours, whose throughput matters more than its start. `jars`: Delta's;
-    none if Spark has them itself, or only topics are read. `delta`: whether to configure Delta;
-    None: if its jars are found. `java_home`: a Java 17 or 21 whose `java` accepts Spark's flags.
+    `lasting`: whether the job runs for hours, so that its throughput matters more than its start.
+    `jars`: Delta's jars; none if Spark has them itself, or if only topics are read. `delta`:
+    whether to configure Delta; None: only if its jars are found. `java_home`: a Java 17 or 21 whose
+    `java` accepts Spark's flags.
     """
     if java_home is not None:
         os.environ["JAVA_HOME"] = str(java_home)
@@ -132,10 +135,11 @@ def job_session(
     delta: bool = True,
 ) -> SparkSession:
     """Return a session with both data sources registered; the driver is this process. `settings`
-    override those that the jobs rely on.
+    override the settings that the jobs rely on.
 
-    `master` is empty if spark-submit has set it, with other settings, which also override.
-    `secrets`: settings that must not appear in the list of processes. Raises MirrorError.
+    `master` is empty if spark-submit has set it. Other settings of spark-submit also override those
+    that the jobs rely on. `secrets`: settings that must not appear in the list of processes. Raises
+    MirrorError.
     """
     os.environ["PYTHONSAFEPATH"] = "1"
     packages = str(Path(__file__).resolve().parents[2])
@@ -176,7 +180,7 @@ def _may_have_delta(given: Mapping[str, str]) -> bool:
 
 
 def _with_delta(given: Mapping[str, str]) -> str:
-    """Return spark.sql.extensions with Delta's; other extensions are kept."""
+    """Return the value of spark.sql.extensions with Delta's extension added."""
     delta = SESSION["spark.sql.extensions"]
     there = [name for name in given.get("spark.sql.extensions", "").split(",") if name]
     return ",".join(there if delta in there else [delta, *there])

@@ -13,8 +13,8 @@
     "spark.hadoop.fs.s3a.endpoint" = "https://s3.example.com"
     "spark.hadoop.fs.s3a.secret.key" = { file = "/run/secrets/s3" }
 
-The command line overrides the file. A secret is the content of its file without the final newline;
-it is read at the start.
+The command line overrides the file. A secret is the content of its file without newlines at the
+end; the file is read at the start.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from spark_consumer.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of the command, of the data source, and of Spark. `secrets`: those of Spark that
-    were read from separate files."""
+    """Settings of the command, of the data source, and of Spark. `secrets`: the settings of Spark
+    that were read from separate files."""
 
     command: dict[str, Any] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
@@ -79,7 +79,8 @@ def _table(path: Path, found: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _flat(options: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """Flatten nested tables: kafka.sasl.password without quotes is a table within a table."""
+    """Flatten nested tables: the name kafka.sasl.password, if it is not quoted, means tables within
+    tables."""
     for name, value in options.items():
         if isinstance(value, dict) and set(value) != {"file"}:
             yield from _flat(value, f"{prefix}{name}.")

@@ -66,12 +66,13 @@ METRICS = {
 
 @dataclass
 class Status:
-    """The state of a job; written by its thread, read by the server's.
+    """The state of a job. The thread of the job writes it, and the thread of the server reads it.
 
-    `query_waits_for`: "" while its query runs. `merge_waits_for`: the error of a merge that will be
-    retried, or "". `last_error`: the error that ended a query which was started again, or a merge,
-    and its Unix time. `is_behind`: transactions wait in Kafka. `oldest_waiting`: commit time of the
-    first of them (Unix); 0: not known. `is_measured`: whether `is_behind` is known.
+    `query_waits_for`: the reason why the query is not running, or "". `merge_waits_for`: the error
+    of a merge that will be retried, or "". `last_error`: the error that ended a query or merge
+    which was started again, and its Unix time. `is_behind`: whether transactions wait in Kafka.
+    `oldest_waiting`: Unix commit time of the first waiting transaction; 0 if it is not known.
+    `is_measured`: whether `is_behind` is known.
     """
 
     prefix: str = ""
@@ -103,8 +104,8 @@ class Status:
         self.last_error = message, time.time()
 
     def as_json(self) -> str:
-        """Return the state as JSON. LSNs are integers, 0 if there is none or it is not known; times
-        are Unix seconds. `lag_seconds` is null if it is not known."""
+        """Return the state as JSON. LSNs are integers; 0 stands for an LSN that does not exist or
+        is not known. Times are Unix seconds. `lag_seconds` is null if it is not known."""
         values, waits_for = dict(self.values), self.waits_for
         facts = {
             "prefix": self.prefix,

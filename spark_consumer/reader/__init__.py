@@ -7,5 +7,6 @@
     transactions                      all of this without Spark: an async iterator
 
 In: topics and a position. Out: transactions, reads and marks. This package must not know Spark,
-numpy or pyarrow; columnar/ decodes the records of many transactions, and source/ calls both.
+numpy or pyarrow. columnar/ decodes the records of many transactions; source/ calls this package and
+columnar/.
 """

@@ -9,17 +9,17 @@ from operator import attrgetter
 from spark_consumer.reader.marker_log import MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction
 
-# Markers read at each end of a backlog, from which a longer one is estimated: 50 ms, whatever its
-# length.
+# Number of markers read at each end of a backlog. A longer backlog is estimated from them, which
+# takes 50 ms, whatever its length.
 SAMPLE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
     """The transactions that wait for a reader. `changes` is exact up to 2 x SAMPLE markers, and an
-    estimate above. `newest_lsn`: commit LSN of the last transaction; None if there is none.
-    `oldest_time_us`: commit time of the first one in microseconds since the Unix epoch; None if
-    there is none, or its marker has no time."""
+    estimate if there are more. `newest_lsn`: commit LSN of the last transaction; None if there is
+    none. `oldest_time_us`: commit time of the first transaction, in microseconds since the Unix
+    epoch; None if there is none, or if its marker has no time."""
 
     changes: int
     newest_lsn: int | None
@@ -32,7 +32,7 @@ def backlog(
     end: int,
     weight: Callable[[CommittedTransaction], int] = attrgetter("event_count"),
 ) -> Backlog:
-    """Count what waits in [position, end). Raises what MarkerLog raises.
+    """Count the transactions that wait in [position, end). Raises what MarkerLog raises.
 
     `weight` returns the number of changes of a transaction that the reader wants; a transaction
     with 0 does not count as waiting.

@@ -1,9 +1,9 @@
 """Read ranges of offsets from topic-partitions, with consumers that live as long as the process.
 
 Spark keeps its Python workers, so a consumer (0.1-0.3 s to start) serves many tasks. There are two
-consumers: with fetches of several megabytes a read of 11 records took 70-270 ms, with small fetches
-7-22 ms; for large reads it is the opposite. Small stretches of many topic-partitions are read with
-one assignment: separate assignments would take 7-22 ms each.
+consumers: a read of 11 records took 70-270 ms with fetches of several megabytes, and 7-22 ms with
+small fetches. Large reads are faster with large fetches. Small stretches of many topic-partitions
+are read with one assignment: separate assignments would take 7-22 ms each.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ _TOPIC_OPTIONS: Final = "check the options `prefix` and `kafka.bootstrap.servers
 
 
 class _Trouble:
-    """Records why the connections of a consumer failed: the error of a request reports only that
-    all brokers are down."""
+    """Records why the connections of a consumer failed, since the error of a request reports only
+    that all brokers are down."""
 
     def __init__(self) -> None:
         self.last: KafkaError | None = None
@@ -113,7 +113,7 @@ class _Kept(NamedTuple):
     def meet(self, topics: Iterable[str]) -> None:
         """Request the leaders of topics that are new to the consumer. For topics that are only
         assigned, librdkafka looks for leaders once a second, which would delay the first read of
-        each by up to that time."""
+        each topic."""
         new = sorted(set(topics) - self.met)
         if new:
             with suppress(KafkaException):  # the read fails with the same error, and reports it
@@ -129,16 +129,16 @@ class Broker:
     """The connection to Kafka; it can be pickled into tasks. `settings` are librdkafka's, including
     `bootstrap.servers` and security.
 
-    `no_progress_s`: seconds without a record after which a read fails. It must be longer than Kafka
-    takes to make a committed transaction visible in all its partitions, since the marker may become
-    visible first.
+    `no_progress_s`: seconds without a record after which a read fails. Kafka must make a committed
+    transaction visible in all its partitions within this time, since the marker may become visible
+    first.
     """
 
     settings: Mapping[str, str]
     no_progress_s: float = 30.0
 
     def _kept(self, size: str) -> _Kept:
-        """Return this process's consumer for `size` "small" or "large" reads."""
+        """Return this process's consumer for reads of a size, "small" or "large"."""
         key = (tuple(sorted(self.settings.items())), size)
         found = _consumers.get(key)
         if found is None:
@@ -177,16 +177,16 @@ class Broker:
         self, topic: str, partition: int, first_offset: int, last_offset: int, *, skip_tombstones: bool = False
     ) -> Iterator[tuple[list[int], list[bytes]]]:
         """Yield chunks (offsets, values) of all committed records from `first_offset` to
-        `last_offset`, as `read_many` does."""
+        `last_offset`. Raises what `read_many` raises."""
         stretch = Stretch(topic, partition, first_offset, last_offset, skip_tombstones)
         return ((offsets, values) for _, offsets, values in self.read_many([stretch]))
 
     def read_many(self, stretches: Sequence[Stretch]) -> Iterator[tuple[int, list[int], list[bytes]]]:
-        """Yield chunks (index of the stretch, offsets, values): those of one stretch in the order
-        of its offsets, those of different topic-partitions as they arrive.
+        """Yield chunks (index of the stretch, offsets, values). The chunks of a stretch have the
+        order of its offsets; chunks of different topic-partitions have the order of their arrival.
 
-        Raises RangeExpired, SourceUnavailable, SourceRefused, and TransactionIncomplete where the
-        end of a stretch is not reached.
+        Raises RangeExpired, SourceUnavailable, SourceRefused, and TransactionIncomplete if the end
+        of a stretch is not reached.
         """
         for together in _rounds(stretches):
             offsets = sum(stretch.last_offset - stretch.first_offset for _, stretch in together)
@@ -252,8 +252,8 @@ class Stretch:
 
 
 def _rounds(stretches: Sequence[Stretch]) -> Iterator[list[tuple[int, Stretch]]]:
-    """Group the stretches into assignments: at most one stretch of each topic-partition, and each
-    large one alone."""
+    """Group the stretches into assignments. Each has at most one stretch of each topic-partition; a
+    large stretch has an assignment of its own."""
     rounds: list[list[tuple[int, Stretch]]] = []
     taken: Counter[tuple[str, int]] = Counter()
     for index, stretch in enumerate(stretches):
@@ -270,7 +270,7 @@ def _rounds(stretches: Sequence[Stretch]) -> Iterator[list[tuple[int, Stretch]]]
 
 @dataclass(slots=True)
 class _Reading:
-    """A stretch while it is read. `position` is the next offset; `offsets` and `values` are the
+    """A stretch that is being read. `position` is the next offset; `offsets` and `values` are the
     next chunk."""
 
     index: int
@@ -286,8 +286,8 @@ class _Reading:
         return self.position > self.stretch.last_offset
 
     def take(self, messages: list[Message]) -> int:
-        """Return the number of offsets by which the messages advance the position. Raises the
-        exception that an error event stands for."""
+        """Take messages, and return the number of offsets by which they advance the position.
+        Raises the exception that an error event stands for."""
         before = self.position
         for message in messages:
             error = message.error()
@@ -310,8 +310,8 @@ class _Reading:
         return self.position - before
 
     def _reached_by(self, error: KafkaError, offset: int | None) -> int:
-        """Return the position after an error event. The end of the partition advances it only when
-        it lies beyond the stretch."""
+        """Return the position after an error event. The event that the end of the partition is
+        reached advances it only if that end lies beyond the stretch."""
         code, stretch = error.code(), self.stretch
         if code == KafkaError._PARTITION_EOF:
             return offset if offset is not None and offset > stretch.last_offset else self.position
@@ -363,9 +363,10 @@ def _by_place(
 
 
 def _next_messages(consumer: Consumer, chunk_records: int, offsets_left: int) -> list[Message]:
-    """Return the next messages. `consume` waits until it has as many as were requested. Kafka's
-    control records make messages fewer than offsets, so near the end it would always wait for the
-    full time-out: there, wait for one message, and take what else is available."""
+    """Return the next messages. `consume` waits until it has as many messages as were requested.
+    Since some offsets are those of Kafka's control records, it would always wait for the full
+    time-out near the end. There, wait for one message, and take those that are available
+    besides."""
     if offsets_left > chunk_records:
         return consumer.consume(chunk_records, POLL_S)
     messages = consumer.consume(1, POLL_S)
@@ -373,7 +374,7 @@ def _next_messages(consumer: Consumer, chunk_records: int, offsets_left: int) ->
 
 
 def unavailable(what: str, error: KafkaError, reason: KafkaError | None = None) -> SourceUnavailable | SourceRefused:
-    """Return the error to raise for a failed request. `reason`: the error of the connection."""
+    """Return the exception to raise for a failed request. `reason`: the error of the connection."""
     message = f"Kafka did not return {what}: " + "; ".join(f"{e.name()}: {e.str()}" for e in (error, reason) if e)
     if any(e is not None and e.code() in _REFUSED for e in (error, reason)):
         return SourceRefused(message, hint="Check the options kafka.security.protocol, kafka.sasl.* and kafka.ssl.*.")

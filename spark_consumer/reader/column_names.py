@@ -28,8 +28,9 @@ def true_names(change: Mapping[str, Any]) -> dict[str, str]:
 
 
 def true_name(field: str, names: Mapping[str, str], old_mark: str = BEFORE_PREFIX) -> str:
-    """Return PostgreSQL's name for an entry of `unchanged` or `special`. `old_mark`: the prefix in
-    the result for a field of the old row, which "before." marks: no Avro field has a dot."""
+    """Return PostgreSQL's name for an entry of `unchanged` or `special`. The prefix "before." marks
+    a field of the old row, since no Avro field has a dot; `old_mark` takes its place in the
+    result."""
     if field.startswith(BEFORE_PREFIX):
         own = field.removeprefix(BEFORE_PREFIX)
         return f"{old_mark}{names.get(own, own)}"

@@ -1,10 +1,10 @@
-"""Select the records of a read that belong to its transaction, and prove that none is missing; one
-record at a time.
+"""Select the records of a read that belong to its transaction, one record at a time, and prove that
+none is missing.
 
 A range may contain records of other transactions, of superseded epochs and of aborted
 subtransactions. A record belongs to a range if it has the transaction's (xid, epoch) and its offset
-lies within. Records of aborted subtransactions are counted, then dropped. columnar/completeness.py
-applies the same rule to all records of a fetch at once.
+lies within the range. Records of aborted subtransactions are counted, then dropped.
+columnar/completeness.py applies the same rule to all records of a fetch at once.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from schemas.wire_format import FRAME_BYTES
 from spark_consumer.errors import MalformedRecord, TransactionIncomplete
 from spark_consumer.reader.read_planning import Read, transaction_key
 
-# The fields with which every change event and logical message begins. An enum is encoded as an
-# int; the place of a change's key_change is that of `transactional` in a message.
+# The fields with which every change event and logical message begins. An enum is encoded as an int;
+# a message has `transactional` where a change has key_change.
 _HEAD: Any = fastavro.parse_schema(
     {
         "type": "record",
@@ -42,8 +42,8 @@ DELETE, TRUNCATE = OPERATIONS.index("DELETE"), OPERATIONS.index("TRUNCATE")
 
 
 class Head(NamedTuple):
-    """The first fields of a record. `operation` is the index in schemas.change_schema.OPERATIONS; 0
-    for a message."""
+    """The first fields of a record. `operation` is an index in schemas.change_schema.OPERATIONS; it
+    is 0 for a message."""
 
     operation: int
     xid: int
@@ -55,8 +55,8 @@ class Head(NamedTuple):
 
 
 def decode_head(value: bytes, place: str) -> Head:
-    """Decode the first fields of a record. Raises MalformedRecord, which names the `place`: topic,
-    partition and offset."""
+    """Decode the first fields of a record. Raises MalformedRecord, whose message names `place`:
+    topic, partition and offset."""
     data = io.BytesIO(value)
     data.seek(FRAME_BYTES)
     try:
@@ -78,8 +78,8 @@ class TransactionCounter:
         self._seen = [0] * len(read.record_counts)
 
     def takes(self, offset: int, head: Head) -> bool:
-        """Count a record, and return whether it is to be given out: it belongs to the transaction,
-        and is the record of its event that is kept."""
+        """Count a record, and return whether it is to be given out. This is the case if it belongs
+        to the transaction and is the record of its event that is kept."""
         read = self._read
         place = bisect_right(read.first_offsets, offset) - 1
         if transaction_key(head.xid, head.epoch) != self._key or place < 0 or offset > read.last_offsets[place]:
@@ -92,7 +92,8 @@ class TransactionCounter:
         return not (head.operation == DELETE and head.key_change)
 
     def finish(self) -> None:
-        """Raise TransactionIncomplete unless each range had exactly its number of records."""
+        """Raise TransactionIncomplete unless each range had exactly the number of records in the
+        manifest."""
         check_counts(self._read, self._seen)
 
 

@@ -2,8 +2,8 @@
 (schemas.markers.NOTICES) among them, cached for a query.
 
 A streaming query requests the same interval twice (how far to go, then what to read), and the next
-one soon after. What has been read is therefore kept as one contiguous interval [start, end), and
-forgotten from the start once Spark has committed it.
+one soon after. Transactions that have been read are therefore kept as one contiguous interval
+[start, end). Its beginning is forgotten once Spark has committed it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class MarkerLog:
         self._transactions: list[CommittedTransaction] = []
 
     def bounds(self, *, patience_s: float | None = None) -> tuple[int, int]:
-        """Return the first marker offset that Kafka has, and the one after the last. `patience_s`:
-        as of Broker.offsets."""
+        """Return the first marker offset that Kafka has, and the offset after the last one.
+        `patience_s`: see Broker.offsets."""
         return self._broker.offsets(self._topic, patience_s=patience_s)
 
     def between(self, start: int, end: int) -> list[CommittedTransaction]:
@@ -54,9 +54,9 @@ class MarkerLog:
         ]
 
     def forget(self, is_needless: Callable[[CommittedTransaction], bool], before: int) -> None:
-        """Forget the needless transactions before a position. The last one is kept, and so is every
-        one that a notice follows: an offset after them is computed from their position and commit
-        LSN."""
+        """Forget the needless transactions before a position. The last transaction is kept, and so
+        is each transaction that a notice follows: an offset after it is computed from its position
+        and commit LSN."""
         followers = [*self._transactions[1:], None]
         self._transactions = [
             transaction
@@ -78,7 +78,7 @@ class MarkerLog:
 
     def first_where(self, holds: Callable[[CommittedTransaction], bool]) -> int:
         """Return the position of the first transaction for which `holds` is true; the end of the
-        topic where there is none. It must be true for all later transactions, too. Reads a few
+        topic if there is none. `holds` must also be true for all later transactions. Reads a few
         markers at about log2(n) positions."""
         low, high = self.bounds()
         end = high
@@ -95,8 +95,8 @@ class MarkerLog:
         return end
 
     def before_notices(self, position: int, after_lsn: int) -> int:
-        """Return the position of the first of the notices directly before `position` whose LSN is
-        above `after_lsn`."""
+        """Return the position of the first notice in the unbroken row of notices before `position`
+        that have LSNs above `after_lsn`. Return `position` if there is none."""
         low, _ = self.bounds()
         place = position
         while place > low:
@@ -109,8 +109,8 @@ class MarkerLog:
         return position
 
     def newest_lsn(self, end: int) -> int:
-        """Return the commit LSN of the last transaction before `end`, among the last markers; 0
-        where they have none."""
+        """Return the commit LSN of the last transaction before `end`; 0 if there is none among the
+        last markers."""
         last = self._transactions if end == self._end else []
         if not last:
             low, _ = self.bounds()

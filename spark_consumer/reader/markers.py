@@ -3,7 +3,7 @@
 Only COMMIT, STREAM_COMMIT and COMMIT_PREPARED end a transaction whose rows count. A few kinds
 qualify these rows: the bounds of a snapshot, a skipped transaction, a gap. All other kinds (open
 streams, prepared and rolled back transactions, a restart of the gateway) are irrelevant to a reader
-of committed changes, and so are unknown ones.
+of committed changes, as are unknown kinds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Range:
 @dataclass(frozen=True, slots=True)
 class CommittedTransaction:
     """A transaction whose commit is in the transaction topic. Its records carry (xid, epoch).
-    `epoch` is that of the records, which is older than the marker's where the transaction was
+    `epoch` is the epoch of the records. It is older than that of the marker if the transaction was
     prepared before the gateway was restarted.
 
     A notice (`kind` is one of NOTICES) has no records; its `commit_lsn` is the marker's LSN, which
@@ -78,7 +78,7 @@ class CommittedTransaction:
 
 @cache
 def marker_schema() -> Any:
-    """Return this package's reader schema of TransactionMarker, with times left as integers."""
+    """Return this package's reader schema of TransactionMarker, in which times are integers."""
     return _parsed(TRANSACTION_MARKER)
 
 
@@ -95,8 +95,8 @@ def _parsed(schema: Any) -> Any:
 
 
 class MarkerDecoder:
-    """Decodes a marker record to a CommittedTransaction, or None for the kinds that neither end a
-    transaction nor are notices.
+    """Decodes a marker record to a CommittedTransaction, or to None if its kind neither ends a
+    transaction nor is a notice.
 
     `writer_schemas`: schema id -> schema, looked up once for each id; it may raise
     SourceUnavailable. `topic`: the topic of the markers, for errors.
@@ -168,7 +168,7 @@ _NO_MANIFEST: dict[str, Any] = {
 
 def check_ranges(transaction: CommittedTransaction) -> None:
     """Check that a manifest is consistent: ranges are disjoint within a topic-partition, and have
-    no more records than offsets."""
+    at most as many records as offsets."""
     if not 0 <= transaction.xid < 2**32 or not 0 <= transaction.epoch < 2**31:
         raise MarkerError(f"{transaction}: xid or epoch is out of range")
     last: dict[tuple[str, int], int] = {}
@@ -184,8 +184,8 @@ def check_ranges(transaction: CommittedTransaction) -> None:
 
 
 def check_order(transactions: Iterable[CommittedTransaction], after_commit_lsn: int) -> None:
-    """Check that commit_lsn rises strictly from each committing marker to the next, across restarts
-    of the gateway, too."""
+    """Check that commit_lsn rises strictly from each committing marker to the next. It also rises
+    across restarts of the gateway."""
     for transaction in transactions:
         if transaction.is_notice:
             continue

@@ -53,7 +53,7 @@ def parse_position(option: str, text: str) -> Position:
 
 
 def resolve(position: Position, log: MarkerLog) -> int:
-    """Return the marker offset to begin at, or to end before."""
+    """Return the marker offset at which a read begins, or before which it ends."""
     low, high = log.bounds()
     match position.kind:
         case "earliest":
@@ -80,9 +80,9 @@ def resolve(position: Position, log: MarkerLog) -> int:
 class Output:
     """The kind of a query's output, and parts of messages about it.
 
-    `new_one`: what to do with a new output; `keeps`: how an output continues, with a gap, at the
-    first transaction that is left (`{}`: its position); `restart`: what a start without
-    --starting-position does.
+    `new_one`: what to do with a new output. `keeps`: how an output continues, with a gap, at the
+    first transaction that Kafka still has; `{}` stands for its position. `restart`: what a start
+    without --starting-position does.
     """
 
     name: str
@@ -107,12 +107,12 @@ OF_CHANGELOG = Output(
 
 
 def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: Output = OF_MIRROR) -> None:
-    """Raise RangeExpired or OptionError where a mirror or changelog that has everything up to
+    """Raise RangeExpired or OptionError if a mirror or changelog that has all changes up to
     `taken_lsn` may miss later changes.
 
-    Markers are removed in commit order: if the marker of a transaction that it has still exists, no
-    later one was removed. This is not checked for a given offset (marker:N): the error that
-    suggests it warns about what may be missing.
+    Retention removes markers in commit order. If Kafka still has the marker of a transaction that
+    the output has, no later marker was removed. This is not checked for a given offset (marker:N):
+    the error that suggests such an offset warns of missing changes.
     """
     low, high = log.bounds()
     first = log.first_between(low, high, notices=False)

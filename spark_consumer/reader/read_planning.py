@@ -2,7 +2,7 @@
 
 A read is a contiguous stretch of one topic-partition with all ranges that begin in it. A range
 belongs to exactly one read, so every record is counted and given out once. The offsets of two reads
-may overlap where transactions interleave; the reads then fetch the same records for different
+may overlap if transactions interleave. Both reads then fetch the same records, for different
 transactions.
 """
 
@@ -19,7 +19,8 @@ from spark_consumer.reader.markers import CommittedTransaction, Range
 RECORDS_PER_TASK = 200_000
 # Smaller reads share a task: the overhead of a task in Spark is 10-20 ms.
 RECORDS_WORTH_A_TASK = 5_000
-# The gap between two ranges, in offsets, up to which reading and dropping is cheaper than seeking.
+# The gap between two ranges, in offsets, up to which reading and dropping records is cheaper than
+# seeking.
 GAP_WORTH_A_SEEK = 5_000
 
 Numbers: TypeAlias = "array[int]"  # 64 bits each: a batch may have millions of ranges, and numpy reads them in place
@@ -27,7 +28,7 @@ Numbers: TypeAlias = "array[int]"  # 64 bits each: a batch may have millions of 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A contiguous stretch of a topic-partition and its ranges, as parallel arrays in the order of
+    """A contiguous stretch of a topic-partition, with its ranges as parallel arrays in the order of
     (transaction_key, first_offset)."""
 
     topic: str
@@ -90,8 +91,8 @@ def _by_partition(
 def first_complete(
     transactions: Iterable[CommittedTransaction], wants: Callable[[str], bool], first_kept: Callable[[str, int], int]
 ) -> int | None:
-    """Return the position after the last transaction with wanted records that Kafka no longer has;
-    None if it has all of them.
+    """Return the position after the last transaction of which Kafka no longer has all wanted
+    records; None if there is no such transaction.
 
     `first_kept` returns the first offset of a topic-partition.
     """
@@ -105,7 +106,8 @@ def first_complete(
 
 
 def _cut(owned: list[_Owned], records_per_task: int) -> Iterable[Read]:
-    """Cut the ranges of one topic-partition into reads, where a task is full or a gap is wide."""
+    """Cut the ranges of one topic-partition into reads: a new one begins if a task is full, or
+    after a wide gap."""
     owned.sort(key=lambda entry: entry[0].first_offset)
     group: list[_Owned] = []
     records, end = 0, -1

@@ -23,7 +23,7 @@ _clients: dict[tuple[tuple[str, str], ...], SchemaRegistryClient] = {}
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The connection to the registry; it can be pickled into tasks. `settings` are those of
+    """The connection to the registry; it can be pickled into tasks. `settings` are settings of
     confluent_kafka's client (`url`, `basic.auth.user.info`, `ssl.ca.location`, ...)."""
 
     settings: Mapping[str, str]
@@ -46,8 +46,8 @@ class Registry:
         return _record(text, f"schema {schema_id}")
 
     def latest(self, subject: str) -> tuple[int, Schema]:
-        """Return id and schema of the newest version of a subject. Raises SourceUnavailable, also
-        where there is none."""
+        """Return the id and schema of the newest version of a subject. Raises SourceUnavailable,
+        also if there is no such subject."""
         try:
             # confluent_kafka's get_latest_version would return its first answer for ever
             found = self._client().get_version(subject, "latest")
@@ -58,7 +58,7 @@ class Registry:
         return found.schema_id, _record(found.schema.schema_str, subject)
 
     def find(self, subject: str) -> tuple[int, Schema] | None:
-        """Return what `latest` returns; None where the registry has no such subject."""
+        """Return what `latest` returns; None if the registry has no such subject."""
         try:
             return self.latest(subject)
         except SourceUnavailable as problem:
@@ -70,8 +70,8 @@ class Registry:
         """Return the subjects that begin with `prefix`. Raises SourceUnavailable."""
         found: set[str] = set()
         try:
-            # Page by page: Apicurio returns at most 1,000 subjects. A registry without `offset`
-            # returns the same page again.
+            # Read page by page, since Apicurio returns at most 1,000 subjects. A registry that does
+            # not support `offset` returns the same page again.
             while page := set(self._client().get_subjects(subject_prefix=prefix, offset=len(found))) - found:
                 found |= page
         except Exception as problem:
@@ -121,8 +121,8 @@ def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRef
 
 
 class SchemaCache(dict[int, Schema]):
-    """Schemas by id, fetched when first used. The schema of an id never changes, so nothing is
-    evicted."""
+    """Schemas by id, fetched when they are first used. The schema of an id never changes, so
+    nothing is evicted."""
 
     def __init__(self, registry: Registry) -> None:
         super().__init__()

@@ -1,7 +1,8 @@
-"""Table marks: facts about tables from the markers, such as bounds and chunks of snapshots,
+"""Table marks: statements of the markers about tables, such as bounds and chunks of snapshots,
 excluded tables, and gaps.
 
-A mark has the position of its marker: a commit LSN, after the changes of that transaction.
+A mark has the position of its marker: the commit LSN of a transaction, after the changes of that
+transaction.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ KINDS = (SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK, EXCLUDED, SKIP, GAP)
 
 @dataclass(frozen=True, slots=True)
 class TableMark:
-    """A table mark. `kind` is one of KINDS; `table` is None for all tables. `facts` are those of
-    the marker and its offset, for JSON. The offset preserves the order of marks that are stored:
-    marks of one transaction have the same commit LSN."""
+    """A table mark. `kind` is one of KINDS; `table` is None for a mark of all tables. `facts` has
+    what the marker states, and the offset of the marker, for JSON. The offset preserves the order
+    of marks that are stored, since marks of one transaction have the same commit LSN."""
 
     kind: str
     table: TableName | None

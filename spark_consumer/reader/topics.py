@@ -1,5 +1,5 @@
-"""Map topics to tables and back: by the topic's name where it has the table's full name, otherwise
-by `pg.relation` of the schema."""
+"""Map topics to tables and back. The name of a topic tells its table if it contains the table's
+full name; otherwise `pg.relation` of its schema does."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ table."""
 
 
 def table_of_topic(registry: Registry, prefix: str, topic: str) -> TableName | None:
-    """Return the table of a topic; None for the topic of markers or messages. Raises
+    """Return the table of a topic; None for the topics of markers and messages. Raises
     SourceUnavailable, SourceRefused."""
     relation = relation_of_topic(prefix, topic)
     if relation is not None:
@@ -42,7 +42,7 @@ def table_of_topic(registry: Registry, prefix: str, topic: str) -> TableName | N
 
 
 def refuse_debezium(registry: Registry, prefix: str) -> None:
-    """Raise OptionError where the gateway writes the prefix in Debezium's format."""
+    """Raise OptionError if the gateway writes the topics of the prefix in Debezium's format."""
     found = registry.find(value_subject(transaction_topic(prefix)))
     if found is not None and found[1].get("name") == DEBEZIUM_TRANSACTION_RECORD:
         raise OptionError(
@@ -53,8 +53,8 @@ def refuse_debezium(registry: Registry, prefix: str) -> None:
 
 
 def topic_of_table(registry: Registry, prefix: str, table: TableName) -> str:
-    """Return the topic of a table. Raises SourceUnavailable where the registry has no schema of the
-    table, SourceRefused."""
+    """Return the topic of a table. Raises SourceRefused, and SourceUnavailable if the registry has
+    no schema of the table."""
     names = topic_names(prefix, table.namespace, table.name)
     for topic in chain(names, _named_by_setting(registry, prefix)):
         found = registry.find(value_subject(topic))
@@ -67,8 +67,8 @@ def topic_of_table(registry: Registry, prefix: str, table: TableName) -> str:
 
 
 def _named_by_setting(registry: Registry, prefix: str) -> Iterator[str]:
-    """Yield topics that are named by the setting kafka.topic_names; the names of all others follow
-    from the table."""
+    """Yield the topics that the setting kafka.topic_names has named. The names of all other topics
+    follow from their tables."""
     others = {transaction_topic(prefix), message_topic(prefix)}
     for subject in registry.subjects(f"{prefix}."):
         topic = subject.removesuffix(_SUFFIX)
@@ -77,6 +77,6 @@ def _named_by_setting(registry: Registry, prefix: str) -> Iterator[str]:
 
 
 def table_of_schema(schema: Schema) -> TableName | None:
-    """Return the table of a value schema; None for that of messages."""
+    """Return the table of a value schema; None for the schema of messages."""
     relation = recorded_relation(schema)
     return None if relation is None else TableName(*relation)

@@ -1,5 +1,5 @@
-"""Whole transactions without Spark: an async iterator over the topics, with the same proof of
-completeness.
+"""Whole transactions without Spark: an async iterator over the topics, which proves that
+transactions are complete as the data sources do.
 
     async with TransactionReader(servers, registry_url, prefix="cdc") as reader:
         async for transaction in reader:
@@ -8,9 +8,9 @@ completeness.
             remember(transaction.next_position)
 
 Memory is bounded by one fetch of each topic-partition, however large the transaction: changes are
-merged by ordinal while they are read. An incomplete transaction raises at the end of its iteration,
-so act on it only after the loop: for example, collect changes in a database transaction, and commit
-after the loop.
+merged by ordinal while they are read. Iterating over an incomplete transaction raises an error at
+the end, so act on the changes only after the loop. For example, write them in a database
+transaction, and commit it after the loop.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _UNIX_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A change. Rows are columns by PostgreSQL's names, with values as fastavro returns them.
-    `table` is None for a logical message, whose prefix and content are in `after`."""
+    """A change. Rows are dicts of columns by PostgreSQL's names, with values as fastavro returns
+    them. `table` is None for a logical message, whose prefix and content are in `after`."""
 
     table: TableName | None
     op: str
@@ -93,11 +93,11 @@ class Transaction:
 class TransactionReader:
     """Reads committed transactions.
 
-    `position`: marker offset to begin at; None: the first that Kafka has. `after_commit_lsn`:
-    commit LSN of the transaction before it, with which a restart detects a topic that was
-    recreated, and checks the order. `kafka`: additional options of aiokafka (security). `registry`:
-    those of confluent_kafka's registry client. `no_progress_s`: seconds to wait for a record of a
-    manifest before it counts as missing.
+    `position`: marker offset to begin at; None: the first offset that Kafka has.
+    `after_commit_lsn`: commit LSN of the transaction before the position. With it, a restart
+    detects a topic that was recreated, and checks the order. `kafka`: additional options of
+    aiokafka (security). `registry`: options of confluent_kafka's registry client. `no_progress_s`:
+    seconds to wait for a record of a manifest before it counts as missing.
     """
 
     def __init__(
@@ -214,8 +214,8 @@ class TransactionReader:
         for place, read in zip(places, reads, strict=True):
             records.seek(place, read.first_offset)
         cursors = [self._ordered(read, place) for place, read in zip(places, reads, strict=True)]
-        # Each partition has the records of a transaction in order, so the smallest ordinal of all
-        # partitions is the next one.
+        # Each partition has the records of a transaction in order, so the change with the smallest
+        # ordinal in all partitions is the next one.
         waiting: list[tuple[int, int, int, bytes]] = []
         for number, cursor in enumerate(cursors):
             async for ordinal, offset, value in cursor:

@@ -6,6 +6,6 @@
     decode rows                         functions for the frames of a query
     earlier_spark                       Spark 4.0 and 4.1
 
-In: options and Spark's offsets. Out: Arrow batches, an error instead of an incomplete transaction.
+In: options and Spark's offsets. Out: Arrow batches, or an error if a transaction is incomplete.
 This package must not know mirrors, changelogs and jobs.
 """

@@ -1,8 +1,8 @@
 """Decide how far a micro-batch goes: whole transactions, up to a limit of rows that the query gets.
 
-A new offset makes Spark run a batch. After transactions that the query wants the offset advances at
-once. Over a stretch without any it advances only after a while: it must advance, so that a restart
-does not begin far back, where retention may have removed the markers.
+A new offset makes Spark run a batch. The offset advances at once if there are transactions that the
+query wants. If there are only others, it advances after a while. It must advance then, too:
+otherwise a restart would begin far back, where retention may have removed the markers.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ from spark_consumer.reader.markers import CommittedTransaction, check_order
 
 # The driver holds the transactions of a micro-batch in memory: 1.2 kB each.
 _TRANSACTIONS_PER_TRIGGER = 200_000
-# The most markers read for one answer to Spark where the query wants none of them: 20 seconds.
+# The most markers that are read for one answer to Spark if the query wants none of them: 20
+# seconds.
 _MARKERS_PER_ANSWER = 20 * STEP
-# Seconds for which an offset is held before markers of which none is a transaction.
+# Seconds for which an offset is held if no marker after it is that of a transaction.
 _HOLD_WITHOUT_TRANSACTIONS_S = 60.0
 
 Weight: TypeAlias = Callable[[CommittedTransaction], int]
-"""Returns the number of rows that a query gets of a transaction or notice; 0 if it wants none."""
+"""Returns the number of rows that a query gets from a transaction or notice; 0 if it wants none."""
 
 
 class Admission:
     """Decides how far a batch goes.
 
-    `hold_s`: seconds for which an offset is held before transactions that the query does not want;
-    0 for a query that ends when it has read what there is.
+    `hold_s`: seconds for which an offset is held before transactions that the query does not want.
+    It is 0 for a query that ends when it has read all existing transactions.
     """
 
     def __init__(self, weight: Weight, hold_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -44,8 +45,8 @@ class Admission:
         """Return the transactions of [position, end) that a batch takes, and the position after
         them; `position` itself if no batch is to run.
 
-        Reads no more of the backlog than that takes, and keeps in memory only what the query wants.
-        Raises MarkerError.
+        Reads no more of the backlog than is needed for this, and keeps in memory only transactions
+        that the query wants. Raises MarkerError.
         """
         reached = position
         while True:
@@ -72,9 +73,10 @@ class Admission:
 
 
 def admit(transactions: list[CommittedTransaction], limit: int | None, weight: Weight) -> list[CommittedTransaction]:
-    """Return the first transactions, of which the query gets at most `limit` rows.
+    """Return the first of these transactions, as many as give the query at most `limit` rows.
 
-    They include at least one that it wants, and everything before the next one that it wants.
+    They include at least one transaction that the query wants, if there is any, and all others
+    before the next one that it wants.
     """
     rows = wanted = 0
     for place, transaction in enumerate(transactions):

@@ -5,8 +5,8 @@ The classes are thin: reads are planned in read_planning.py, read and counted in
 shaped in frames.py. The only state is the offset {position in the transaction topic, last commit
 LSN}; the rows, including those of streamed transactions, stay in Kafka.
 
-One Python process on the driver plans (StreamReader, BatchReader). The workers call `read`, which
-may use only its partition and what was known when the query began.
+One Python process on the driver plans the reads (StreamReader, BatchReader). The workers call
+`read`, which may use only its partition and the state of the reader when the query began.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ FirstKept = Callable[[str, int], int]  # (topic, partition) -> offset
 
 
 def register(spark: SparkSession) -> None:
-    """Register both formats with a session, where Spark has not found them automatically
+    """Register both formats with a session, unless Spark has found them automatically
     (pyspark_walgate)."""
     for source in (WalgateChanges, WalgateTransactions):
         try:
@@ -78,7 +78,7 @@ def register(spark: SparkSession) -> None:
 
 class _Planner:
     """The parts that both kinds of reader share on the driver: the transaction topic and the
-    schemas. They are opened when first used, so that a reader can be pickled."""
+    schemas. They are opened when they are first used, so that a reader can be pickled."""
 
     def __init__(self, options: Options, shape: Shape) -> None:
         self.options = options
@@ -104,8 +104,8 @@ class _Planner:
 
     def check_kept(self, transactions: list[CommittedTransaction], first_kept: FirstKept) -> None:
         """Raise RangeExpired if wanted records of these transactions are no longer in Kafka. The
-        error names the first position from which everything is available. Called for the first
-        transactions of a read, since retention may remove rows before their markers."""
+        error names the first position from which everything is available. This is called for the
+        first transactions of a read, since retention may remove records before their markers."""
         wants = self.shape.wants
         expired = first_complete(transactions, wants, first_kept)
         if expired is not None:
@@ -119,7 +119,8 @@ class _Planner:
             )
 
     def first_kept(self) -> FirstKept:
-        """Return a cached function for the first offset of a topic-partition that Kafka has."""
+        """Return a function that returns the first offset of a topic-partition that Kafka has, and
+        caches it."""
         return cache(lambda topic, partition: self.options.broker.offsets(topic, partition)[0])
 
     def tasks(self, transactions: list[CommittedTransaction]) -> list[InputPartition]:
@@ -150,8 +151,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._admission = Admission(self._planner.shape.weight, 0.0)
 
     def reportLatestOffset(self) -> StreamOffset | None:
-        """Spark's `latestOffset`: the end of the transaction topic. Minus the end offset of a batch
-        it is the lag. Spark requests no metrics from a Python source."""
+        """Return the end of the transaction topic, which is `latestOffset` in Spark's progress. Its
+        distance from the end offset of a batch is the lag, since Spark requests no metrics from a
+        Python source."""
         end = self._planner.log.bounds()[1]
         return {"position": end, "commit_lsn": self._planner.log.newest_lsn(end)}
 
@@ -166,8 +168,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def next_offset(self, start: StreamOffset, limit: int | None) -> StreamOffset:
         """Return the offset after as many whole transactions as the limit admits, and at least one.
 
-        It does not advance until there is a new transaction that the query wants, or the hold time
-        is over.
+        The offset does not advance until there is a new transaction that the query wants, or the
+        hold time is over.
         """
         low, end = self._planner.log.bounds()
         if self._stop_position is not None:
@@ -183,8 +185,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return offset if commit_lsn else {**offset, "began": position}
 
     def _check_topic(self, start: StreamOffset, low: int, end: int) -> None:
-        """Raise MarkerError unless the offset belongs to this topic: the marker before it shows
-        that, if it still exists."""
+        """Raise MarkerError if the offset does not belong to this topic. Either it is after the end
+        of the topic, or the marker before it, if Kafka still has it, is another one."""
         position, commit_lsn = start["position"], start["commit_lsn"]
         if end < position:
             raise other_topic(f"the marker topic ends at {end}", start)
@@ -196,7 +198,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:
         if start == end:
             return []
-        # A first batch that was killed is planned again from the current initial offset, where
+        # If a first batch was killed, it is planned again from the current initial offset, where
         # `latest` is a different position.
         position = end.get("began", start["position"])
         if end["position"] <= position:
@@ -226,7 +228,7 @@ class BatchReader(DataSourceReader):
         self._planner.shape.wanted = self._wanted
 
     def _bounds(self) -> tuple[int, int]:
-        """Return first and end position in the marker topic."""
+        """Return the first position and the end position in the marker topic."""
         options, log, wanted = self._planner.options, self._planner.log, self._wanted
         position, end = resolve(options.starting, log), resolve(options.ending, log)
         if not options.include_markers:  # the mark of a gap has the LSN at which it ends
@@ -276,7 +278,8 @@ class WalgateChanges(DataSource):
         return with_options(spark_schema(self._shape(options).schema), self.options)
 
     def _planner(self, loaded: StructType, *, streaming: bool) -> _Planner:
-        """`loaded`: the columns that the frame got when it was created."""
+        """Return the planner of a reader. `loaded`: the columns that the frame got when it was
+        created."""
         self.options = {**noted_options(loaded), **self.options}
         options = self._options(streaming=streaming)
         shape = self._shape(options)

@@ -1,4 +1,5 @@
-"""Decode raw records of one table to its typed frame, in Spark's workers or in this process."""
+"""Decode raw records of one table to the table's typed frame, in Spark's workers or in this
+process."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def typed(records: DataFrame, frame: TableFrame, texts: Mapping[int, str]) -> Da
 
 
 def head_columns(frame: TableFrame) -> list[str]:
-    """Return the columns from op to change_lsn, which are the same in raw and typed frames."""
+    """Return the names of the columns from op to change_lsn, which raw and typed frames share."""
     names: list[str] = frame.schema.names
     return names[: names.index("old_key")]
 
@@ -33,7 +34,7 @@ def head_columns(frame: TableFrame) -> list[str]:
 def decode_changes(
     batches: Iterator[pa.RecordBatch], frame: TableFrame, schemas: Mapping[int, str]
 ) -> Iterator[pa.RecordBatch]:
-    """Decode raw records of one table; a function for mapInArrow."""
+    """Decode raw records of one table. This is a function for mapInArrow."""
     for batch in batches:
         ids = batch.column("schema_id").to_numpy()
         for schema_id in np.unique(ids).tolist():
@@ -45,7 +46,7 @@ def decode_changes(
 
 def decode_values(records: pa.RecordBatch, frame: TableFrame, schema_text: str) -> list[pa.Array]:
     """Decode raw records, which have the columns `value` and PLACE, by `frame.decode`. An error
-    names the record by PLACE, or, if the record is not known, the first record with the schema."""
+    names the record by PLACE or, if it is not known, the first record with the schema."""
 
     def place(record: int) -> str:
         topic, partition, offset = (records.column(name)[record].as_py() for name in PLACE)

@@ -1,6 +1,6 @@
 """Streaming reads on Spark 4.0 and 4.1.
 
-These versions do not tell a Python source where a micro-batch begins, nor how much it may take.
+These versions tell a Python source neither where a micro-batch begins nor how much it may take.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class EarlierStreamReader(DataSourceStreamReader):
     """Keeps track of how far the batches have advanced, and calls `reader` with that offset.
 
     For a new query, Spark requests the latest offset, then the initial one. For a query that
-    continues, it first requests the partitions between the last planned offset and itself, which
-    shows where the query is. With `availableNow` it requests the latest offset once, and ends after
-    that batch.
+    continues, it first requests the partitions from the last planned offset to the same offset,
+    which shows where the query is. With `availableNow`, Spark requests the latest offset once, and
+    the query ends after that batch.
     """
 
     def __init__(self, reader: StreamReader) -> None:

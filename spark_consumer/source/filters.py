@@ -1,5 +1,5 @@
-"""Filters of a query that reduce the work of a batch read. Spark also evaluates all of them itself,
-after the read.
+"""Filters of a query that reduce the work of a batch read. Spark also evaluates all of these
+filters itself, after the read.
 
 Spark 4.1 and later pass them to the source if `spark.sql.python.filterPushdown.enabled` is set.
 """
@@ -18,7 +18,8 @@ _UPPER = {"EqualTo": 0, "LessThanOrEqual": 0, "LessThan": -1}
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The changes that pass the filters of a query; None: all. Both LSNs are inclusive."""
+    """The changes that pass the filters of a query. A field that is None excludes nothing; both
+    LSNs are inclusive."""
 
     first_lsn: int | None = None
     last_lsn: int | None = None
@@ -26,7 +27,8 @@ class Wanted:
     tables: frozenset[str] | None = None  # as in the column `table` of the raw format
 
     def narrowed(self, given: Any) -> Wanted:
-        """Return this narrowed by one of Spark's filters, or unchanged if its kind is not used."""
+        """Return a copy that one of Spark's filters has narrowed; return the object itself if
+        filters of this kind are not used."""
         kind, (name, *nested) = type(given).__name__, given.attribute if hasattr(given, "attribute") else (None,)
         if nested or kind not in ("EqualTo", "In", *_LOWER, *_UPPER):
             return self
@@ -53,8 +55,8 @@ def _common(before: frozenset[str] | None, values: Iterable[str]) -> frozenset[s
 class FilterPushdown:
     """A reader's `pushFilters`, which Spark calls if the setting is on.
 
-    If it is off, Spark refuses a reader whose class overrides `pushFilters`: it compares `__func__`
-    with that of the base class.
+    If the setting is off, Spark refuses a reader whose class overrides `pushFilters`: it compares
+    `__func__` with that of the base class. This object therefore has the same `__func__`.
     """
 
     __func__ = staticmethod(getattr(DataSourceReader, "pushFilters", lambda _, filters: filters))
@@ -63,6 +65,7 @@ class FilterPushdown:
         self._take = take
 
     def __call__(self, filters: list[Any]) -> list[Any]:
-        """Return all filters: Spark evaluates those that are returned."""
+        """Take the filters, and return all of them, since Spark evaluates the filters that are
+        returned."""
         self._take(filters)
         return filters

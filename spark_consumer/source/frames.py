@@ -1,5 +1,5 @@
-"""Columns of the frames, and conversion of chunks of records to Arrow batches with exactly these
-columns.
+"""The columns of the frames, and the conversion of chunks of records to Arrow batches with exactly
+these columns.
 
 Spark accepts an Arrow batch only if its schema equals the frame's exactly, including nested
 nullability, names of list elements, and time zones.
@@ -76,8 +76,8 @@ def raw_batch(chunk: Chunk, table: str | None) -> pa.RecordBatch:
 
 
 def marks_batch(marks: Sequence[TableMark], topic: str) -> pa.RecordBatch:
-    """Return table marks as rows of the raw form: `op` is their kind, `value` their JSON,
-    `schema_id` null, `offset` that of the marker."""
+    """Return table marks as rows of the raw form. `op` is the kind of the mark, `value` its JSON,
+    `offset` that of its marker, and `schema_id` is null."""
     rows = [
         {
             "table": None if mark.table is None else str(mark.table),
@@ -114,10 +114,10 @@ def _position_columns(chunk: Chunk) -> list[pa.Array]:
 
 @dataclass(frozen=True, slots=True)
 class TableFrame:
-    """The typed columns of one table, by one version of its schema. Every record is projected to
-    them, whatever version it was written with.
+    """The typed columns of one table, according to one version of its schema. Every record is
+    projected to these columns, whatever version it was written with.
 
-    `names`: Avro field -> column, for the fields whose names differ from PostgreSQL's.
+    `names`: Avro field -> PostgreSQL's name of the column, for the columns whose names differ.
     """
 
     schema: pa.Schema
@@ -125,8 +125,8 @@ class TableFrame:
 
     @classmethod
     def of(cls, change: Schema, older: Sequence[Schema] = ()) -> TableFrame:
-        """Return the frame for the value schema of a table. `older`: schemas, newest first, whose
-        columns it has, too. Raises UnsupportedSchema."""
+        """Return the frame for the value schema of a table. `older`: further schemas, newest first,
+        whose columns the frame also has. Raises UnsupportedSchema."""
         decoder = RecordDecoder(change)
         missing = {"old_key", "before", "after", "unchanged", "special"} - decoder.fields.keys()
         if missing:
@@ -192,8 +192,8 @@ class TableFrame:
 
 @lru_cache(256)
 def record_decoder(schema_text: str) -> RecordDecoder:
-    """Return the decoder of a schema. Cached by text, which tasks carry: a schema id is unique only
-    within one registry."""
+    """Return the decoder of a schema. Decoders are cached by the text of the schema, which tasks
+    carry, since a schema id is unique only within one registry."""
     return RecordDecoder(json.loads(schema_text))
 
 
@@ -207,7 +207,7 @@ def _renamed(arrow_type: pa.DataType, names: Mapping[str, str]) -> pa.DataType:
 
 
 def _united(row: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """Return the type of a row with the columns of both. Raises UnsupportedSchema if two names
+    """Return the type of a row with the columns of both rows. Raises UnsupportedSchema if two names
     differ only in case."""
     names = {column.name: column.name.lower() for column in row}
     added = [column for column in other if column.name not in names]
@@ -271,8 +271,8 @@ def project(array: pa.StructArray, target: pa.DataType, *, drops_misfits: bool =
     return pa.StructArray.from_arrays(children, fields=list(target), mask=mask)
 
 
-# Pairs of kinds between which a value may be converted without loss. A float and a decimal may be
-# equal after conversion in both directions, although they differ.
+# Pairs of kinds between which a value may be converted without loss. Float and decimal are not a
+# pair: a value may be the same after conversion back, although float and decimal differ.
 _TEXT_IS_ALIKE = ("integer", "decimal", "boolean", "date")  # the same text in Arrow and in PostgreSQL
 _CARRIED_OVER = {
     frozenset(kinds)
@@ -284,9 +284,9 @@ _CARRIED_OVER = {
 
 
 def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
-    """Convert values to another type. Raises ArrowInvalid unless each is the same after conversion
-    back: Arrow's own check allows fractions to be rounded, large floats to become infinite, and
-    times of day to be cut off."""
+    """Convert values to another type. Raises ArrowInvalid unless each value is the same after
+    conversion back. Arrow's own check is not sufficient: it allows fractions to be rounded, large
+    floats to become infinite, and times of day to be cut off."""
     written = values.type
     nested = pa.types.is_list(written) and pa.types.is_list(target)
     inner = (written.value_type, target.value_type) if nested else (written, target)

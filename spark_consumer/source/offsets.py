@@ -1,6 +1,6 @@
 """Offsets of a streaming query in Spark's checkpoint.
 
-They are checked against the marker topic, which may have been recreated since.
+Offsets are checked against the marker topic, which may have been recreated since they were written.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from spark_consumer.reader.markers import CommittedTransaction
 StreamOffset: TypeAlias = dict[str, int]
 """{"position": next marker offset, "commit_lsn": of the last transaction before it}.
 
-It also has `last`, the marker offset of the last transaction or notice, unless that is directly
-before the position: other markers, and what Kafka itself writes after a transaction, may follow. The
+An offset also has `last`, the marker offset of the last transaction or notice, unless that is
+directly before the position. Other markers, and Kafka's own control records, may be in between. The
 end offset of a query's first batch also has `began`, the position at which that batch begins.
 """
 
@@ -31,15 +31,16 @@ def last_marker(offset: StreamOffset) -> int:
 
 
 def offset_after(transactions: list[CommittedTransaction], before: StreamOffset, position: int) -> StreamOffset:
-    """Return the offset with this position, after these transactions, which follow `before`."""
+    """Return the offset with this position, which is after these transactions. They follow the
+    offset `before`."""
     last = transactions[-1].marker_offset if transactions else last_marker(before)
     offset = {"position": position, "commit_lsn": last_commit_lsn(transactions, before["commit_lsn"])}
     return offset if last == position - 1 else {**offset, "last": last}
 
 
 def check_last(transactions: list[CommittedTransaction], offset: StreamOffset, before: StreamOffset) -> None:
-    """Raise MarkerError unless `offset` is one after the last of these transactions, which follow
-    `before`."""
+    """Raise MarkerError unless `offset` fits the last of these transactions, which follow the
+    offset `before`."""
     expected = offset_after(transactions, before, offset["position"])
     if (last_marker(expected), expected["commit_lsn"]) != (last_marker(offset), offset["commit_lsn"]):
         found = transactions[-1] if transactions else "no commit"

@@ -1,5 +1,5 @@
 """Options of the data sources: their names and meaning, and checks for unknown and contradictory
-ones."""
+options."""
 
 from __future__ import annotations
 
@@ -132,8 +132,8 @@ def _check_names(values: Mapping[str, str]) -> None:
 
 
 def _kafka_settings(values: Mapping[str, str]) -> dict[str, str]:
-    """Return librdkafka's settings: kafka.* without the prefix. librdkafka's own check names
-    unknown ones."""
+    """Return librdkafka's settings: kafka.* without the prefix. Unknown settings raise OptionError,
+    since librdkafka checks them."""
     settings = {name.removeprefix("kafka."): value for name, value in values.items() if name.startswith("kafka.")}
     ours = sorted(_OURS & settings.keys())
     if ours:

@@ -1,5 +1,5 @@
-"""Read chunks of the records that belong to their transactions: counted, with several records of
-one event folded to one."""
+"""Read chunks of the records that belong to the wanted transactions. The records are counted; if an
+event has several records, only one is kept."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from spark_consumer.reader.read_planning import Read
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The selected records of one fetch, as parallel arrays; heads and ranges are those of the
+    """The selected records of one fetch, as parallel arrays. All arrays have the order of the
     selected records."""
 
     read: Read
@@ -38,7 +38,8 @@ class Chunk:
         return len(self.offsets)
 
     def of_operations(self, names: Collection[str] | None) -> Chunk:
-        """Return the records of these operations; None: all records."""
+        """Return the chunk with only the records of these operations; None stands for all
+        operations."""
         if names is None:
             return self
         chosen = [number for number, name in enumerate(OPERATIONS) if name in names]
@@ -49,7 +50,7 @@ class Chunk:
 
 def read_chunks(broker: Broker, reads: Sequence[Read]) -> Iterator[Chunk]:
     """Yield all changes of the reads. Raises TransactionIncomplete after the last chunk if records
-    are missing or surplus: the caller must not release any chunk before."""
+    are missing or surplus, so the caller must not release any chunk before the end."""
     counters = [RangeCounter(read) for read in reads]
     stretches = [Stretch(read.topic, read.partition, read.first_offset, read.last_offset) for read in reads]
     for index, offsets, values in broker.read_many(stretches):

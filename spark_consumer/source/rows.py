@@ -1,8 +1,8 @@
-"""Turn changes into rows: flat columns, versions of a row, the last state of each key. Functions of
-DataFrames, for `transform`.
+"""Turn changes into rows: flat columns, versions of a row, the last state of each key. These are
+functions of DataFrames, for `transform`.
 
-They take the typed frame of one table (`format("walgate")` with `table`, or `decode`) and its key
-columns.
+The functions take the typed frame of one table (`format("walgate")` with `table`, or `decode`) and
+its key columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ARRAY_IN_KEY = "the key column {!r} is an array, and a change has no old row: t
 
 
 class KnownSchemas(dict[int, str]):
-    """Schema id -> JSON text, of the schemas that a table had when `decode` was called."""
+    """The schemas that a table had when `decode` was called, schema id -> JSON text."""
 
     def __missing__(self, schema_id: int) -> str:
         raise UnsupportedSchema(
@@ -41,8 +41,8 @@ class KnownSchemas(dict[int, str]):
 
 
 def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
-    """Return the typed frame of one table from the raw frame of all tables. `options`: those with
-    which `raw` was read.
+    """Return the typed frame of one table from the raw frame of all tables. `options`: the options
+    with which `raw` was read.
 
     Uses the schemas that the registry has for the table now; a record with a later schema raises
     UnsupportedSchema.
@@ -58,10 +58,10 @@ def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
 
 
 def flat(changes: DataFrame) -> DataFrame:
-    """Return _op, _commit_lsn, _commit_time, _ordinal, _unchanged, then the columns of the new row;
-    for a DELETE, those of the old row, as far as its replica identity sent them. A column that was
-    not sent with the new row has the value of the old row. If that was not sent either, the column
-    is null, and `_unchanged` names it."""
+    """Return _op, _commit_lsn, _commit_time, _ordinal, _unchanged, then the columns of the new row.
+    A DELETE has the columns of the old row that were sent for its replica identity. A column that
+    was not sent with the new row has its value in the old row. If the old value was not sent
+    either, the column is null, and `_unchanged` names it."""
     columns = [_value(changes, name).alias(name) for name in _struct(changes, "after").names]
     return changes.select(
         f.col("op").alias("_op"),
@@ -74,7 +74,8 @@ def flat(changes: DataFrame) -> DataFrame:
 
 
 def _unsent(changes: DataFrame) -> Column:
-    """Return the names of the columns of which neither the new row nor the old one was sent."""
+    """Return the names of the columns whose value was sent neither with the new row nor with the
+    old row."""
     in_key = f.array(*(f.when(f.col("old_key")[name].isNotNull(), f.lit(name)) for name in _key_columns(changes)))
     unsent = f.array_except("unchanged", in_key.cast("array<string>"))
     is_whole = (f.col("op") == "DELETE") | f.col("before").isNotNull()
@@ -93,8 +94,8 @@ def _old_value(changes: DataFrame, name: str) -> Column:
 
 
 def _key_columns(changes: DataFrame) -> list[str]:
-    """Return the columns of `old_key` whose values can become those of a row. Arrays cannot: they
-    are PostgreSQL's text there."""
+    """Return the columns of `old_key` whose values can be converted to those of a row. Arrays
+    cannot, since `old_key` has them as PostgreSQL's text."""
     row = _struct(changes, "after")
     return [name for name in _struct(changes, "old_key").names if not isinstance(row[name].dataType, ArrayType)]
 
@@ -106,8 +107,9 @@ def _struct(changes: DataFrame, name: str) -> StructType:
 
 
 def _key_value(changes: DataFrame, name: str) -> Column:
-    """Return the column's value in `old_key`, where some types are PostgreSQL's text. A value that
-    Spark's type cannot hold is null, as it is in a row: infinity, NaN, BC, five digits of year."""
+    """Return the column's value in `old_key`, in which values of some types are PostgreSQL's text.
+    A value that Spark's type cannot hold is null, as in a row: infinity, NaN, and dates before
+    Christ or after the year 9999."""
     value, kind = f.col("old_key")[name], _struct(changes, "after")[name].dataType
     if isinstance(kind, DateType | TimestampType | TimestampNTZType):
         text = value.cast("string")
@@ -116,20 +118,20 @@ def _key_value(changes: DataFrame, name: str) -> Column:
 
 
 def _new_value(changes: DataFrame, name: str) -> Column:
-    """Return the column's value in the new row; for a TOASTed value that was not sent, that of the
-    old row."""
+    """Return the column's value in the new row. For a TOASTed value that was not sent, return the
+    value in the old row."""
     return f.when(f.array_contains("unchanged", name), _old_value(changes, name)).otherwise(f.col("after")[name])
 
 
 def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Return rows as `flat` does, with a change of key as two rows: `_op` DELETE under the old key,
-    UPDATE under the new one. Without TRUNCATE.
+    """Return rows as `flat` does, without TRUNCATEs. A change of key gives two rows: one with the
+    `_op` DELETE under the old key, and one with UPDATE under the new key.
 
-    A key with an array needs REPLICA IDENTITY FULL: a DELETE or a change of key without `before`
-    ends the query."""
+    A key with an array needs REPLICA IDENTITY FULL: otherwise, a DELETE and a change of key have no
+    `before`, and end the query."""
     rows = changes.where(f.col("op") != "TRUNCATE")
-    # PostgreSQL also sends the old key if it has not changed: under REPLICA IDENTITY FULL, and if a
-    # part of it is TOASTed.
+    # PostgreSQL also sends an old key that has not changed, under REPLICA IDENTITY FULL or if a
+    # part of the key is TOASTed.
     old = f.struct(*(_old_value(changes, name).alias(name) for name in key))
     new = f.struct(*(_new_value(changes, name).alias(name) for name in key))
     has_key = reduce(and_, (f.col("old_key")[name].isNotNull() for name in key))
@@ -144,9 +146,9 @@ def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def feed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Return rows for AUTO CDC and other MERGEs: as `keyed` does, with `_sequence`, a text that
-    rises with every change of a row. A column that was not sent is null; REPLICA IDENTITY FULL
-    sends all."""
+    """Return rows for AUTO CDC and other MERGEs. They are those of `keyed`, with the column
+    `_sequence`, a string that rises with every change of a row. A column that was not sent is null;
+    with REPLICA IDENTITY FULL, all columns are sent."""
     sequence = f.format_string("%016X/%016X", "_commit_lsn", "_ordinal")
     return keyed(changes, key).withColumn("_sequence", sequence)
 
@@ -155,9 +157,9 @@ def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return the rows that result from applying the changes to an empty table: key columns, then
     the others. Deleted keys are left out.
 
-    A TRUNCATE ends all rows before it. A column that no change in range has sent is null. So is a
-    TOASTed column that a change of key did not send, until a later change sends it: its value was
-    sent under the old key.
+    A TRUNCATE ends all earlier rows. A column that was not sent with any of the changes is null. So
+    is a TOASTed column that was not sent with a change of key, until a later change sends it: its
+    value was sent under the old key.
     """
     cut = changes.where(f.col("op") == "TRUNCATE").agg(f.max(f.struct(*POSITION)).alias("cut"))
     rows = keyed(changes, key).crossJoin(f.broadcast(cut))
@@ -170,8 +172,8 @@ def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
 
 
 def _sent(name: str) -> Column:
-    """Return the value in a struct, to distinguish a null that was sent from a column that was
-    not."""
+    """Return the value in a struct, which distinguishes a null that was sent from a column that was
+    not sent."""
     return f.when(~f.array_contains("_unchanged", name), f.struct(f.col(name).alias("value")))
 
 
@@ -179,8 +181,9 @@ def versions(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return a slowly changing dimension, type 2: every version of every row, with `valid_from` and
     `valid_to` (null: the current version).
 
-    A change of key ends the last version under the old key, and begins the first one under the new
-    key. A TOASTed column that it did not send is null there, until a later change sends it.
+    A change of key ends the last version under the old key, and begins the first version under the
+    new key. A TOASTed column that was not sent with it is null under the new key until a later
+    change sends it.
     """
     moment = f.struct("commit_lsn", "ordinal", "commit_time")
     cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("_cuts"))

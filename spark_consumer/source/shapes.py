@@ -1,5 +1,5 @@
-"""The two shapes of a query's rows, changes and transactions: how they are divided into tasks, and
-how a task reads them."""
+"""The two shapes of a query's rows, changes and transactions. A shape divides the rows into tasks
+and reads the rows of a task."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class ReadTask(InputPartition):
 
 
 class MarkTask(InputPartition):
-    """The table marks, which are already known when the read is planned."""
+    """Table marks, which are already known when the read is planned."""
 
     def __init__(self, marks: list[TableMark]) -> None:
         self.marks = marks
@@ -49,8 +49,8 @@ class TransactionTask(InputPartition):
 
 
 class ChangeShape:
-    """Changes: all tables in the raw form, or the typed columns of one table. Pickled into every
-    task."""
+    """Changes of all tables in the raw form, or of one table in typed columns. A shape is pickled
+    into every task."""
 
     def __init__(self, options: Options, frame: TableFrame | None) -> None:
         self._options = options

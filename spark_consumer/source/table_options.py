@@ -1,8 +1,9 @@
 """Options of a table in a catalog: `CREATE TABLE ... USING walgate OPTIONS (...)`.
 
-Spark passes them to a Python source when the table is created, each twice (as `option.table` and as
-`table`), beside its own properties, but not when the table is read. What Spark stores and passes
-then are the columns, so the options are stored in the metadata of the first column.
+Spark passes the options to a Python source only when the table is created: each option twice (as
+`option.table` and as `table`), beside its own properties. When the table is read, Spark passes only
+the columns that it has stored. The options are therefore stored in the metadata of the first
+column.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ def options_of_table(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
-    """Return the columns, with the options stored in them if they are those of a table. Raises
-    OptionError."""
+    """Return the columns; if the options are those of a table, they are stored in the columns.
+    Raises OptionError."""
     if not any(name.startswith(_PREFIX) for name in given):
         return columns
     options = options_of_table(given)
@@ -43,6 +44,6 @@ def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
 
 
 def noted_options(columns: StructType) -> dict[str, str]:
-    """Return the options that are stored in the columns of a table; none for a frame made by
-    `load()`."""
+    """Return the options that are stored in the columns of a table. A frame made by `load()` has
+    none."""
     return dict(columns.fields[0].metadata.get(_NOTE, {})) if columns.fields else {}

@@ -1,7 +1,8 @@
-"""The query for what the published rows of relations depend on: see rules/published_content.py.
+"""The query of the catalog entries and files that the published rows of relations depend on: see
+rules/published_content.py.
 
-It reads each catalog once for all relations: with 10,000 tables, a subquery for each of them takes
-seconds, where this takes a few hundred milliseconds.
+The query reads each catalog once for all relations. With 10,000 tables, it takes a few hundred
+milliseconds; a subquery for each table would take seconds.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 from typing import Final
 
 # The accounts of the relations $1: see Account in rules/published_content.py. They consist of
-# versions of catalog rows, since what was altered and altered back looks the same. $2:
-# publications.
+# versions of catalog rows, since an entry that was altered and altered back looks the same as
+# before. $2: publications.
 _ACCOUNTS: Final = """
 wanted AS MATERIALIZED (
     SELECT c.oid, c.relkind, c.relnamespace, c.reltype, c.relowner, c.relispartition
@@ -151,19 +152,19 @@ _REMOVALS: Final = """
     FROM (VALUES ('{catalogs}')) AS catalog (name)"""
 
 PLAN: Final = "SET LOCAL enable_nestloop = off"
-"""For transactions of `content_query` about many relations: the planner takes recursive queries to
-have few rows, and joins them in loops whose cost is quadratic."""
+"""A setting for transactions with a `content_query` of many relations: the planner assumes that
+recursive queries have few rows, and would join them in loops whose cost is quadratic."""
 
 
 def content_query(major_version: int) -> str:
     """Return the query for `PublishedContent`. $1: relation oids; $2: publications. It must run in
-    one PostgreSQL snapshot with HORIZON."""
+    the same PostgreSQL snapshot as HORIZON."""
     catalogs = _LISTINGS if major_version >= 15 else _LISTINGS[:-1]
     return _CONTENT.format(accounts=accounts(major_version), removals=_REMOVALS.format(catalogs="'),('".join(catalogs)))
 
 
 def accounts(major_version: int) -> str:
-    """Return the items of a WITH RECURSIVE clause of which `account` has a row (relation, account)
+    """Return the items of a WITH RECURSIVE clause. The item `account` has a row (relation, account)
     for each of the relations $1."""
     has_lists = major_version >= 15
     return _ACCOUNTS.format(is_whole=_IS_WHOLE if has_lists else "true", by_schema=_BY_SCHEMA if has_lists else "")

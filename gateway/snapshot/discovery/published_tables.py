@@ -1,5 +1,5 @@
-"""Finds published tables that were never read, and tables whose rows came, went or changed without
-an event."""
+"""Finds published tables that were never read, and tables whose rows have come, gone or changed
+without an event."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ class Discovery:
 
     `is_first`: nothing was delivered before this session, so all tables are new.
     `has_streamed_before`: changes were delivered before, but no snapshot was taken.
-    `is_after_gap`: changes were lost since the last transaction of the session before.
-
-    `names` are the publications.
+    `is_after_gap`: changes were lost after the last transaction of the session before.
+    `names` has the names of the publications.
     """
 
     def __init__(
@@ -55,28 +54,29 @@ class Discovery:
         self._is_after_gap = is_after_gap
         self._comparison = Comparison(sql, names)
         self._logged_names: dict[int, set[tuple[str, str]]] = {}
-        """Other names of a relation that the log has reported as its name, now or for a time. A
+        """Other names that a relation has had, or has now, according to messages in the log. A
         Relation message with such a name may arrive later."""
         self._returned: set[int] = set()
-        """Relations of `_logged_names` that a Relation message has named as in `contents` again."""
+        """Relations of `_logged_names` of which a Relation message had the same name as `contents`
+        again."""
         self._renames_in_stream: set[int] = set()
-        """Relations that were reported since the last check because a Relation message had another
-        name."""
+        """Relations that were reported since the last check because a Relation message had a name
+        that differs from that in `contents`."""
         self._leaves_in_stream: dict[int, set[int]] = {}
         """Partitions that Relation messages have named, by the oid of their root, and that are not
         compared yet."""
         self._departed_leaves: set[int] = set()
-        """Partitions that were gone at a check. Relation messages of them may arrive later."""
+        """Partitions that had gone at a check. Their Relation messages may still arrive."""
         self._unseen: set[int] = set()
-        """Relations whose Relation message arrived before any check has seen them."""
+        """Relations that no check has seen yet, although their Relation messages have arrived."""
 
     async def check(self) -> None:
         """Check the publications and the catalog once.
 
-        Tables that are no longer published are forgotten. New ones are queued, or stored as
+        Tables that are no longer published are forgotten. New tables are queued, or stored as
         NOT_TO_BE_READ if they are in quarantine, snapshot.mode is not initial, or changes were
         delivered before any snapshot. Then the tables that are NOT_TO_BE_READ or DONE are compared
-        with what they were at the last check. Raises classified errors.
+        with their contents at the last check. Raises classified errors.
         """
         tasks = self._tasks
         unseen, self._unseen = self._unseen, set()
@@ -116,7 +116,7 @@ class Discovery:
 
     async def published(self, sql: asyncpg.Connection) -> dict[tuple[str, str], int]:
         """Return the oids of the tables that are published now, by schema and name. `sql`: a
-        session beside that of `check`. Raises classified errors."""
+        session other than that of `check`. Raises classified errors."""
         publications = await self._publications.facts(sql)
         return {(r.namespace, r.name): r.relation_oid for facts in publications.values() for r in facts.relations}
 
@@ -178,8 +178,8 @@ class Discovery:
             tasks.contents.is_now(oid, now)
 
     def _renamed(self, oid: int, before: PublishedContent, now: PublishedContent) -> PublishedContent:
-        """Return `before` with the names of `now`, if a Relation message had another name since the
-        last check: that was reported."""
+        """Return `before`, with the names of `now` if a Relation message had another name since the
+        last check: that change of names was reported already."""
         if oid not in self._renames_in_stream or before.account is None or now.account is None:
             return before
         account = replace(before.account, moved=now.account.moved, named=now.account.named)
@@ -189,9 +189,9 @@ class Discovery:
         """Report that a Relation message with this name has arrived. `is_excluded`: no rows of the
         relation are written.
 
-        If `contents` has another name, its changes go to another topic from here on, even if it
-        is renamed back before the next check. If a schema is renamed and renamed back, only the
-        stream shows it.
+        If the name differs from that in `contents`, the changes of the relation go to another topic
+        from here on, even if it is renamed back before the next check. If a schema is renamed and
+        renamed back, only the stream shows it.
         """
         tasks = self._tasks
         content = tasks.contents.by_oid.get(oid)
@@ -212,9 +212,9 @@ class Discovery:
             self._reads(oid, content, f"it was renamed to {namespace}.{name}, for a time or for good")
 
     def partition_received(self, oid: int, root: int) -> bool:
-        """Report that a Relation message of a partition has arrived whose rows come as those of
-        `root`. Return whether no check has seen it: if the next one does not see it either, its
-        rows are gone.
+        """Report that a Relation message has arrived of a partition whose rows are sent as rows of
+        `root`. Return whether the partition is one that no check has seen. If the next check does
+        not see it either, its rows are gone.
         """
         content = self._tasks.contents.by_oid.get(root)
         if oid in self._departed_leaves:
@@ -227,7 +227,8 @@ class Discovery:
         return self._add_leaves(root, {oid})
 
     def _add_leaves(self, root: int, oids: set[int]) -> bool:
-        """Store partitions of a relation that no check has seen."""
+        """Add partitions that no check has seen to the stored content of a relation. Return whether
+        there are any."""
         content = self._tasks.contents.by_oid[root]
         new = oids - {leaf.oid for leaf in content.leaves} if content.is_partitioned else set()
         if new:
@@ -236,7 +237,7 @@ class Discovery:
         return bool(new)
 
     def _reads(self, oid: int, content: PublishedContent, reason: str) -> bool:
-        """Return whether the table is read again, and queue it if so. Logs the reason in either
+        """Return whether the table is to be read again; if so, queue it. Logs the reason in either
         case."""
         reads = self._settings.mode == "initial" and self._settings.read_again
         log_unsent(content.schema, content.name, reason, reads=reads)

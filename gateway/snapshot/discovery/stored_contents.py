@@ -1,4 +1,5 @@
-"""Keeps what the published rows of settled relations depend on, until it is stored."""
+"""Keeps the catalog entries and files that the published rows of relations depend on, and the
+records of them that are not stored yet."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ from gateway.snapshot.stored_state import content_key, encode_content
 
 
 class StoredContents:
-    """The catalog entries and files that the rows of each settled relation depend on (see
+    """The catalog entries and files that the rows of each relation depend on (see
     rules/published_content.py), by oid."""
 
     def __init__(self, stored: Mapping[int, PublishedContent]) -> None:
         self._by_oid = dict(stored)
         self._horizons: dict[int, int] = {}
-        """Horizon of the last check at which a relation was still as in `by_oid`, if it is later
-        than the horizon there."""
+        """Horizon of the last check at which a relation was still as in `by_oid`, if that check was
+        later than the one that `by_oid` has."""
         self._unwritten: set[int] = set()
 
     @property
@@ -25,17 +26,18 @@ class StoredContents:
 
     def horizon(self, oid: int, content: PublishedContent) -> int:
         """Return the horizon of the last check at which the relation was as in `content`, which is
-        or was here."""
+        its content in `by_oid`, or was until now."""
         return self._horizons.get(oid, content.horizon)
 
     def is_now(self, oid: int, content: PublishedContent) -> None:
-        """Store what the published rows of the relation depend on now."""
+        """Store `content` as what the published rows of the relation depend on now."""
         self._by_oid[oid] = content
         self._horizons.pop(oid, None)
         self._unwritten.add(oid)
 
     def is_unchanged(self, oid: int, horizon: int) -> None:
-        """Report, without storing it, that the relation was as it is here at this horizon."""
+        """Report that the relation was still as in `by_oid` at this horizon, which is not
+        stored."""
         self._horizons[oid] = horizon
 
     def forget(self, oid: int) -> None:
@@ -49,7 +51,7 @@ class StoredContents:
         return bool(self._unwritten)
 
     def take_states(self, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
-        """Return the records that are not written yet."""
+        """Return the records of the contents that are not written yet."""
         states = {
             content_key(position_key, oid): encode_content(frame, oid, self._by_oid[oid]) for oid in self._unwritten
         }

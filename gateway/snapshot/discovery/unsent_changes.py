@@ -1,5 +1,5 @@
-"""Compares relations with what they were at the last check, to find rows that came, went or changed
-without an event."""
+"""Compares relations with their state at the last check, to find rows that have come, gone or
+changed without an event."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ next check."""
 
 @dataclass(frozen=True, slots=True)
 class CatalogCheck:
-    """The relations as of one PostgreSQL snapshot. New files are examined until `until`
-    (`time.monotonic`)."""
+    """The relations as of one PostgreSQL snapshot. `until`: the time of `time.monotonic` after
+    which no more new files are examined."""
 
     contents: dict[int, PublishedContent]
     horizon: int
@@ -36,7 +36,7 @@ class CatalogCheck:
 
     def is_as_before(self, oid: int, before: PublishedContent) -> bool:
         """Return whether a relation is unchanged. If so, keep the object `before`, so that the next
-        comparison is one of identity."""
+        comparison only compares identities."""
         now = self.contents[oid]
         if now is before:
             return True
@@ -47,10 +47,11 @@ class CatalogCheck:
 
 
 class Comparison:
-    """Loads what relations depend on, and compares it with what it was. Raises classified errors.
+    """Loads the catalog entries and files that relations depend on, and compares them with earlier
+    ones. Raises classified errors.
 
-    `publications` are names. `trusts_unreadable`: treat the new file of a table that the role may
-    not read as a copy of the old one.
+    `publications` are names. `trusts_unreadable`: if the role may not read a table, treat its new
+    file as a copy of the old one.
     """
 
     def __init__(
@@ -76,8 +77,9 @@ class Comparison:
         return CatalogCheck(self._contents, horizon, time.monotonic() + MAX_CHECK_S)
 
     async def reason(self, before: PublishedContent, now: PublishedContent, horizon: int, until: float) -> str | None:
-        """Return why rows may have come, gone or changed without an event since transaction
-        `horizon`; "" if nothing indicates it, None if it cannot be decided yet."""
+        """Return the reason why rows may have come, gone or changed without an event since
+        transaction `horizon`. Return "" if nothing indicates that they have, or None if it cannot
+        be decided yet."""
         copied = set()
         for leaf in new_files(before, now) if before.account is not None else ():
             if time.monotonic() > until:
@@ -91,8 +93,8 @@ class Comparison:
 
 
 class UnsentChangesLog:
-    """Logs which rows are not sent when the gateway takes no snapshots. What it compares with is
-    not durable."""
+    """Logs the tables whose rows may have changed without an event, while the gateway takes no
+    snapshots. The contents that it compares with are not stored."""
 
     def __init__(self, sql: asyncpg.Connection, publications: Sequence[str]) -> None:
         self._comparison = Comparison(sql, publications, trusts_unreadable=True)
@@ -118,9 +120,9 @@ async def keeps_old_row(
 ) -> bool | None:
     """Return whether the table has a row from before transaction `horizon`.
 
-    False also means unknown. `unreadable` is returned if the role may not read the table. None
-    means that the table is locked, or has yet another file: the next check decides. Raises
-    classified errors.
+    False also means that this is unknown. Returns `unreadable` if the role may not read the table.
+    Returns None if the table is locked, gone, or has yet another file: the next check decides.
+    Raises classified errors.
     """
     try:
         facts = await sql.fetchrow(FILE_FACTS, leaf.oid)

@@ -10,6 +10,6 @@ table_progress   how far the snapshot of one table is, and what is read next
 published_content
                  whether a relation's rows have changed without an event
 
-In: facts about chunks, transactions and files. Out: which rows are stale, and what is read next.
-This package must not know connections, messages or Kafka.
+In: descriptions of chunks, transactions and files. Out: which rows are stale, and what is read
+next. This package must not know connections, messages or Kafka.
 """

@@ -8,15 +8,15 @@ FIRST_BLOCKS = 64
 FIRST_KEYS = 64
 MOST_ROWS = 100_000
 MOST_BLOCKS = 1 << 17
-"""1 GB: limits what a chunk reads of a table that was emptied and not vacuumed."""
+"""Maximum number of blocks of a chunk, 1 GB, for tables that were emptied and not vacuumed."""
 
 GROWTH = 4
-"""A chunk has at most this many times the blocks or keys of the one before."""
+"""A chunk has at most this many times the blocks or keys of the chunk before."""
 
 
 class ChunkSizer:
-    """Determines how many blocks or keys a chunk has: as many as give `chunk_bytes`, which may be
-    lowered, and at most `max_rows` rows."""
+    """Determines how many blocks or keys a chunk has: as many as should give about `chunk_bytes`,
+    which may be lowered, or about `max_rows` rows, whichever are fewer."""
 
     def __init__(self, most_bytes: int, first: int = 1) -> None:
         """`first` multiplies FIRST_BLOCKS and FIRST_KEYS."""
@@ -26,7 +26,7 @@ class ChunkSizer:
         self.keys = FIRST_KEYS * first
 
     def limit_bytes(self, byte_count: int | None) -> None:
-        """Make the next chunks at most this large; None for the size that was set."""
+        """Make the next chunks at most this large; None restores the size that was set."""
         self.chunk_bytes = self.most_bytes if byte_count is None else min(byte_count, self.most_bytes)
 
     def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:
@@ -41,6 +41,6 @@ class ChunkSizer:
 
     def _next(self, allowed: int, count: int, row_count: int, byte_count: int) -> int:
         """Return the next limit, after `count` blocks or keys gave this many rows and bytes. If
-        there were fewer than allowed, they were the last ones, which is no reason to grow."""
+        `count` is less than `allowed`, they were the last ones, and the limit does not grow."""
         wanted = min(count * self.chunk_bytes // max(byte_count, 1), count * self.max_rows // max(row_count, 1))
         return max(1, min(wanted, allowed if count < allowed else allowed * GROWTH, MOST_BLOCKS))

@@ -1,7 +1,8 @@
 """Keys that must be read again, in segments that are stored separately.
 
-The list is durable: what a Kafka transaction adds to it is written in that transaction. It is
-therefore kept in segments of limited size, and only segments that changed are written.
+The list is durable: keys that are added with the rows of a Kafka transaction are written in that
+transaction. It is therefore kept in segments of limited size, and only segments that have changed
+are written.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class KeysToReadAgain:
         self._segment_of.clear()
 
     def first(self, count: int, wanted: Callable[[bytes], bool]) -> list[bytes]:
-        """Return the oldest `count` keys that are wanted."""
+        """Return the `count` oldest keys that are wanted, or as many as there are."""
         found: list[bytes] = []
         for key in self:
             if len(found) >= count:

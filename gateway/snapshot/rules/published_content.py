@@ -1,16 +1,18 @@
 """The account of what a relation's published rows depend on: its name, publications, types, files
 and partitions.
 
-PostgreSQL sends each change with the catalog as it is at that change. A relation that was removed
-from its publication for a moment looks the same as before; only the versions of its catalog rows
-(oid and xmin) differ. If the account has changed in a way that causes no event, the relation's rows
-may differ from those that consumers have. Where the catalog alone does not decide this, they are
-taken to differ.
+PostgreSQL decodes each change with the catalog as it was at that change. A relation that was
+removed from its publication for a moment looks the same as before; only the versions of its catalog
+rows (oid and xmin) differ. If the account has changed in a way that causes no event, the relation's
+rows may differ from the rows that consumers have. If the catalog alone does not show whether they
+differ, it is assumed that they do.
 
-A new file proves nothing alone. VACUUM FULL and CLUSTER copy rows, which keep their xmin; ALTER
-TABLE gives every row a new one, and TRUNCATE leaves no rows. A row from before the last check shows
-that the file is a copy. Of these, only ALTER TABLE gives the table another TOAST table, if it has
-one.
+A new file counts as a rewrite unless one of two facts shows otherwise. A row from before the last
+check shows that the file is a copy. VACUUM FULL and CLUSTER copy rows, which keep their xmin,
+whereas ALTER TABLE gives every row a new xmin, and TRUNCATE leaves no rows. The same TOAST table
+shows, except for partitions, that ALTER TABLE did not rewrite the table, which would have given it
+another one. The table was then at most truncated, which matters only if DELETE is published and
+TRUNCATE is not.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 FILE_UNKNOWN: Final = -1
-"""The `filenode` of a partition of which only a Relation message is known: no check of the catalog
+"""The `filenode` of a partition that is known only from a Relation message: no check of the catalog
 has seen it yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeafContent:
     """A table with files, or a foreign table, which has none (`filenode` is 0). `columns` changes
-    with every ALTER TABLE that may rewrite the table. `is_attached`: it was created as a table and
-    attached as a partition later. `attachment`: the versions of the pg_inherits rows that make it a
-    partition of the relation. `toast`: the oid of its TOAST table."""
+    with every ALTER TABLE that may rewrite the table. `is_attached`: the table was attached as a
+    partition after its creation. `attachment`: the versions of the pg_inherits rows that make it a
+    partition of the relation. `toast`: the oid of its TOAST table, or 0."""
 
     oid: int
     filenode: int
@@ -43,8 +45,8 @@ class LeafContent:
 @dataclass(frozen=True, slots=True)
 class Membership:
     """A relation's membership in a publication. `listing`: the oids and versions of the catalog
-    rows that put it there. `actions`: the first letters of those of insert, update, delete and
-    truncate that are published. `is_whole`: no row filter and no column list."""
+    rows that make it a member. `actions`: the published ones of insert, update, delete and
+    truncate, as their first letters. `is_whole`: there is no row filter and no column list."""
 
     publication_oid: int
     version: str
@@ -62,7 +64,7 @@ class Membership:
 @dataclass(frozen=True, slots=True)
 class TypeVersion:
     """An enum label or a composite type in the text of the relation's values. `version` changes if
-    the text of stored values does."""
+    the text of stored values changes."""
 
     oid: int
     version: str
@@ -75,8 +77,8 @@ class Account:
     `made`: the transaction that created the relation in this catalog; pg_upgrade creates it again,
     with the same oid. `moved` changes with the relation's schema, `named` with its name and its
     owner. `generated`: the numbers of its generated and dropped columns, separated by commas.
-    `removals`: how many entries have been deleted from the database's publications, as the server
-    counts them; None if another entry could not change what is sent of the relation.
+    `removals`: the number of entries that were deleted from the database's publications, as the
+    server counts them. It is None if no further entry could change what is sent of the relation.
     """
 
     made: str
@@ -97,7 +99,7 @@ class Account:
 @dataclass(frozen=True, slots=True)
 class PublishedContent:
     """A relation as of one check of the catalog. `account` is None in records of gateways that kept
-    no account. `horizon`: every transaction with a lower 64-bit id had ended then."""
+    no account. `horizon`: every transaction with a lower 64-bit id had ended at the check."""
 
     schema: str
     name: str
@@ -112,15 +114,15 @@ class PublishedContent:
 
 
 def new_files(before: PublishedContent, now: PublishedContent) -> list[LeafContent]:
-    """Return the leaves of `now` that existed before, with another file."""
+    """Return the leaves of `now` that had another file before."""
     filenodes = {leaf.oid: leaf.filenode for leaf in before.leaves if leaf.filenode != FILE_UNKNOWN}
     return [leaf for leaf in now.leaves if filenodes.get(leaf.oid, leaf.filenode) != leaf.filenode]
 
 
 def unsent(before: PublishedContent, now: PublishedContent, copied: Container[int] = frozenset()) -> str:
-    """Return why rows have come, gone or changed without an event, as a clause, or "" if nothing
-    indicates it. `copied` are the oids of leaves whose new files have rows from before the horizon
-    of `before`."""
+    """Return the reason why rows may have come, gone or changed without an event, as a clause, or
+    "" if nothing indicates that they have. `copied` has the oids of leaves whose new files have
+    rows from before the horizon of `before`."""
     if (before.schema, before.name) != (now.schema, now.name):
         return f"it was renamed from {before.schema}.{before.name}"
     if before.account is None or now.account is None:
@@ -153,9 +155,9 @@ def _changed_account(before: Account, now: Account, *, is_partitioned: bool) -> 
 
 
 def _changed_publication(before: Account, now: Account, *, is_partitioned: bool) -> str:
-    """Return how publications have changed, or "". If a membership that publishes everything is
-    unchanged, changes of the others make no difference, unless they have sent the rows of a
-    partition as rows of its root."""
+    """Return a clause about publications that have changed, or "". If a membership that publishes
+    everything is unchanged, changes of other memberships make no difference, unless these may have
+    sent the rows of a partition as rows of its root."""
     old, new = set(before.memberships), set(now.memberships)
     if old == new:
         return ""
@@ -200,7 +202,7 @@ def _changed_leaves(before: PublishedContent, now: PublishedContent) -> str:
 
 
 def _rewritten_by_columns(before: PublishedContent, now: PublishedContent) -> str:
-    """Compare with a record without an account: an ALTER TABLE that rewrites a table also changes
+    """Compare with a record that has no account. An ALTER TABLE that rewrites a table also changes
     its columns."""
     columns = {leaf.oid: leaf.columns for leaf in before.leaves}
     files = new_files(before, now)
@@ -226,7 +228,7 @@ def _rewritten(before: PublishedContent, now: PublishedContent, actions: frozens
 
 
 def read_contents(rows: Iterable[Mapping[str, Any]], horizon: int) -> dict[int, PublishedContent]:
-    """Return the relations in rows of `content_query`, by oid. `horizon` is of the same
+    """Return the relations in rows of `content_query`, by oid. `horizon` was queried in the same
     PostgreSQL snapshot."""
     return {row["oid"]: _content(row, horizon) for row in rows}
 

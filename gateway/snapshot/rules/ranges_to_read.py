@@ -1,9 +1,9 @@
-"""The ranges of blocks that are still to be read of a table.
+"""The ranges of blocks of a table that are still to be read.
 
 Blocks are not counted in advance. A range has no end until a reader has locked the table and knows
-how many blocks it has. The reader then takes as many as a chunk should have and leaves the rest to
-the next one. A table of any size is therefore planned at once, and outdated statistics do no harm.
-The last range stays open, since rows may be in blocks that were added meanwhile.
+how many blocks it has. The reader then takes as many blocks as a chunk should have and leaves the
+rest to the next chunk. A table of any size is therefore planned at once, and outdated statistics do
+no harm. The last range stays open, since rows may be in blocks that were added meanwhile.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Leaf:
 
 @dataclass(frozen=True, slots=True)
 class TidRange:
-    """The rows of one leaf from the place `first` up to, and without, the place `end` (None: to the
-    end of the table). `leaf` is the index of the leaf.
+    """The rows of one leaf from the place `first` up to the place `end`, which is excluded (None:
+    up to the end of the table). `leaf` is the index of the leaf.
 
-    A place is a ctid as a number, block << 16 | line, so that places are compared as numbers.
+    A place is a ctid as a number, block << 16 | line, so that places can be compared.
     """
 
     leaf: int
@@ -51,8 +51,8 @@ def tid(place: int) -> str:
 
 
 def cut(whole: TidRange, block_count: int, table_blocks: int) -> tuple[TidRange, TidRange | None]:
-    """Split off the first `block_count` blocks of a range; returns them and the rest, if any.
-    `table_blocks` is the current size of the table."""
+    """Split off the first `block_count` blocks of a range. Return them and the rest, which is None
+    if nothing is left. `table_blocks` is the current size of the table."""
     end_block = whole.first_block + block_count
     at = end_block << OFFSET_BITS
     if (end_block >= table_blocks) if whole.end is None else (at >= whole.end):
@@ -61,7 +61,7 @@ def cut(whole: TidRange, block_count: int, table_blocks: int) -> tuple[TidRange,
 
 
 def halves(whole: TidRange, table_blocks: int) -> tuple[TidRange, TidRange | None]:
-    """Split a range that was too large for one chunk: into halves of its blocks, or of the lines of
+    """Split a range that was too large for one chunk into halves of its blocks, or of the lines of
     its only block. A single line is not split."""
     end_block = table_blocks if whole.end is None else -(-whole.end >> OFFSET_BITS)
     if end_block - whole.first_block > 1:
@@ -95,8 +95,7 @@ class CtidPlan:
 
     @property
     def begun(self) -> list[TidRange]:
-        """Return the ranges that a restart begins with: everything that is neither read nor
-        untouched."""
+        """Return the ranges that are neither read nor untouched, with which a restart begins."""
         return [*self._being_read, *self._waiting]
 
     @property

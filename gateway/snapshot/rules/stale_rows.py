@@ -1,7 +1,7 @@
 """Decides which rows of a chunk equal the source's rows where the chunk commits, by three rules:
 
     V (visibility)   a row is stale, and read again, if its key was changed by a transaction that
-                     was received and that the chunk's PostgreSQL snapshot does not see
+                     was received, but that the chunk's PostgreSQL snapshot does not see
     T (TOAST)        while blocks are read, the key of an UPDATE that left TOASTed columns out is
                      read again
     R (no keys)      a chunk is read again if its PostgreSQL snapshot does not see a transaction
@@ -11,8 +11,8 @@
 Theory
 ======
 
-A chunk reads with a PostgreSQL snapshot S and commits at H, an LSN of the stream. A transaction T
-that changed one of its rows is one of three:
+A chunk reads with a PostgreSQL snapshot S and commits at H, an LSN of the stream. For a transaction
+T that changed one of its rows, there are three cases:
 
     seen by S                   its commit is before S, so before H: its events were published, and
                                 the row contains them
@@ -23,23 +23,25 @@ that changed one of its rows is one of three:
 A transaction that was received need not be visible: a commit is sent while it still waits for a
 synchronous standby. Each change that is received therefore leaves its transaction's id at its key
 until every snapshot that is in use, and the latest one, sees that transaction. A later snapshot
-sees what an earlier one saw, on one server and after a failover.
+sees every transaction that an earlier one saw, on the same server and after a failover.
 
 A stale row is discarded, and its key is read again. The same applies, while blocks are read, to the
-key of an UPDATE that left TOASTed columns out (rule T): it moved the row, perhaps to a block that
-was read before, so that no chunk might ever find it.
+key of an UPDATE that left TOASTed columns out (rule T). The UPDATE has moved the row, perhaps to a
+block that was read before, so that no chunk might ever find it.
 
-The keys of some transactions were not recorded: those received before the table was begun, those
-that an earlier process received (`unseen`, the ids of what was published and not yet seen, is
-stored with the rows), streamed and prepared ones, large ones, and TRUNCATE; of a table that is
-read in one chunk, no keys are recorded at all. For these transactions the table keeps only the id
-(`xids_without_keys`), and a chunk whose S does not see one of them is read again (rule R).
+The keys of some transactions were not recorded. These are streamed, prepared and large
+transactions, those with a TRUNCATE, and those that were received before the table was begun,
+perhaps by an earlier process. `unseen`, the ids of transactions that were published and not yet
+seen, is stored with the rows. If a table is read in one chunk, no keys are recorded at all. For
+these transactions the table keeps only the id (`xids_without_keys`), and a chunk whose S does not
+see one of them is read again (rule R).
 
-Recording begins before any table does: the ids of all transactions are recorded from the moment
-when the coordinator starts the judge, keys of a table from its SNAPSHOT_BEGIN on. The transactions
-in between are the table's first `xids_without_keys`. Transactions received before the judge was
-started have no id here at all. `floor` stands for them: the next transaction id at that moment. A
-chunk waits until every transaction below it has ended, as the creation of a slot does.
+Recording begins before any table does. The ids of all transactions are recorded from the moment
+when the coordinator starts the judge, and the keys of a table from its SNAPSHOT_BEGIN on. The
+transactions between these two moments are the table's first `xids_without_keys`. The ids of
+transactions that were received before the judge was started are not recorded. `floor`, the next
+transaction id at that moment, stands for them. A chunk waits until every transaction below the
+floor has ended, as the creation of a slot does.
 
 A table has a floor of its own. A transaction that is open may have changed its rows before it was
 published, or under another row filter, so that no event of that comes. It has a lower id than one
@@ -47,8 +49,9 @@ that is assigned after the table was found in the catalog as it is published now
 was found so before this process began to record, `floor` is the first id of that moment; for any
 other, the id of its boundary, the transaction that brings its SNAPSHOT_BEGIN.
 
-Why it is right: after H, every row of a chunk is what the source had at H. tests/snapshot/world.py
-tests this with random histories; with any of the rules removed, it finds a history that goes wrong.
+The result: after H, every row of a chunk equals the row that the source had at H.
+tests/snapshot/world.py tests this with random histories. If any of the rules is removed, it finds a
+history that ends with a wrong row.
 """
 
 from __future__ import annotations
@@ -59,27 +62,28 @@ from dataclasses import dataclass, field
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_KEYS = 100_000
-"""Maximum number of keys kept for a table; beyond it, only the ids of their transactions
+"""Maximum number of keys kept for a table. If there are more, only the ids of their transactions
 are kept."""
 
 MAX_KEYS_OF_ONE = 20_000
 """Maximum number of keys kept of one transaction."""
 
 MAX_UNSEEN = 50_000
-"""Maximum number of ids of unseen transactions; beyond it, `floor` is raised, so that everything up
-to the newest must be seen."""
+"""Maximum number of ids of unseen transactions. If there are more, `floor` is raised, so that every
+transaction up to the newest one must be seen."""
 
 
 @dataclass(slots=True, eq=False)
 class KeyTrack:
     """The recorded changes to one relation since it was begun. Tracks compare by identity.
 
-    `keys`: key -> the transaction that changed it last. (The one before it had ended by then,
-    because of row locks.) `xids_without_keys`: transactions whose keys were not recorded.
-    `suspects`: 32-bit ids of transactions that were streamed or prepared, and open, when the
-    relation was begun; which of their updates left columns out was not recorded either. `renamed`:
-    new and old keys of prepared transactions, by 32-bit id, where an update changed the key and
-    left columns out. `floor`: that of the judge, for the chunks of this relation.
+    `keys`: key -> the transaction that changed it last. (Because of row locks, the transaction that
+    changed it before had ended by then.) `xids_without_keys`: transactions whose keys were not
+    recorded. `suspects`: 32-bit ids of streamed or prepared transactions of which not all keys for
+    rule T are known. Either they were in progress when the relation was begun, or they have too
+    many such keys. `renamed`: by the 32-bit id of a prepared transaction, the new and old keys of
+    its updates that changed a key and left columns out. `floor`: the floor of this relation, like
+    that of the judge.
     """
 
     xids_without_keys: set[int]
@@ -107,8 +111,8 @@ class StalenessJudge:
 
     `visibility`: the latest PostgreSQL snapshot, of a chunk or of the coordinator. `floor`: a chunk
     counts only if every transaction with a lower 64-bit id had ended when its snapshot was taken.
-    `unseen`: 64-bit ids of transactions that were received, and that the latest snapshot or one in
-    use did not see when the latest one was taken.
+    `unseen`: 64-bit ids of received transactions that were not seen, when the latest snapshot was
+    taken, by that snapshot or one in use.
     """
 
     def __init__(self, visibility: Visibility, floor: int, unseen: Iterable[int] = ()) -> None:
@@ -124,7 +128,8 @@ class StalenessJudge:
 
     @property
     def floor_to_store(self) -> int:
-        """Return the floor for the next process, in which all relations have the same."""
+        """Return the floor to be stored for the next process, in which all relations have the same
+        floor."""
         return max([self.floor, *(track.floor for track in self._tracks)])
 
     # -- what comes in the stream
@@ -153,12 +158,13 @@ class StalenessJudge:
         return wide
 
     def committed_without_keys(self, track: KeyTrack, xid: int) -> None:
-        """Record that a transaction has changed the relation, with keys that were not recorded."""
+        """Record that a transaction has changed the relation, and that its keys were not
+        recorded."""
         track.xids_without_keys.add(self.visibility.widen(xid))
 
     def reduce_keys(self, track: KeyTrack) -> None:
-        """Reduce the number of keys: forget those whose transaction every snapshot sees and, if
-        many are left, keep only the ids of their transactions. All of them were received
+        """Reduce the number of keys. Forget the keys whose transactions every snapshot sees; if
+        many keys are left, keep only the ids of their transactions, all of which were received
         completely."""
         seen_by_all = self._seen_by_all
         track.keys = {key: xid for key, xid in track.keys.items() if not seen_by_all(xid)}
@@ -169,12 +175,12 @@ class StalenessJudge:
     # -- chunks
 
     def snapshot_requested(self, chunk: object) -> None:
-        """Register a chunk whose snapshot is about to be taken. It will see at least what the
-        latest one sees; what else, `snapshot_taken` tells."""
+        """Register a chunk whose snapshot is about to be taken. Until `snapshot_taken` is called,
+        the latest snapshot stands for it: the chunk's snapshot will see at least as much."""
         self._in_use[chunk] = self.visibility
 
     def snapshot_taken(self, chunk: object, visibility: Visibility) -> None:
-        """Register the snapshot that a chunk reads with, until `release`."""
+        """Register the snapshot that a chunk reads with. It is in use until `release` is called."""
         self._in_use[chunk] = visibility
         self.observe(visibility)
 
@@ -182,8 +188,8 @@ class StalenessJudge:
         self._in_use.pop(chunk, None)
 
     def observe(self, visibility: Visibility) -> None:
-        """Register a snapshot that was taken later than those before, and forget the transactions
-        that all snapshots in use see."""
+        """Register a snapshot that was taken after all earlier ones, and forget the transactions
+        that it and all snapshots in use see."""
         self.visibility = visibility
         seen_by_all = self._seen_by_all
         self.unseen = {xid for xid in self.unseen if not seen_by_all(xid)}

@@ -1,5 +1,5 @@
-"""Progress of one relation's snapshot: what is being read, what must be read again, and when it is
-complete.
+"""Progress of one relation's snapshot: what is being read, what must be read again, and whether
+everything was read.
 
     WAITING --begin--> READING --nothing_left--> ENDING --end--> DONE
        ^                |   ^                     |  |
@@ -15,10 +15,10 @@ complete.
     resume          in a new process: READING with the stored ranges and keys
 
 The state is private. TableTasks moves it. The chunk reader and the publisher report to it what they
-have read and published, and change_tracking.py what the stream changes, after which the table may
-have to begin again. Everyone else reads properties.
+have read and published. change_tracking.py reports what the stream changes, after which the table
+may have to begin again. All other modules only read properties.
 
-`generation` counts the beginnings: a chunk of an earlier one is ignored.
+`generation` is increased with each new beginning: a chunk of an earlier generation is ignored.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_KEYS_TO_READ_AGAIN = 50_000
-"""Maximum number of keys to be read again. It is checked only when an UPDATE that left values out
-adds a key (rule T): the whole table then begins again. Stale rows (rule V) add at most the keys of
-the rows that are being read, and are not limited."""
+"""Maximum number of keys to be read again; a table with more keys begins again. This is checked
+only at an UPDATE that left values out (rule T). Stale rows (rule V) add at most the keys of the
+rows that are being read, so their number needs no limit."""
 
 KEYS_FIRST = MAX_KEYS_TO_READ_AGAIN // 2
-"""From this many keys on, keys are read before blocks: their number falls as long as reading is
-faster than the updates."""
+"""The number of keys from which on keys are read before blocks. The number then falls as long as
+reading is faster than the updates."""
 
 FEW_CHUNKS = 8
-"""Factor by which the first chunk is larger if chunks are to be few."""
+"""Factor by which the first chunk is larger if there are to be few chunks."""
 
 
 class Status(Enum):
-    """How far the snapshot of a table is. The stored state may also be NOT_TO_BE_READ
+    """The state of a table's snapshot. The stored state may also be NOT_TO_BE_READ
     (stored_state.py); such a table has no progress."""
 
     WAITING = "WAITING"
@@ -59,10 +59,10 @@ class Status(Enum):
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """The part of a relation that one transaction reads: a range of a leaf, keys of the relation,
-    or all of it. Its progress writes its fields.
+    """The part of a relation that one transaction reads: a range of a leaf, rows with some keys, or
+    all rows. Only TableProgress writes the fields of a chunk.
 
-    `visibility` is its PostgreSQL snapshot, once it is taken.
+    `visibility` is the PostgreSQL snapshot of the chunk; None until it is taken.
     """
 
     progress: TableProgress
@@ -70,10 +70,10 @@ class Chunk:
     range: TidRange | None = None
     keys: tuple[bytes, ...] = ()
     all_ranges: tuple[TidRange, ...] = ()
-    """All ranges of a relation that is read in one chunk, for example because it has no key. Its
-    transaction may take long, and its rows are in memory until they are published."""
+    """All ranges of a relation that is read in one chunk, for example because it has no key. The
+    transaction may take long, and the rows are in memory until they are published."""
     locks_writers: bool = False
-    """Writers of the table wait while it is read."""
+    """Whether writers of the table wait while the chunk is read."""
     visibility: Visibility | None = None
 
     def lock_writers(self) -> None:
@@ -85,18 +85,20 @@ class Chunk:
         return self.all_ranges if self.range is None else (self.range,)
 
     def is_same(self, other: Chunk) -> bool:
-        """Return whether both begin at the same place, however far they go, or both are of keys."""
+        """Return whether both chunks begin at the same place, however far they go, or whether both
+        have keys."""
         if self.range is None or other.range is None:
             return self.range is other.range and bool(self.keys) == bool(other.keys)
         return (self.range.leaf, self.range.first) == (other.range.leaf, other.range.first)
 
 
 class TableProgress:
-    """The snapshot of one relation. Not thread-safe, no I/O; `judge` is that of the stream.
+    """The snapshot of one relation. This class is not thread-safe, and does no I/O. `judge` is the
+    judge of the stream.
 
     Without `leaves`, only keys are read. `is_read_at_once`: all blocks are read in one chunk.
-    `reselects`: each row whose UPDATE left values out is read again. `in_few_chunks`: chunks begin
-    larger, and keys wait until no other chunk is being read.
+    `reselects`: each row whose UPDATE left values out is read again. `in_few_chunks`: the first
+    chunks are larger, and fewer than KEYS_FIRST keys wait until no other chunk is being read.
     """
 
     def __init__(
@@ -119,8 +121,7 @@ class TableProgress:
         self._plan = CtidPlan(leaves)
         self._keys = KeysToReadAgain()
         self._keys_to_reselect: set[bytes] = set()
-        """The keys of `keys_to_read_again` that are read only after the table is complete, by a
-        reselection."""
+        """The keys of `keys_to_read_again` that a reselection reads after the table is complete."""
         self._track: KeyTrack | None = None
         self._chunk_count = self._row_count = self._stale_count = 0
         self._keys_being_read: set[bytes] = set()
@@ -141,7 +142,7 @@ class TableProgress:
 
     @property
     def keys_to_read_again(self) -> KeysToReadAgain:
-        """The keys of stale rows, and those that rule T adds."""
+        """The keys of stale rows, and the keys that rule T adds."""
         return self._keys
 
     @property
@@ -173,15 +174,15 @@ class TableProgress:
     def resume(
         self, plan: CtidPlan, keys: KeysToReadAgain, suspects: Iterable[int], counts: tuple[int, int, int] = (0, 0, 0)
     ) -> None:
-        """Continue a relation that was being read in an earlier epoch. `counts`: of chunks, rows
-        and stale rows."""
+        """Continue a relation that was being read in an earlier epoch. `counts` has the numbers of
+        chunks, rows and stale rows."""
         self._status = Status.READING
         self._plan, self._keys = plan, keys
         self._chunk_count, self._row_count, self._stale_count = counts
         self._track = self.judge.begin(suspects)
 
     def begin_again(self, leaves: Sequence[Leaf] | None = None) -> None:
-        """Begin again: everything that was read, or is being read, is void."""
+        """Begin the relation again. Everything that was read, or is being read, is void."""
         self._generation += 1
         self._status = Status.WAITING
         self._plan = CtidPlan(self._plan.leaves if leaves is None else leaves)
@@ -199,7 +200,7 @@ class TableProgress:
         self._status = Status.ENDING
 
     def go_on_reading(self) -> None:
-        """Report that the transaction that was to bring SNAPSHOT_END does not count."""
+        """Report that the transaction that should have brought SNAPSHOT_END does not count."""
         if self._status is Status.ENDING:
             self._status = Status.READING
 
@@ -218,18 +219,21 @@ class TableProgress:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether nothing is left to be read, so that the end may be written."""
+        """Whether nothing is left to be read, so that the transaction for SNAPSHOT_END may be
+        emitted."""
         is_read = self._plan.is_done and len(self._keys) == len(self._keys_to_reselect) and not self._chunks
         return self._status is Status.READING and is_read
 
     # -- what the stream changes
 
     def record_unchanged_toast(self, key: bytes, old_key: bytes) -> None:
-        """Apply rule T (see stale_rows.py) to an UPDATE that left columns out. It does not apply to
-        a relation that is read in one chunk: its blocks are read again after each change.
+        """Apply rule T (see stale_rows.py) to an UPDATE that left columns out. The rule does not
+        apply to a relation that is read in one chunk, whose blocks are read again after each
+        change.
 
-        Once all blocks are read, only a key that is still to be read passes this on to the key that
-        takes its place. With `reselects`, other keys wait until the table is complete.
+        Once all blocks are read, `key` is read only if `old_key` is still to be read: the row now
+        has the new key. Without `leaves`, every `key` is read. With `reselects`, other keys wait
+        until the table is complete.
         """
         waits = old_key in self._keys and old_key not in self._keys_to_reselect
         reads_key = waits or not self._plan.is_done or not self._plan.leaves
@@ -250,9 +254,9 @@ class TableProgress:
         self._keys_to_reselect.discard(key)
 
     def prepared(self, xid: int, unchanged: Sequence[tuple[bytes, bytes]]) -> None:
-        """Record that a transaction that changed the relation was prepared. Rows that it moved
-        without changing their keys may be read before it ends; rows with new keys do not exist
-        until then."""
+        """Record that a transaction that changed the relation was prepared. `unchanged` has the
+        keys for rule T. Rows that the transaction moved without changing their keys may be read
+        before it ends; rows with new keys do not exist until it commits."""
         for key, old_key in unchanged:
             if key == old_key:
                 self.record_unchanged_toast(key, key)
@@ -283,7 +287,8 @@ class TableProgress:
             self.record_unchanged_toast(key, old_key)
 
     def pop_keys_to_reselect(self) -> KeysToReadAgain:
-        """Return the keys that are still to be read, and forget them: a reselection reads them."""
+        """Return the keys that are still to be read, and forget them, because a reselection reads
+        them."""
         keys, self._keys = self._keys, KeysToReadAgain()
         self._keys_to_reselect.clear()
         return keys
@@ -291,7 +296,7 @@ class TableProgress:
     # -- chunks
 
     def next_chunk(self) -> Chunk | None:
-        """Return the next chunk to be read; None if there is nothing to read now."""
+        """Return the next chunk to be read, or None if there is nothing to read now."""
         if self._status is not Status.READING or self.is_too_early:
             return None
         is_rest = not self._plan.has_more and not (self.in_few_chunks and self._chunks)
@@ -308,8 +313,8 @@ class TableProgress:
 
     @property
     def is_too_early(self) -> bool:
-        """Return whether a chunk did not count because a transaction that it must see had not
-        ended, and the latest snapshot does not see that transaction either."""
+        """Whether a chunk did not count because its snapshot did not see a transaction that it must
+        see, and the latest snapshot does not see that transaction either."""
         if self._is_too_early and self._track is not None:
             self._is_too_early = not self.judge.admits(self._track, self.judge.visibility)
         return self._is_too_early
@@ -319,21 +324,21 @@ class TableProgress:
         return chunk
 
     def _is_ready(self, key: bytes) -> bool:
-        """Return whether the key can be read now. A key whose last change no snapshot sees yet
-        would only be found stale again."""
+        """Return whether the key can be read now. If the latest snapshot does not see the last
+        change of a key, its row would only be found stale again."""
         assert self._track is not None
         is_open = key not in self._keys_being_read and key not in self._keys_to_reselect
         return is_open and not self._track.is_stale(key, self.judge.visibility)
 
     def shorten(self, chunk: Chunk, part: TidRange, rest: TidRange | None) -> None:
-        """Read only a part of the chunk's range."""
+        """Make the chunk read only a part of its range, and leave `rest` to later chunks."""
         if chunk.generation == self._generation and chunk.range is not None:
             self._plan.shorten(chunk.range, part, rest)
             chunk.range = part
 
     def snapshot_taken(self, chunk: Chunk, visibility: Visibility) -> bool:
-        """Report that the chunk's snapshot was taken. Returns False if the chunk would not count
-        and need not be read."""
+        """Report that the chunk's snapshot was taken, and return whether the chunk can count. If
+        not, it need not be read."""
         if chunk.generation != self._generation:
             return False
         assert self._track is not None
@@ -343,17 +348,18 @@ class TableProgress:
         return not self._is_too_early
 
     def admits(self, chunk: Chunk) -> bool:
-        """Return, where the chunk commits, whether the keys tell everything about the chunk's rows.
-        A chunk that was given back does not count."""
+        """Return, where the chunk commits, whether the recorded keys suffice to tell which of its
+        rows are stale. A chunk of an earlier generation, or one that was given back, is not
+        admitted."""
         if chunk.generation != self._generation or chunk.visibility is None or chunk not in self._chunks:
             return False
         assert self._track is not None
         return self.judge.admits(self._track, chunk.visibility)
 
     def is_stale(self, chunk: Chunk, key: bytes) -> bool:
-        """Return, where the chunk commits, whether a row with this key is older than what was
-        published; its key is then read again. If not, the row is published, and its key need not be
-        read again."""
+        """Return, where the chunk commits, whether a row of the chunk with this key is older than a
+        published change. If so, the key is read again. If not, the row is published, and its key
+        need not be read again."""
         assert self._track is not None and chunk.visibility is not None
         if self._track.is_stale(key, chunk.visibility):
             self._read_again(key)
@@ -375,12 +381,13 @@ class TableProgress:
             self._plan.range_read(tid_range)
         for key in chunk.keys:
             self._keys_being_read.discard(key)
-            # A key may be stale although the chunk has no row with it.
+            # A key may be stale although the chunk has no row with this key.
             if not self._track.is_stale(key, chunk.visibility):
                 self._drop_key(key)
 
     def give_back(self, chunk: Chunk) -> None:
-        """Report that a chunk was not read, or does not count: its part is read again."""
+        """Report that a chunk was not read, or does not count. Unless the relation has begun again,
+        the part that the chunk has is read again."""
         self.judge.release(chunk)
         if chunk.generation != self._generation or chunk not in self._chunks:
             return

@@ -1,10 +1,10 @@
 """The transactions that a PostgreSQL snapshot sees: `pg_current_snapshot()` (PostgreSQL manual,
 9.27.10).
 
-The order of commits in the stream is not the order in which they become visible: a commit is
+The order of commits in the stream is not the order in which they become visible. A commit is
 decoded and sent while it still waits for a synchronous standby, and no snapshot sees it until that
-wait is over. A transaction that was received is therefore compared with the snapshot; the order of
-arrival proves nothing.
+wait is over. A transaction that was received is therefore compared with the snapshot: the order of
+arrival does not show what the snapshot sees.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ class UnreadableSnapshot(StopForOperator):
 @dataclass(frozen=True, slots=True)
 class Visibility:
     """A PostgreSQL snapshot. `running` has the top-level transactions between `xmin` and `xmax`
-    that had not ended. All ids have 64 bits."""
+    that had not ended when it was taken. All ids have 64 bits."""
 
     xmin: int
     xmax: int
     running: frozenset[int] = frozenset()
 
     def sees(self, xid: int) -> bool:
-        """Return whether the transaction had ended. One that was rolled back is seen, too: it has
-        changed nothing."""
+        """Return whether the transaction had ended when the snapshot was taken. A transaction that
+        was rolled back also counts as seen, since it has changed nothing."""
         return xid < self.xmin or (xid < self.xmax and xid not in self.running)
 
     def widen(self, xid: int) -> int:
-        """Return the 64-bit id of a recent transaction from the protocol's 32 bits: the one nearest
-        to `xmax`."""
+        """Return the 64-bit id of a recent transaction whose 32-bit id, as in the protocol, is
+        `xid`. Of the possible ids, this is the one nearest to `xmax`."""
         wide = self.xmax & _EPOCH | xid
         distance = wide - self.xmax
         if distance > _HALF:
