@@ -1,10 +1,11 @@
 """Committed changes of all tables, appended once and stored as they are in Kafka: those that are
 not merged yet, and merged ones for the time of the retention.
 
-`<path>/changes` has the columns COLUMNS and contains table marks too. Its files are sorted by
-table. Each batch is one commit, whose transaction version is the commit LSN up to which all changes
-have been appended. `<path>/schemas` has the JSON text of the changes' value schemas, so that
-neither merging nor reading needs Kafka or the registry.
+`<path>/changes` has the columns COLUMNS. It contains table marks too: rows with what a marker says
+about a table (reader/table_marks.py). The rows that a batch writes to a file are sorted by table;
+those of a compacted file are not. Each batch is one commit, whose number is the commit LSN up to
+which all changes have been appended. `<path>/schemas` has the JSON text of the changes' value
+schemas, so that neither merging nor reading needs Kafka or the registry.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _COMMITS = 1000
 _LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 # Application whose version in `changes` is the commit LSN up to which changes were removed.
 _PRUNED = "walgate-pruned"
-# Prefix of a commit's note, before the BatchSize of what the commit has appended.
+# Prefix of the text of a commit (`note`), before the BatchSize of what the commit has appended.
 _SIZE = "walgate.size "
 _STORED_NAMES = {"marks": "signs"}  # fields of BatchSize whose names in the note differ
 _GLOB = re.compile(r"[\[\]{}*?\\]")
@@ -55,8 +56,8 @@ def create(spark: SparkSession, path: str) -> None:
 
 
 def append(rows: DataFrame, path: str, size: BatchSize, expected: Mapping[str, int] = NO_NUMBERS) -> None:
-    """Append a batch once. `rows`: the columns COLUMNS; `size`: its size; `expected`: as for
-    TableFormat.write_once."""
+    """Append a batch once. `rows`: its changes, with the columns COLUMNS; `size`: the size of the
+    batch; `expected`: as for TableFormat.write_once."""
     files = -(-(size.changes + size.marks) // _CHANGES_A_FILE)
     parted = rows.coalesce(1) if files <= 1 else rows.repartitionByRange(files, "table", "commit_lsn")
     note = _SIZE + json.dumps({_STORED_NAMES.get(name, name): value for name, value in asdict(size).items()})
@@ -72,8 +73,8 @@ def appended_lsn(spark: SparkSession, path: str) -> int:
 
 
 def pinned(spark: SparkSession, path: str) -> DataFrame | None:
-    """Return all changes kept now, unaffected by later appends and removals; None if the mirror has
-    no `changes`."""
+    """Return all changes that are kept now, whatever is appended or removed later; None if the
+    mirror has no `changes`."""
     location = changes_path(path)
     if not TABLE_FORMAT.exists(spark, location):
         return None
@@ -83,12 +84,12 @@ def pinned(spark: SparkSession, path: str) -> DataFrame | None:
 def unmerged(
     spark: SparkSession, path: str, after_lsn: int, last_lsn: int
 ) -> tuple[DataFrame | None, BatchSize | None]:
-    """Return what was appended after `after_lsn` and up to `last_lsn`, which is not after
-    `appended_lsn`, and its size.
+    """Return what was appended after `after_lsn` and up to `last_lsn`, and its size. `last_lsn`
+    must not be after the result of `appended_lsn`.
 
-    It is read from the files that the last commits name, if these commits are still kept: to read a
-    version of `changes`, Spark would read its whole log, which takes three jobs. The rows are None
-    if this mirror has no `changes`, the size is None if it is not known.
+    The changes are read from the files that the last commits name, if these commits are still kept.
+    To read a version of `changes`, Spark would read its whole log, which takes three jobs. The rows
+    are None if the mirror has no `changes`. The size is None if it is not known.
     """
     location = changes_path(path)
     newest = _commits_after(spark, location, after_lsn) if TABLE_FORMAT.exists(spark, location) else None
@@ -104,7 +105,8 @@ def unmerged(
 
 def _commits_after(spark: SparkSession, location: str, after_lsn: int) -> list[Commit] | None:
     """Return the commits that contain every change after `after_lsn`, newest first. Return None if
-    they are not kept or too many, and the table has to be read as a whole."""
+    the table has to be read as a whole: these commits are not kept or too many, or Spark would read
+    the location as a pattern."""
     if _GLOB.search(location):
         return None
     newest: list[Commit] = []
@@ -165,15 +167,16 @@ def table_names(rows: DataFrame) -> set[str]:
 
 
 def last_time(spark: SparkSession, path: str, after_lsn: int) -> datetime | None:
-    """Return the time of the last commit after `after_lsn`, or None if there is none or it is not
-    known."""
+    """Return the time of the last commit after `after_lsn`, or None if there is no such commit or
+    its time is not known."""
     rows = pinned(spark, path)
     found = None if rows is None else rows.where(f.col("commit_lsn") > after_lsn).agg(f.max("commit_time")).head()
     return None if found is None else found[0]
 
 
 def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
-    """Remove the changes up to `commit_lsn`, which must be that of a version of the mirror.
+    """Remove the changes up to `commit_lsn`, which must be the commit LSN of a version of the
+    mirror.
 
     The LSN is noted first: the remaining changes no longer reach back to the mirror's beginning,
     and readers must know this before older versions are removed.
@@ -185,7 +188,7 @@ def prune(spark: SparkSession, path: str, commit_lsn: int) -> None:
 
 
 def begin_with_mirror(spark: SparkSession, path: str) -> bool:
-    """Return whether nothing was ever removed from `changes`, which exists."""
+    """Return whether nothing was ever removed from `changes`, which must exist."""
     return TABLE_FORMAT.noted_number(spark, changes_path(path), _PRUNED) is None
 
 

@@ -9,7 +9,7 @@ changes    changes that this version contains are removed; small files are compa
 tables     log entries and files that no remaining version needs are removed; small files are
            compacted as those of `changes`, after every _LOOK_EVERY versions of a table
 
-The auto compaction of Delta is only used for the mirror's other tables: it would rewrite a table
+The auto compaction of Delta is only used for the mirror's other tables. It would rewrite a table
 after the first write of each process, and again and again while it is smaller than 128 MB.
 """
 
@@ -37,7 +37,8 @@ _LOOK_EVERY = 16
 
 @dataclass
 class Maintenance:
-    """Maintenance of the mirror at `path`, done by the process that merges it."""
+    """Maintenance of the mirror at `path`, done by the process that merges it. `run_if_due` only
+    reports errors; the other methods raise them."""
 
     path: str
     retention_s: float = RETENTION_S
@@ -48,8 +49,8 @@ class Maintenance:
 
     def run_if_due(self, spark: SparkSession, *, compacts: bool) -> tuple[str, ...]:
         """Remove what is too old, about once an hour; if `compacts`, also compact `changes` at each
-        call. Return a message for each step that failed: the mirror continues without it, and tries
-        again at the next removal."""
+        call. Return a message for each step that failed: the mirror continues without that step,
+        and tries it again at the next removal."""
         is_due = time.monotonic() >= self._due
         is_well = is_due or not self._failed
         steps = {
@@ -113,7 +114,9 @@ def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
         last = version_manifest.recorded_version(spark, path)
         for name in () if last is None else last.tables:
             TABLE_FORMAT.keep_replaced_files(spark, table_path(path, TableName.parse(name)), retention_s)
-    if not TABLE_FORMAT.has_old_entries(spark, manifest_path(path)):  # few merges since the last removal
+    # The manifest's log has no entries before its last checkpoint: there were too few merges since
+    # the last removal for another one to be worthwhile.
+    if not TABLE_FORMAT.has_old_entries(spark, manifest_path(path)):
         return
     oldest_lsn = version_manifest.merged_before(spark, path, datetime.now(UTC) - retention)
     if oldest_lsn is not None:

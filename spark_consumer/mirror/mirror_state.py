@@ -15,8 +15,8 @@ from spark_consumer.mirror.table_states import TableStates
 
 @dataclass(frozen=True, slots=True)
 class MirrorState:
-    """State of a mirror: it has all changes up to `commit_lsn`, and those up to `merged_lsn` (0:
-    none) are merged into the tables. `stale`, `filling`: numbers of tables."""
+    """State of a mirror. It has all changes up to `commit_lsn`; those up to `merged_lsn` (0: none)
+    are merged into the tables. `stale`, `filling`: number of such tables."""
 
     commit_lsn: int
     merged_lsn: int
@@ -26,7 +26,7 @@ class MirrorState:
 
 
 def state_of(spark: SparkSession, path: str) -> MirrorState | None:
-    """Return what a mirror contains, or None if it has no changes. Raise MirrorError."""
+    """Return the state of a mirror, or None if it has no changes. Raise MirrorError."""
     writer_epoch.check_format_version(spark, path)
     last = version_manifest.recorded_version(spark, path) if TABLE_FORMAT.exists(spark, manifest_path(path)) else None
     appended_lsn = changes.appended_lsn(spark, path)

@@ -19,7 +19,8 @@ _CONSEQUENCES = {
 
 @dataclass(frozen=True, slots=True)
 class BatchReport:
-    """Report of one batch or merge. `tables`: number of changes of each table."""
+    """Report of one batch or merge. `tables`: table -> number of its changes. `notes` are messages
+    for the operator; elsewhere, `note` is the text of a commit (table_format.py)."""
 
     batch: int
     commit_lsn: int

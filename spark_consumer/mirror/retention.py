@@ -1,5 +1,5 @@
-"""How long versions of a mirror can be read, unless another time is specified. maintenance.py
-removes what is older. The command line needs this default before it loads Spark."""
+"""Default of the time for which versions of a mirror can be read. maintenance.py removes what is
+older. The command line needs this default before it loads Spark."""
 
 from __future__ import annotations
 

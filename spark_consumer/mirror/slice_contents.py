@@ -1,5 +1,5 @@
-"""Contents of a set of changes, such as a slice of a merge: its tables, their schemas, and where a
-TRUNCATE occurs. Nothing is decoded for this.
+"""Contents of a set of changes, such as a slice of a merge: its tables, their schemas, the last
+TRUNCATE of each, and the table marks (table_states.py). Nothing is decoded for this.
 
 A small batch is collected into this process and analyzed here, a large one by Spark. The changes of
 one table of a large batch are collected when that table is written, if they are few enough.
@@ -47,7 +47,8 @@ class TablePart:
     first_lsn: int
 
     def is_small(self, columns: int) -> bool:
-        """Return whether its records, decoded into this many columns, fit into this process."""
+        """Return whether the part's records, decoded into this many columns, fit into this
+        process."""
         few = self.changes <= SMALL_CHANGES and self.changes * columns <= _SMALL_CELLS
         return few and self.value_bytes <= SMALL_BYTES
 
@@ -263,8 +264,8 @@ def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Rows of a batch that a VERIFY snapshot has read. `records`: those of each table, if they are
-    few; None: they are only in `changes`."""
+    """Rows of a batch that a VERIFY snapshot has read. `records`: the rows of each table, if there
+    are few in all; None: they are only in `changes`."""
 
     changes: DataFrame
     records: dict[TableName, pa.Table] | None
@@ -273,8 +274,8 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class BatchSlice:
-    """Part of the appended changes that is applied in one step. `records`: those of each table, if
-    they are few; None: they are only in `changes`.
+    """Part of the appended changes that is applied in one step. `records`: the changes of each
+    table, if there are few in all; None: they are only in `changes`.
 
     `verified`: rows that are only compared with the tables, after the slice is applied.
     """

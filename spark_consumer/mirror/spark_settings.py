@@ -44,8 +44,7 @@ def settings(spark: SparkSession, wanted: Mapping[str, str]) -> Iterator[None]:
 
 
 def tasks(count: int) -> dict[str, str]:
-    """Return settings with which small jobs have this many tasks, and leave the other cores
-    free."""
+    """Return settings with which small jobs have this many tasks, so that other cores stay free."""
     return {**dict.fromkeys(_TASKS_AT_LEAST, str(count)), **_CHEAP_TO_OPEN}
 
 
@@ -57,8 +56,8 @@ def use_pool(spark: SparkSession, name: str) -> None:
 
 
 def tune(spark: SparkSession, defaults: Mapping[str, str] = NO_SETTINGS) -> None:
-    """Set `defaults`, and the number of partitions, where this session has not set them itself.
-    Called again for each batch: the number of partitions follows the number of cores, and the
+    """Set `defaults` and the number of partitions, unless this session has its own values. This is
+    called again for each batch, since the number of partitions follows the number of cores, and the
     executors of a cluster register after the session is created."""
     settings = java_session(spark).sessionState().conf()
     for name, value in defaults.items():

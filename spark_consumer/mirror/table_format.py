@@ -1,9 +1,10 @@
 """The interface of a format in which the tables of a mirror are stored.
 
-A table is known by its location. Each commit makes a version of it, and applications note a number
-in a commit: a write with a number that the table has already is not made again. `mirror/delta` has
-the only implementation, `storage.py` chooses it. Nothing else in the mirror knows Delta's log,
-files, properties, settings or dialect of SQL (tests/test_walls.py).
+A table is identified by its location. Each commit makes a version of the table. A commit may note a
+number for an application, such as a commit LSN; a write is skipped if the table has reached its
+number. A commit may also have a text, `note` (the `notes` of report.py are messages for the
+operator). `mirror/delta` has the only implementation, which `storage.py` chooses. Nothing else in
+the mirror knows Delta's log, files, properties, settings or dialect of SQL (tests/test_walls.py).
 """
 
 from __future__ import annotations
@@ -26,13 +27,14 @@ NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 
 class Superseded(Exception):
-    """Another writer has noted a number of an application other than the expected one."""
+    """A table is not as this writer expects it: an application has noted another number, or a table
+    that is to be created exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit of a table. `numbers`: what applications have noted in it; `note`: its text, if it
-    has one; `added`, `removed`: locations of files."""
+    """A commit of a table. `numbers`: application -> number that this commit notes; `note`: its
+    text, if it has one; `added`, `removed`: locations of files."""
 
     numbers: Mapping[str, int]
     note: str | None
@@ -50,7 +52,7 @@ class TableFormat(Protocol):
 
     @property
     def CONCURRENT(self) -> tuple[type[Exception], ...]:
-        """Errors of a write that lost against any other one."""
+        """Errors of a write that lost against a concurrent write of any kind."""
 
     # Reading
 
@@ -87,8 +89,8 @@ class TableFormat(Protocol):
         """Return the total size of the table's files; None if that would take a job."""
 
     def commits(self, spark: SparkSession, location: str) -> Iterator[tuple[int, Commit]]:
-        """Yield version and content of each commit, newest first, up to the first one that is not
-        kept any more."""
+        """Yield the version and the content of each commit, newest first, as far back as commits
+        are kept."""
 
     # Writing
 
@@ -124,9 +126,10 @@ class TableFormat(Protocol):
         """Append to, overwrite or create (`mode` errorifexists) a table, once for this `number`
         of the application: a commit LSN, the epoch of a writer, or a format version.
 
-        `properties`: those of the table, if this write creates it; `expected`: numbers that other
-        applications must have noted; `note`: text of the commit. Raise Superseded if another number
-        was noted, or a table that is to be created exists.
+        `properties`: those of the table, if this write creates it; `expected`: application -> the
+        number that it must have noted last. This is only checked by an append to an existing table
+        that has the columns of `frame`. `note`: text of the commit. Raise Superseded if another
+        number was noted, or a table that is to be created exists.
         """
 
     def rewrite(self, rows: DataFrame, location: str) -> None:
@@ -151,7 +154,8 @@ class TableFormat(Protocol):
         deleted: Column | None,
     ) -> None:
         """Merge the rows `s` of a source into the rows `t` of a table. `updates`, `inserts`: quoted
-        column name -> value; `deleted`: rows of the source that delete (None: none does)."""
+        column name -> value; `deleted`: whether a row of the source deletes its match (None: no row
+        does)."""
 
     def delete(self, spark: SparkSession, location: str, condition: Column | None = None) -> None:
         """Delete rows; without `condition`, all."""
@@ -191,7 +195,7 @@ class TableFormat(Protocol):
         """Compact small files, if there are many."""
 
     def tidy_log(self, spark: SparkSession, location: str) -> None:
-        """Keep the log of a table that gets a commit every second short."""
+        """Keep the log of a table short although the table gets a commit every second."""
 
     def has_old_entries(self, spark: SparkSession, location: str) -> bool:
         """Return whether the log has entries that are not needed to read the newest version."""
@@ -212,5 +216,5 @@ class TableFormat(Protocol):
     # A catalog
 
     def register(self, spark: SparkSession, name: str, location: str) -> str | None:
-        """Register a table under a quoted name, unless the name is there. Return the location of
-        another table to which the name refers, or None."""
+        """Register a table under a quoted name, unless the name is in use. If the name refers to
+        another table, return the location of that table; otherwise return None."""

@@ -1,4 +1,5 @@
-"""Snapshots of tables that begin or end in a slice: the rows that they replace or compare."""
+"""Snapshots of tables that are in progress or end in a slice: the rows that they replace or
+compare."""
 
 from __future__ import annotations
 
@@ -43,7 +44,7 @@ def note_key_change(
 
 
 def _key_of(shape: TableSchema) -> list[Any]:
-    """Return what SnapshotWindow.key has of a key."""
+    """Return the key in the form that SnapshotWindow.key has."""
     return list(shape.key_numbers or shape.key)
 
 

@@ -14,15 +14,17 @@ filling    not complete, since its FILL has not ended: it cannot be read
 incomplete filling, and only the end of its own FILL or REPLACE makes it complete: its FILL has
            begun, and may have been cancelled since
 frozen     in quarantine (EXCLUDED): versions of the mirror keep the table's last version until a
-           FILL or REPLACE has ended; rows that arrive meanwhile are written all the same
+           FILL or REPLACE has ended; rows that arrive meanwhile are written to the table, but no
+           version has them, and unmerged_overlay.py leaves them out
 stale      frozen, or not filled or replaced since a gap, in which changes were lost
 
-The state follows from the table marks (reader/table_marks.py) in the order of their markers, and
-from the first rows of new tables. It is stored as JSON in the mirror's manifest.
+The state follows from the first rows of new tables, and from table marks: what a marker says about
+a table (reader/table_marks.py), in the order of the markers. It is stored as JSON in the mirror's
+manifest.
 
 The gateway ends the last table and the snapshot as a whole in one transaction, so commit LSNs do
-not order table marks. `changes` is sorted by table, and files are read in any order: `parse_marks`
-restores the order of the marker topic.
+not order table marks. Rows of `changes` are read in any order: `parse_marks` restores the order of
+the marker topic.
 """
 
 from __future__ import annotations
@@ -101,8 +103,8 @@ class SnapshotWindow:
     has.
 
     `key`: the table's key in the first rows that arrived (attnums, or names if those are not
-    known); `has_two_keys`: whether it changed since; `schema_id`: of the newest rows that a VERIFY
-    has read, which are not written to the table.
+    known); `has_two_keys`: whether it changed since; `schema_id`: schema id of the newest rows that
+    a VERIFY has read, which are not written to the table.
     """
 
     snapshot_id: str
@@ -113,7 +115,7 @@ class SnapshotWindow:
     schema_id: int | None = None
 
     def with_key(self, key: list[Any]) -> SnapshotWindow:
-        """Return the window after rows with this key."""
+        """Return the window after rows with this key have arrived."""
         if self.key is None:
             return replace(self, key=key)
         return self if key == self.key else replace(self, has_two_keys=True)
@@ -250,9 +252,9 @@ class TableStates:
 
 
 def _incomplete(facts: Mapping[str, Any], windows: Mapping[str, SnapshotWindow]) -> set[str]:
-    """Return the incomplete tables of a stored state of an earlier release, which did not
-    distinguish them: all that are filling, except those that may be so only because a FILL of all
-    tables is in progress."""
+    """Return the incomplete tables of a state that an earlier release stored without distinguishing
+    them. These are the tables that are filling, except those that may be so only because a FILL of
+    all tables is in progress."""
     of_their_own = {name for name, window in windows.items() if window.purpose != VERIFY} | facts["frozen"].keys()
     filling = set(facts["filling"])
     return filling & of_their_own if FILL in facts["whole"].values() else filling
@@ -295,10 +297,11 @@ def verified_chunks(marks: Iterable[StoredMark]) -> list[StoredMark]:
 
 
 def first_unreadable(states: TableStates, marks: Sequence[StoredMark]) -> int | None:
-    """Return the commit LSN from which on tables can be built only by a merge; None: there is none.
+    """Return the commit LSN of the first of these marks that only a merge can apply, or None.
 
-    At that LSN a snapshot ends that replaces rows, whose keys are not kept with the changes; or the
-    new copy of a table in quarantine, whose rows are in no version until then.
+    Such a mark ends the snapshot of a table, in one of two cases. After a REPLACE, rows are deleted
+    according to keys that only a merge stores (snapshot_keys.py). After a FILL of a frozen table, a
+    version gets rows that earlier merges have written to the table without a version.
     """
     made = states.copy()
     for mark in marks:
@@ -310,9 +313,9 @@ def first_unreadable(states: TableStates, marks: Sequence[StoredMark]) -> int | 
 
 
 def first_cut(states: TableStates, marks: Sequence[StoredMark], first_lsn: int, last_lsn: int) -> int | None:
-    """Return the commit LSN at which a batch with these marks, and commit LSNs from `first_lsn` to
-    `last_lsn`, has to be cut, so that what is before it is applied first; None if it need not be
-    cut.
+    """Return the commit LSN at which a batch has to be cut, so that the changes before that LSN are
+    applied first, or None. The batch has these marks, and commit LSNs from `first_lsn` to
+    `last_lsn`.
 
     It is cut before a table is excluded, to keep the table's last state, and where a second
     snapshot of a table begins after one has ended in this batch. VERIFY needs further cuts: see

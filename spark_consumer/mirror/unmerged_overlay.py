@@ -1,4 +1,5 @@
-"""Tables of a mirror after its last merge: the merged tables, with the changes since then applied.
+"""Tables of a mirror as they are after its unmerged changes: the tables as of the last merge, with
+these changes applied.
 
 The changes are folded by the same code that a merge uses (fold/start_fold.py, fold/keyless_log.py,
 fold/replica_identity.py), and the rows that a merge would write are returned as a DataFrame. The
@@ -63,16 +64,18 @@ if TYPE_CHECKING:
 
 
 READ_HERE = 50_000
-"""Maximum number of changes to a table that a reading process decodes and folds itself. It may want
-one table of many, or be a notebook on a cluster, and would wait for its single core. A merge folds
-more in its own process, since it needs all tables at once."""
+"""Maximum number of changes that a reading process collects, decodes and folds itself. It is
+compared with the changes of all tables, which are collected together if they are few. Otherwise, it
+is compared with those of each table when that table is requested. A reader may need one table of
+many, or be a notebook on a cluster, and would wait for its single core. A merge folds more in its
+own process, since it needs all tables at once."""
 
 
 def overlay(
     spark: SparkSession, path: str, base: RecordedVersion, waiting: DataFrame
 ) -> tuple[RecordedVersion, dict[str, Callable[[], DataFrame]]]:
-    """Return the version after `waiting` (changes.COLUMNS, all after `base`), and a function for
-    each table with changes that returns its rows."""
+    """Return the version after `waiting` (changes.COLUMNS, all after `base`) and, for each table
+    with changes, a function that returns its rows."""
     size = batch_size(waiting)
     marks = marks_in(waiting) if size.marks else []
     states = TableStates.of(base.table_states)
@@ -127,8 +130,9 @@ def _changes_to_apply(waiting: DataFrame, states: TableStates, marks: list[Store
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A table as of the last merge, or with a part of its changes. `rows` None: it did not exist.
-    `oid`, `key`: those of its relation; `others`: oids of the other tables.
+    """A table as of the last merge, or with a part of its later changes. `rows`: None if it did not
+    exist. `oid`, `key`: those of its relation; `others`: oids of the other tables' relations, and
+    of earlier relations with this name.
 
     `shape`: version of the relation whose columns the rows have, if it is known.
     """
@@ -163,8 +167,9 @@ def _overlaid(
     part: TablePart,
     schemas: Mapping[int, Schema],
 ) -> DataFrame:
-    """Return the table after its changes, applied in pieces if its key or the type of a column
-    changes. Raise MirrorError if a merge would."""
+    """Return the table after its changes, which are applied in pieces if its key or the type of a
+    column changes. Raise MirrorError if a merge would, except for what only `strict` or
+    `on_recreated` = STOP makes an error."""
     shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
     if isinstance(own, pa.Table) or part.changes <= READ_HERE:
         own = as_arrow_if_small(spark, own, part, len(shapes[part.newest].columns))

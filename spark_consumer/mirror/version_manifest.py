@@ -1,9 +1,13 @@
 """The mirror's manifest: the versions of all tables that belong together, recorded after each
 slice of a merge.
 
-Each table is committed separately. A reader that takes all tables at the versions in one row of
-the manifest sees the source exactly as it was after one commit; a reader that takes the newest
-version of each table may see a slice half applied.
+Each table is committed separately. A reader that takes all tables at the versions in one row of the
+manifest sees the source exactly as it was after one commit. A reader that takes the newest version
+of each table may see a slice half applied.
+
+Commits of the manifest note the commit LSN of each version, the format version of the mirror, and
+the epochs of writers and of those that have ended (writer_epoch.py). A property of the manifest has
+the options of the mirror (OPTIONS).
 """
 
 from __future__ import annotations
@@ -48,8 +52,8 @@ _SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class RecordedVersion:
-    """A version of the mirror. `tables`: name -> version of each table, as of the transaction
-    at `commit_lsn`, also of tables that are still filling: see `complete`.
+    """A version of the mirror. `tables`: name -> version of each table, as of the transaction at
+    `commit_lsn`. Tables that are still filling are included: see `complete`.
 
     `keys`: key columns of each table, none for an append-only one. `scope`: the only tables of the
     mirror, if it is limited to some. `oids`: oid of the relation that each table mirrors.
@@ -103,7 +107,7 @@ def record(spark: SparkSession, path: str, version: RecordedVersion, expected: M
 
 
 def note_options(spark: SparkSession, path: str, options: Mapping[str, object]) -> None:
-    """Store the options of the mirror, for `walgate merge`. Commits only if they have changed."""
+    """Store the options of the mirror, for `walgate merge`, if they have changed."""
     text = json.dumps(options, sort_keys=True)
     if TABLE_FORMAT.noted_property(spark, manifest_path(path), OPTIONS) != text:
         TABLE_FORMAT.despite_conflicts(lambda: TABLE_FORMAT.note_property(spark, manifest_path(path), OPTIONS, text))

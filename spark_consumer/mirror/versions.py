@@ -71,10 +71,10 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     """Return all tables after the last transaction that is not after `at`: "latest", a commit LSN
     (text or number) or a commit time.
 
-    The result ends before `at` where only a merge can apply the next change (see
-    unmerged_overlay.py). While maintenance removes what is older than the retention, and in a
-    mirror of a release without `changes`, it ends with the last merge before `at`. Raise
-    MirrorError, also if the mirror begins after `at`.
+    The result ends before `at` if only a merge can apply the next change (see unmerged_overlay.py).
+    While maintenance removes what is older than the retention, and in a mirror of a release without
+    `changes`, it ends with the last merge before `at`. Raise MirrorError, also if the mirror begins
+    after `at`.
     """
     check_format_version(spark, path)
     appended = changes.appended_lsn(spark, path)
@@ -110,7 +110,7 @@ def register(spark: SparkSession, path: str, at: str | int | datetime = "latest"
     """Make temporary views of all tables as of one commit, for SQL: `public_orders` is
     public.orders.
 
-    With `schema`, only of the tables in that schema, under their own names. Views of an earlier
+    With `schema`, only tables in that schema get views, under their own names. Views of an earlier
     call are replaced, and those of tables that no longer exist are dropped. Raise MirrorError.
     """
     version = read(spark, path, at)

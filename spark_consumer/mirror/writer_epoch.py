@@ -1,16 +1,20 @@
-"""Exclusive right to write to a mirror, held by the writer that opened it last.
+"""The two exclusive rights to write to a mirror: to append to `changes`, and to merge. Each belongs
+to the writer that took it last.
 
-Each writer takes an epoch, which it notes in the manifest: a number above that of the former
-writer, taken from the clock so that no two are equal. A writer that finds
-another epoch than its own stops. The format of the tables refuses the second of two concurrent
-commits of one application, and a commit that expects an epoch (`expected_epoch`) if the writer has
-changed, or changes during the commit. Only two commits expect the epoch: the append of a batch to
-`changes`, and the record of a version in the manifest. A writer that was superseded may still write
-a table: the number that each write notes protects it, and only the owner records a version.
+A writer that takes a right notes an epoch, in `changes` for the appends and in the manifest for the
+merges. An epoch is a number above that of the former writer, taken from the clock so that no two
+are equal. A writer that finds another epoch than its own stops. A job has both rights, unless
+`walgate merge` has taken the merges. At its end `walgate merge` notes that its epoch is given back,
+and the job takes the merges again when its next merge is due.
 
-Appending to `changes` and merging have one epoch each, stored in `changes` and in the manifest. A
-job has both, unless `walgate merge` has taken the second. At its end `walgate merge` notes that its
-epoch is given back, and the job takes the second again when its next merge is due.
+The format of the tables refuses the second of two concurrent commits of one application. It also
+refuses an append that expects an epoch (`expected_epoch`), if the writer has changed or changes
+during the commit. Only two commits expect an epoch: the append of a batch to `changes`, and the
+record of a version in the manifest. So only the owner records a version.
+
+A writer that was superseded may still write a table. The number that each write notes, its commit
+LSN, protects the table: Delta skips a write whose number the table has reached. If another writer
+has noted a lower number since the table was prepared, only an append notices this.
 """
 
 from __future__ import annotations
@@ -27,14 +31,14 @@ from spark_consumer.mirror.table_format import APPLICATION
 
 WRITER = "walgate-writer"
 _GIVEN_BACK = "walgate-writer-ended"
-"""Application whose number is the epoch of a writer that has ended and leaves the mirror to the
-former one."""
+"""Application whose number is the epoch of a writer that has ended and leaves the merges to the
+former writer."""
 _ATTEMPTS = 5
 
 
 def claim(spark: SparkSession, path: str, no_rows: DataFrame) -> int:
-    """Take over the mirror and return the epoch. `no_rows`: an empty DataFrame in the columns of
-    the manifest, which is created if it does not exist."""
+    """Take over the right to merge, and return the epoch. `no_rows`: an empty DataFrame in the
+    columns of the manifest, which is created if it does not exist."""
     return _claim(spark, path, manifest_path(path), no_rows)
 
 
@@ -58,7 +62,7 @@ def _claim(spark: SparkSession, path: str, location: str, no_rows: DataFrame) ->
 
 
 def give_back(spark: SparkSession, path: str, epoch: int, no_rows: DataFrame) -> None:
-    """Leave the mirror to the former writer; do nothing if another one has taken it over.
+    """Leave the merges to the former writer. Do nothing if another writer has taken them over.
     `no_rows`: as for `claim`."""
     location = manifest_path(path)
     for _ in range(_ATTEMPTS):
@@ -80,7 +84,7 @@ def expected_epoch(epoch: int) -> dict[str, int]:
 
 
 def check(spark: SparkSession, path: str, epoch: int) -> None:
-    """Raise WriterSuperseded if another writer has taken over the mirror."""
+    """Raise WriterSuperseded if another writer has taken over the merges."""
     if TABLE_FORMAT.noted_number(spark, manifest_path(path), WRITER) != epoch:
         raise taken_over(path)
 
@@ -99,15 +103,15 @@ def check_format_version(spark: SparkSession, path: str) -> None:
 
 
 def note_format_version(spark: SparkSession, path: str, form: int, no_rows: DataFrame) -> None:
-    """Note the format version, once: releases that do not know it refuse the mirror. `no_rows`: as
-    for `claim`."""
+    """Note the format version, once. Releases that do not know this version refuse the mirror.
+    `no_rows`: as for `claim`."""
     TABLE_FORMAT.write_once(
         no_rows, manifest_path(path), "append", form, application=FORMAT_APPLICATION, merge_schema=True
     )
 
 
 class WriterSuperseded(MirrorError):
-    """Another writer has taken over the mirror."""
+    """Another writer has taken over the appends or the merges of the mirror."""
 
 
 def taken_over(path: str) -> WriterSuperseded:

@@ -91,11 +91,11 @@ class AppendingMirror:
         )
 
     def apply(self, raw: DataFrame, batch: int) -> None:
-        """Append a batch, in the columns of frames.RAW and of whole transactions. Raise
-        MirrorError, also for an error that ended the merges.
+        """Append a batch, which has the columns of frames.RAW and consists of whole transactions.
+        Raise MirrorError, or the error that ended the merges.
 
-        After a batch that failed, a new query may go on with the same mirror; a merge that runs
-        goes on beside it.
+        After a batch that failed, a new query may continue with the same mirror. A running merge
+        continues meanwhile.
         """
         self.check()
         began = time.monotonic()
@@ -129,7 +129,7 @@ class AppendingMirror:
 
     def check(self) -> None:
         """Raise the error that ended the merges. `apply` does so too, but is not called while
-        nothing arrives. May be called from any thread."""
+        nothing arrives. This may be called from any thread."""
         self._merges.thread.check()
 
     def _open(self, spark: SparkSession) -> None:
@@ -195,8 +195,8 @@ class AppendingMirror:
         return [name for name, lsn in found.first_lsns.items() if name not in self._known and lsn <= self.reached_lsn]
 
     def _without_compared(self, rows: DataFrame, raw: DataFrame) -> DataFrame:
-        """Return the rows without those up to `reached_lsn` that a VERIFY has read. If a batch is
-        repeated, it has them again, and a table of which there are no others is not in the mirror.
+        """Return the rows without those up to `reached_lsn` that a VERIFY has read. A batch that is
+        repeated has these rows again, and a table that has no other rows is not in the mirror.
         `raw`: the batch with all its table marks."""
         passed = [mark for mark in verified_chunks(marks_in(raw)) if mark.commit_lsn <= self.reached_lsn]
         return split_by_chunks(rows, passed)[1] if passed else rows

@@ -10,5 +10,6 @@ cleaned up.
                                      names, Delta's Java objects, settings of a session, SQL
 
 In: rows, columns and paths of a mirror. Out: tables of Delta Lake. No other package reads Delta's
-log; this one must not know snapshots, merges and versions.
+log. A version here is one of a single table: this package must not know the manifest, the slices of
+a merge, and the snapshots that the gateway takes.
 """

@@ -9,8 +9,8 @@ from spark_consumer.mirror.sql_names import literal
 
 
 def register(spark: SparkSession, name: str, location: str) -> str | None:
-    """Register a table under a quoted name, unless the name is there. Return the location of
-    another table to which the name refers, or None."""
+    """Register a table under a quoted name, unless the name is in use. If the name refers to
+    another table, return the location of that table; otherwise return None."""
     own = _location(spark, sql_table(location))
     spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{literal(own)}'")
     there = _location(spark, name)

@@ -57,8 +57,8 @@ def compact_files(spark: SparkSession, location: str) -> None:
 
 
 def tidy_log(spark: SparkSession, location: str) -> None:
-    """Keep the log of a table that gets a commit every second short: write a checkpoint if it is
-    due, and remove entries that the newest version does not need."""
+    """Keep the log short although the table gets a commit every second: write a checkpoint if one
+    is due, and remove entries that the newest version does not need."""
     log_entries.checkpoint(spark, location, _CHECKPOINT_EVERY)
     log_entries.remove(spark, location, _old_log(spark, location))
 
@@ -69,7 +69,7 @@ def has_old_entries(spark: SparkSession, location: str) -> bool:
 
 
 def keep_replaced_files(spark: SparkSession, location: str, retention_s: float) -> None:
-    """Make the log of a table list replaced files for the retention and GRACE_S from now on: VACUUM
+    """Make the log of a table list replaced files for the retention and GRACE_S from now on. VACUUM
     also removes files that were replaced more recently, if the log has forgotten them."""
     seconds = retention_s + GRACE_S
     if delta_table.tombstones_s(spark, location, delta_table.version(spark, location)) < seconds:

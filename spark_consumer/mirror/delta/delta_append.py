@@ -32,9 +32,9 @@ def append(
     nothing was written and Delta's writer is needed: the table does not exist, has other columns,
     or has no checksum that lists its applications.
 
-    `expected`: versions that other applications have noted. `note`: userMetadata of the commit.
-    Raise Superseded if another version was noted, and Delta's ConcurrentTransactionException if one
-    is noted during this commit.
+    `expected`: application -> the version that it must have noted last. `note`: userMetadata of the
+    commit. Raise Superseded if one of them has noted another version. If one of them notes a
+    version during this commit, Delta raises ConcurrentTransactionException.
     """
     with activated(frame.sparkSession):
         return _append(frame, location, application, number, expected, note)

@@ -2,8 +2,8 @@
 properties.
 
 Columns are mapped by name (delta.columnMapping.mode) only if a name requires it, or once a column
-is dropped: not every reader of Delta supports it, and some show NULL instead of the values of such
-a table.
+is dropped. Not every reader of Delta supports the mapping, and some show NULL instead of the values
+of such a table.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
     """Give a table exactly the wanted columns. Each step is a separate commit, and is skipped if it
     was made before.
 
-    A new column is null in existing rows. A column whose type changed is cast, or null where that
-    is not possible (without `casts`: null as well), which rewrites the table. A column's special
-    texts are removed before the column is, otherwise a later column of the same name would get
+    A new column is null in existing rows. A column whose type changed is cast; its values are null
+    if they cannot be cast, or without `casts`. This rewrites the table. The special texts of a
+    column are removed before the column is: otherwise, a later column of the same name would get
     them.
     """
     there = {field.name: field.dataType for field in rows(spark, location).schema}
@@ -124,9 +124,9 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
 
 
 def _forget_texts(spark: SparkSession, location: str, special: str, names: Iterable[str]) -> None:
-    """Remove all special texts except those of these columns. Only files with rows that have others
-    are written: such rows are rare, and tables are large. Also called when a column is added, since
-    an older release left the texts of dropped ones."""
+    """Remove all special texts except those of these columns. Only files with rows that have such
+    texts are written: these rows are rare, and tables are large. This is also called when a column
+    is added, since an older release left the texts of dropped columns."""
     texts = f.col(quoted(special))
     has_others = f.exists(f.map_keys(texts), lambda name: ~name.isin(sorted(names)))
     DeltaTable.forPath(spark, location).update(
@@ -224,14 +224,14 @@ def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
 
 
 def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:
-    """Make the log list replaced files for this long from now on; forgotten ones do not come
-    back."""
+    """Make the log list replaced files for this number of hours from now on. Files that it has
+    already forgotten stay forgotten."""
     spark.sql(f"ALTER TABLE {sql_table(location)} SET TBLPROPERTIES ('{_TOMBSTONES}' = 'interval {hours} hours')")
 
 
 def noted_number(spark: SparkSession, location: str, application: str) -> int | None:
-    """Return the number that an application last noted in a table, or None: the version of its
-    Delta transaction."""
+    """Return the number that an application last noted in a table, which is the version of its
+    Delta transaction, or None."""
     return noted_numbers(spark, location, application)[0]
 
 

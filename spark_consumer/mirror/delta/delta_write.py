@@ -2,7 +2,7 @@
 or the same batch is written again.
 
 `txnVersion` is a number that the application notes, mostly the commit LSN of the last transaction
-of the slice or batch: Delta skips a write if the table already has its number or a higher one.
+of the slice or batch. Delta skips a write if the table already has its number or a higher one.
 Unlike batch ids, commit LSNs increase even if a checkpoint is lost.
 """
 
@@ -102,8 +102,8 @@ def write_once(
     """Append to, overwrite or create (`mode` errorifexists) a Delta table, once for this `number`
     of the application. `properties`: those of the table, if this write creates it.
 
-    `expected`: as for delta_append.append, if that makes the commit. `note`: userMetadata of the
-    commit. Raise Superseded also if a table that is to be created exists.
+    `expected`: as for delta_append.append; ignored if Delta's writer makes the commit. `note`:
+    userMetadata of the commit. Raise Superseded also if a table that is to be created exists.
     """
     if (
         mode == "append"
@@ -153,7 +153,8 @@ def merge(
     deleted: Column | None,
 ) -> None:
     """Merge the rows `s` of a source into the rows `t` of a table. `updates`, `inserts`: quoted
-    column name -> value; `deleted`: rows of the source that delete (None: none does)."""
+    column name -> value; `deleted`: whether a row of the source deletes its match (None: no row
+    does)."""
     merged = DeltaTable.forPath(spark, location).alias("t").merge(source.alias("s"), same)
     alive = f.lit(True)
     if deleted is not None:

@@ -48,8 +48,8 @@ def _versions(names: Sequence[str]) -> list[int]:
 
 
 def commits(spark: SparkSession, location: str) -> Iterator[tuple[int, Commit]]:
-    """Yield version and content of each commit, newest first, up to the first one that is not kept
-    any more."""
+    """Yield the version and the content of each commit, newest first, as far back as commits are
+    kept."""
     versions = set(_versions(entries(spark, location)))
     version = max(versions, default=-1)
     store, make_path = java_log(spark, location).store(), path_class(spark)
@@ -85,7 +85,7 @@ def checkpoint(spark: SparkSession, location: str, every: int) -> None:
 
 
 def needless(names: Sequence[str], version: int) -> list[str]:
-    """Return those of `names` without which all versions from `version` on can still be read."""
+    """Return those of `names` that are not needed to read `version` or any later version."""
     last = max((found for found in _checkpoints(names) if found <= version), default=0)
     if any(".checkpoint." in name and not _CHECKPOINT.fullmatch(name) for name in names):
         return []

@@ -34,7 +34,7 @@ class DeltaFiles:
     has its type.
 
     `files`: (path, id of the deletion vector) -> descriptor of that vector. `transactions`:
-    application -> its version.
+    application -> the version that it noted last.
     """
 
     folder: Path
@@ -62,8 +62,8 @@ class DeltaFiles:
             yield rows
 
     def apply(self, action: dict[str, Any]) -> None:
-        """Apply one action of the log. Members for other kinds of actions are null: checkpoints
-        have all kinds as columns."""
+        """Apply one action of the log. In a row of a checkpoint, which has a column for each kind
+        of action, the columns of the other kinds are null."""
         if added := action.get("add"):
             vector = added.get("deletionVector")
             self.files[added["path"], unique_id(vector)] = vector
@@ -100,8 +100,8 @@ def _arrow_type(spec: Any) -> pa.DataType:
 
 
 def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
-    """Return a version of the table, or the newest. Raise MirrorError if there is no such table or
-    version."""
+    """Return the table at a version (None: the newest). Raise MirrorError if there is no such table
+    or version."""
     log = folder / "_delta_log"
     names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
     commits = {int(match[1]): name for name in names if (match := _COMMIT.fullmatch(name))}

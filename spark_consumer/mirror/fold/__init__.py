@@ -11,5 +11,6 @@ slice_contents.as_arrow_if_small chooses: it returns few changes as an Arrow tab
 in this process, and many as a DataFrame. unmerged_overlay.py folds with the same functions.
 
 In: changes of one table, in order. Out: a last state for each key. This package must not know where
-changes come from or how tables are stored.
+changes come from. Only replica_identity reads and writes tables (`convert`, `keep_copy`), by the
+functions of table_format; the other modules must not know how tables are stored.
 """

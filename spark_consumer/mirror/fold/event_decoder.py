@@ -1,12 +1,12 @@
 """Conversion of a table's typed changes to keyed events, each of which affects one key.
 
 An event either deletes its key or puts a whole row there. A change of key makes two events: the old
-key is deleted, and the new one is put, with the old key as `origin`, since columns that the change
-did not send are found there.
+key is deleted, and the new key is put. The latter event has the old key as `origin`, since columns
+that the change did not send are found there.
 
 Columns that were not sent (UNCHANGED: a TOASTed value that the update did not change) are taken
-from `before` if it has them (REPLICA IDENTITY FULL), and columns of the key from `old_key`; the
-others are null in `row` and named in `unchanged`.
+from `before` if it has them (REPLICA IDENTITY FULL). Columns of the key are taken from `old_key`.
+Other unsent columns are null in `row` and named in `unchanged`.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _fill_from_key_tuple(
     new_key: pa.Array, row: pa.Array, unchanged: pa.Array, had_key: pa.Array, has_key_tuple: Mask, shape: TableSchema
 ) -> tuple[pa.Array, pa.Array, pa.Array]:
     """Return new_key, row and unchanged after filling in every key column that was not sent but is
-    in the key tuple: PostgreSQL sends the key tuple whenever such a column is stored out of line,
+    in the key tuple. PostgreSQL sends the key tuple whenever such a column is stored out of line,
     and any other column of the key may have changed.
 
     A special value is filled in only in the key. In the row, the column remains unsent.

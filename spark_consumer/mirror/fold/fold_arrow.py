@@ -1,10 +1,12 @@
-"""Fold of keyed events one by one, as PostgreSQL applied the changes. It works with positions of
-events, not with values.
+"""Fold of keyed events in this process. If every event sent all its columns, the last event of each
+key is its state (`whole_states`). Otherwise the events are applied one by one, as PostgreSQL
+applied the changes. This works with positions of events, not with values.
 
 The result is the same that fold_spark.py computes for all keys at once in Spark. In addition, this
-handles a change of key with columns that were not sent: their values are under the old key, in this
-batch or in the target. It is used for few changes as a whole, which saves Spark jobs, and otherwise
-for the keys of changes of key. The values themselves are fetched by an Arrow `take`.
+module handles a change of key with columns that were not sent: their values are under the old key,
+in this batch or in the target. Few changes are folded here as a whole, which saves Spark jobs. Of
+many changes, only those of keys that take part in such a change are folded here. The values
+themselves are fetched by an Arrow `take`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Fold of one batch's keyed events into one last state for each key: a deletion, or a row and the
 names of the columns that the batch never sent.
 
-In the order of (commit_lsn, ordinal), the last event of a key decides. A column that it did not
-send has the value of the last event that did send it: since a new row sends all its columns, that
-event is never older than a deletion in between. The one exception is a change of key with columns
-that were not sent, whose values are under another key: see fold_arrow.py.
+In the order of (commit_lsn, ordinal), the last event of a key decides. A column that this event did
+not send has the value of the last event that sent it. If the key was deleted meanwhile, the put
+after that sent all columns, so no value from before a deletion is used. The one exception is a
+change of key with columns that were not sent, whose values are under another key: see
+fold_arrow.py.
 """
 
 from __future__ import annotations

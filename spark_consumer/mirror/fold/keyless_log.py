@@ -157,6 +157,6 @@ def _special_of_before(special: pa.Array) -> pa.Array:
 
 
 def not_applied(frame: DataFrame, applied_commit_lsn: int, column: str = "_commit_lsn") -> DataFrame:
-    """Return rows after those that the table has: a new checkpoint may divide batches
+    """Return the rows that the table does not have yet: a new checkpoint may divide batches
     differently."""
     return frame.where(f.col(column) > applied_commit_lsn)

@@ -1,4 +1,4 @@
-"""The source of a merge, made of last states, and the rows that come of merging it.
+"""The source of a merge, made of last states, and the rows that result from merging it.
 
 The rows of a source are `s`, those of the table are `t`.
 """
@@ -50,8 +50,8 @@ def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[
 
 
 def merged_rows(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
-    """Return the rows that `merge` would make of the rows `base`; the other arguments are the
-    same."""
+    """Return the rows that TableFormat.merge would make of the rows `base`. `source`, `shape`,
+    `unsent`: as for `merged_columns`."""
     names = [*shape.columns, shape.special_column]
     same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
     stay = base.alias("t").join(source.alias("s"), same, "left_anti").select(*map(quoted, names))

@@ -1,8 +1,8 @@
 """Conversion of a table when the replica identity of its relation changes.
 
-A batch is cut at such a change, so that every slice of it has one key for each table. A table of
-rows becomes a log of changes, or the reverse. Existing rows must have a value in each column of a
-new key; otherwise, no later change would match them.
+A batch is cut at such a change, so that each table has one key in every slice. A table of rows
+becomes a log of changes, or the reverse. Existing rows must have a value in each column of a new
+key; otherwise, no later change would match them.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ def recreated_at(
     """Return the position of the first record of the newest relation with this name. `first`:
     first_positions; `newest`: oid of the relation.
 
-    Raise MirrorError if a record of another relation comes after it: then names were swapped.
+    Raise MirrorError if a record of another relation comes after that record: then names were
+    swapped.
     """
     found = min(first[schema_id] for schema_id in first if oid_of(schema_id) == newest)
     if any(first[schema_id] > found for schema_id in first if oid_of(schema_id) != newest):
@@ -179,8 +180,8 @@ def change_of_relation(
 ) -> int | None:
     """Return the commit LSN of the first transaction after the first record in which another
     relation has the table's name, if the mirror may refuse it (see `beginning_of_relation`), or
-    None. What is before it is merged first, so that a copy of the table that the error requires
-    concerns the new relation only.
+    None. The changes before that LSN are merged first, so that the copy of the table that the error
+    asks for concerns the new relation only.
 
     `first`: first_positions; `shapes`: versions of the table, by schema id; `known`, `others`: as
     for `beginning_of_relation`.
@@ -201,7 +202,7 @@ def columns_of(shape: TableSchema) -> StructType:
 
 
 def convert(spark: SparkSession, location: str, table: TableName, shape: TableSchema, applied: int) -> None:
-    """Convert a log to rows or rows to a log if `shape` requires it; one commit. Raise
+    """Convert a log to rows, or rows to a log, if `shape` requires it. This makes one commit. Raise
     MirrorError."""
     frame = TABLE_FORMAT.rows(spark, location)
     made = converted(frame, table, location, shape, applied)
@@ -270,7 +271,7 @@ def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
 
 
 def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSchema) -> None:
-    """Raise MirrorError if the rows of a table have a null or duplicate key; the key is new."""
+    """Raise MirrorError if the rows of a table whose key is new have a null or duplicate key."""
     special = f.col(quoted(shape.special_column))
     parts, missing = [], f.lit(False)
     for name in shape.key:

@@ -1,5 +1,5 @@
-"""Starts the fold of one table's raw records in one batch into the last state of each key: the fold
-itself is fold_spark or, in this process, fold_arrow."""
+"""Start of the fold of one table's raw records in one batch into the last state of each key. The
+fold itself is made by fold_spark or, in this process, by fold_arrow."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def small_states(
 
 
 def unsent_columns(events: pa.Table) -> set[str]:
-    """Return the columns that some event did not send; of states, those whose value only the target
-    has."""
+    """Return the columns that some event did not send. If `events` are states, these are the
+    columns whose value only the target has."""
     return set(pc.unique(pc.list_flatten(events["unchanged"])).to_pylist())
 
 
@@ -159,8 +159,8 @@ def spark_fold(
     spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableSchema
 ) -> tuple[DataFrame, set[str]]:
     """Return what arrow_fold returns, for events in Spark, and the columns that some event did not
-    send. If any change of key has unsent columns, the keys of all changes of key are folded in this
-    process."""
+    send. If any change of key has unsent columns, the events of all keys that take part in a change
+    of key are folded in this process."""
     unsent, moved_unsent = _unsent_columns(events)
     if not moved_unsent:
         return last_states(events, unsent), unsent

@@ -3,8 +3,8 @@ or as Parquet. It needs neither Spark nor Java, and takes half a second.
 
 JSON lines: for each table a header {"table": ..., "columns": [...], "commit_lsn": ...}, then one
 array for each row, of nulls and texts. Floats have their shortest exact form, bytes are \\x...,
-arrays are PostgreSQL's literals, and a value in `_special` is its text. For a table without a key,
-the rows are those that its log adds up to.
+arrays are PostgreSQL's literals, and a value in `_special` (tables/table_schema.py) is its text.
+For a table without a key, the rows are those that its log adds up to.
 """
 
 from __future__ import annotations

@@ -72,11 +72,15 @@ class BackgroundMerges:
     def note_batch(self, batch: int, changes: int, *, ends_snapshot: bool) -> None:
         """Note that a batch of so many changes was appended, and request a merge.
 
-        A backlog is merged after its last batch: one large merge costs less than several, and
-        batches need the cores. The end of a snapshot is merged at once, since only a merge applies
-        and reports it. So is the first batch of a new mirror, unless it is part of a backlog: the
-        mirror can then soon be read by its first version. Where each batch is merged, `merge_now`
-        requests that.
+        A batch of BACKLOG_CHANGES or more is part of a backlog, and postpones the merge: one large
+        merge costs less than several, and batches need the cores. The backlog is merged at once
+        after the first smaller batch, or when MANY_CHANGES are unmerged; otherwise, `every_s` after
+        its last batch.
+
+        The end of a snapshot is merged at once, since only a merge applies and reports it. So is
+        the first batch of a new mirror, unless it is part of a backlog, so that the mirror can soon
+        be read. Nothing is requested here if `every_s` is 0, since AppendingMirror then calls
+        `merge_now` after each batch.
         """
         self._batch = batch
         self.waiting += changes

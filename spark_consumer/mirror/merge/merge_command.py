@@ -32,7 +32,7 @@ def merge_once(
     retention (None: that of the mirror).
 
     Return the commit LSN that the tables have reached, or None if nothing was ever appended. Raise
-    MirrorError.
+    MirrorError, and any error of the maintenance (`walgate mirror` only reports it).
     """
     last = version_manifest.recorded_version(spark, path)
     if last is None and not TABLE_FORMAT.exists(spark, changes_path(path)):

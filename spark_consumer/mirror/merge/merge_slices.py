@@ -1,8 +1,10 @@
 """Slices of appended changes, each of which a merge applies in one step.
 
-Within a slice the changes of a table have one key, and columns of one type each unless that changes
-within a transaction; no snapshot's end or chunk comes before changes that must not be in the table
-yet.
+Within a slice, a table has one key, and each column has one type unless the type changes within a
+transaction. The end of a snapshot, and the comparison of a chunk that a VERIFY has read, take
+effect after all changes of their slice are written. So a slice ends before a change that these must
+not see. It also ends before a table goes into quarantine, so that the table's last state is in a
+version.
 
 A slice is cut when the one before it has been merged, since the states and keys of the tables
 decide where the next cut is.
@@ -41,7 +43,7 @@ from spark_consumer.reader.table_marks import SNAPSHOT_BEGIN, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
 Merged = tuple[TableStates, RecordedVersion | None, str]
-"""What was merged before a slice: states of the tables, last version; and the path of the
+"""The result of the merges before a slice: states of the tables, last version, path of the
 mirror."""
 
 

@@ -11,9 +11,9 @@ from spark_consumer.errors import MirrorError
 MERGE_EVERY_S = 60.0
 MERGES_SHARE = 0.2
 MERGE_AT_LEAST_EVERY_S = 300.0
-"""If no interval was specified, merges take at most this share of the time, since batches need the
-same cores, but are made at least every MERGE_AT_LEAST_EVERY_S seconds. Batches of a backlog postpone
-the merge nevertheless (`postpone`)."""
+"""Merges for which no interval was specified take at most MERGES_SHARE of the time, since batches
+need the same cores. They are made at least every MERGE_AT_LEAST_EVERY_S seconds, unless batches of
+a backlog postpone them (`postpone`)."""
 PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Seconds between attempts of a merge."""
 

@@ -72,8 +72,10 @@ class Merger:
     one writer at a time.
 
     `tables`, `exclude`: the same as the options of the reader, a selection that cannot be widened
-    later. `on_recreated`: what to do when a table was dropped and recreated: EMPTY, STOP or KEEP_AS
-    (keep a copy of the old rows). `deletion_vectors`: whether new tables get them. `strict`:
+    later. `on_recreated`: what to do with the old rows of a table that was dropped and recreated,
+    if no event has removed them: EMPTY removes them, KEEP_AS also keeps a copy, STOP is an error.
+    Then it is an error under every option if the mirror knows the new relation by another name, or
+    the relation had this name before. `deletion_vectors`: whether new tables get them. `strict`:
     whether an ALTER TABLE whose effect on existing rows is unknown is an error; otherwise it is
     reported. `retention_s`: seconds for which versions of the mirror can be read. `catalog`:
     registers the tables under names. `tables_at_once`: number of tables that are written at the
@@ -112,7 +114,7 @@ class Merger:
 
     def maintain(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
         """Remove what is too old, if that is due; if `compacts`, also compact `changes`. Errors are
-        only reported."""
+        only reported: see Maintenance.run_if_due."""
         if self.last is not None:
             self._report_notes(self.maintenance.run_if_due(spark, compacts=compacts), batch)
 

@@ -1,5 +1,6 @@
 """Mapping of a table's columns from one version of its relation to another, by attnum, which
-PostgreSQL never reuses within a relation.
+PostgreSQL never reuses within a relation. The values are those in the columns, and the texts in
+`_special` (tables/table_schema.py).
 
 same attnum, other name      the column was renamed: its values stay, in rows and in `_special`
 other attnum, same name      another column: the values of the former one are removed
@@ -9,7 +10,7 @@ Columns of a schema without attnums (from an older gateway, or one that could no
 matched by name.
 
 The mapping is applied to the rows of a table (tables/rewrite_columns.py), and to records of older
-versions: the schema that they were written with gets the column names of the newest version
+versions. The schema that they were written with gets the column names of the newest version
 (`pg.name`), and the values to be filled in (FILL).
 """
 
@@ -56,8 +57,8 @@ class ColumnChange:
     unfilled: tuple[str, ...] = ()
 
     def is_plain(self, there: Iterable[str]) -> bool:
-        """Return whether columns are only added, as null, or dropped. `there`: the columns
-        before."""
+        """Return whether columns are only added, as null, or dropped. `there`: the columns before
+        the change."""
         names = set(there)
         renamed = any(source not in (name, None) for name, source in self.sources.items())
         replaced = any(source is None and name in names for name, source in self.sources.items())

@@ -1,5 +1,6 @@
-"""Preparation of a table for a slice of a merge: it must belong to this mirror and mirror the same
-relation, and gets the columns and key of the slice."""
+"""Preparation of a table for a slice of a merge. The table must have been written by a mirror (the
+code does not check by which) and have rows of the same relation. It gets the columns and the key of
+the slice."""
 
 from __future__ import annotations
 
@@ -58,8 +59,8 @@ class TablePreparation:
         return notes
 
     def forget(self) -> None:
-        """Forget which commit LSNs the tables have reached, since another writer has written
-        some."""
+        """Forget which commit LSNs the tables have reached, since another writer has written to
+        some of them."""
         self._applied.clear()
 
     def note_applied(self, table: TableName, commit_lsn: int) -> None:
@@ -80,8 +81,8 @@ class TablePreparation:
     ) -> TableWork:
         """Prepare a table and return the work to do. `last`: the last version of the mirror.
 
-        Raise MirrorError if a table belongs to another writer, or is already past this slice;
-        Superseded as `_applied_commit_lsn` does.
+        Raise MirrorError if the table was not written by a mirror, is already past this slice, or
+        cannot follow the changes of its relation. Raise Superseded as `_applied_commit_lsn` does.
         """
         shape = self.shapes.of(part.newest)
         texts = self.shapes.texts(part)
@@ -112,9 +113,10 @@ class TablePreparation:
             refit = self._rewrite(spark, part, schema_id, location, applied, last)
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), rewrite=refit)
             if refit is None:
-                # Otherwise it has rows of the new relation already.
+                # A table that has reached the beginning of the new relation has rows of it already.
                 is_emptied = work.emptied is not None and work.emptied[0] > applied
-                if not (shape.key and is_emptied):  # all existing rows are removed
+                # Rows that will all be overwritten need no conversion.
+                if not (shape.key and is_emptied):
                     TABLE_FORMAT.despite_conflicts(
                         partial(replica_identity.convert, spark, location, part.table, shape, applied)
                     )
@@ -134,8 +136,8 @@ class TablePreparation:
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
-        """Return the commit LSN that a table has reached. Raise Superseded if it is not the one
-        that this writer has left there."""
+        """Return the commit LSN that a table has reached. Raise Superseded if this writer has left
+        another commit LSN there."""
         known = self._applied.get(table)
         version = TABLE_FORMAT.version(spark, location)
         if known is not None and known[1] == version:
@@ -204,7 +206,8 @@ class TablePreparation:
             self._note_doubt(table, doubts)
 
     def _note_misfits(self, part: TablePart, own: pa.Table | DataFrame) -> None:
-        """Note columns whose type changed within a transaction, if values may not fit."""
+        """Note columns whose type was changed within a transaction, if earlier values may not fit
+        the new type."""
         shape, schema_ids = self.shapes.of(part.newest), part.schema_ids
         if not misfits(map(self.shapes.of, schema_ids), shape):
             return
@@ -218,7 +221,7 @@ class TablePreparation:
             )
 
     def _note_rename(self, table: TableName, oid: int, last: version_manifest.RecordedVersion | None) -> None:
-        """Note that a table new in the mirror was there under another name."""
+        """Note that a table that is new in the mirror was there under another name."""
         before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
         if before and before != [str(table)]:
             self._note_doubt(table, f"it was {before[0]} before, and the rows from before are only there")
@@ -243,8 +246,8 @@ class TablePreparation:
         """Cut the part where a new relation with the table's name begins, if the rows of the former
         relation were not removed by an event. Return the part.
 
-        Raise MirrorError if the new relation was known by another name, or if `on_recreated` is
-        STOP.
+        Raise MirrorError if the mirror knows the new relation by another name, if the relation had
+        this name before, or if `on_recreated` is STOP.
         """
         self._emptied.pop(part.table, None)
         oids = {} if last is None else dict(last.oids)

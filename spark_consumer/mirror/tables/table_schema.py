@@ -1,4 +1,5 @@
-"""Columns of a mirrored table: those of the source, by their own names, and `_special`."""
+"""Columns of a mirrored table: those of the source, by their own names, and `_special`. That is a
+map from the name of a column to PostgreSQL's text of a value that the column's type cannot hold."""
 
 from __future__ import annotations
 
@@ -40,11 +41,11 @@ class MissingValue:
 class TableSchema:
     """A version of a relation, as the mirror sees it. It is pickled into Spark tasks.
 
-    `oid`: that of the relation, so a recreated table has another one. `key`: columns of the replica
-    identity (the primary key under FULL); empty: there is none, and the Delta table is append-only.
-    `uncertain_key`: key columns whose Avro type cannot hold every value, so that their text in
-    `special` belongs to the key. `numbers`: attnum of each column for which it is known; `missing`:
-    attmissingval by attnum, or None where it is too large to be in the schema.
+    `oid`: oid of the relation, which is another one if the table was recreated. `key`: columns of
+    the replica identity (the primary key under FULL); empty if there is none, and the Delta table
+    is append-only. `uncertain_key`: key columns whose Avro type cannot hold every value, so that
+    their text in `special` belongs to the key. `numbers`: attnum of each column for which it is
+    known; `missing`: attmissingval by attnum, or None where it is too large to be in the schema.
     """
 
     frame: TableFrame
@@ -56,7 +57,7 @@ class TableSchema:
 
     @classmethod
     def of(cls, change: Schema) -> TableSchema:
-        """Make it from a table's value schema. Raise UnsupportedSchema."""
+        """Return the version that a table's value schema describes. Raise UnsupportedSchema."""
         frame = TableFrame.of(change)
         row = frame.schema.field("after").type
         fields = {frame.names.get(item["name"], item["name"]): item for item in _row_fields(change)}

@@ -1,4 +1,4 @@
-"""The value schemas that a mirror knows, and the columns that a table gets by each."""
+"""The value schemas that a mirror knows, and the columns that each gives a table."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class TableSchemas:
         return self._shapes[schema_id]
 
     def find(self, schema_id: int | None) -> TableSchema | None:
-        """Return None if there is no schema, or a release that did not store schemas has merged
-        it."""
+        """Return the TableSchema of `schema_id`, or None if it is None or the schema was not
+        stored, as in older releases."""
         return None if schema_id is None or schema_id not in self.schemas else self.of(schema_id)
 
     def texts(self, part: TablePart) -> dict[int, str]:

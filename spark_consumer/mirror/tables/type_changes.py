@@ -38,12 +38,11 @@ def change_of_types(
     part: TablePart, first: Mapping[int, tuple[int, int]], shapes: Mapping[int, TableSchema]
 ) -> int | None:
     """Return the commit LSN of the first transaction in which a column has another type than in the
-    first record of the newest relation, if there are records whose values may not fit into the
-    newest types, or None. `first`: replica_identity.first_positions; `shapes`: versions of the
-    table, by schema id.
+    first record of the newest relation. Return None if all values fit into the newest types.
+    `first`: replica_identity.first_positions; `shapes`: versions of the table, by schema id.
 
-    None is also returned if that is the transaction of the first record: a mirror applies it as a
-    whole. Raise MirrorError if a column of the key is concerned then.
+    Return None, too, if that is the transaction of the first record, which a mirror applies as a
+    whole. In that case, raise MirrorError if a column of the key is concerned.
     """
     newest = shapes[part.newest]
     lost = misfits(shapes.values(), newest)

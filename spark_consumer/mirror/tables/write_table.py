@@ -1,8 +1,8 @@
-"""Write of one table's part of a slice of changes, in one commit. A TRUNCATE makes it overwrite
-a table with a key; to the log of a table without a key it is appended as a row.
+"""Write of one table's part of a slice, in one commit. A table with a key is overwritten if the
+part has a TRUNCATE. A TRUNCATE of a table without a key is appended to its log as a row.
 
 A small part is folded in this process (fold/fold_arrow.py), a large one in Spark
-(fold/fold_spark.py): a Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
+(fold/fold_spark.py). A Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it
 for the first time.
 """
 
@@ -55,14 +55,15 @@ class ColumnRewrite:
 @dataclass(frozen=True, slots=True)
 class TableWork:
     """Part of a slice that is to be written to one table. `applied`: commit LSN that the table has
-    reached; NEW: it does not exist yet."""
+    reached, or NEW if the table does not exist yet."""
 
     location: str
     part: TablePart
     shape: TableSchema
     texts: dict[int, str]  # schema id -> JSON text
     applied: int
-    emptied: tuple[int, int] | None = None  # position of the TRUNCATE with which a recreated relation begins
+    # Position of the TRUNCATE that the mirror inserts before a recreated relation's first record.
+    emptied: tuple[int, int] | None = None
     deletion_vectors: bool = True  # for a new table
     rewrite: ColumnRewrite | None = None  # if existing rows get other columns: the table is then rewritten as a whole
 
@@ -79,7 +80,7 @@ class TableWork:
 
     @property
     def needs_merge(self) -> bool:
-        """Return whether existing rows stay, so that the states have to be merged into them."""
+        """Whether existing rows stay, so that the states have to be merged into them."""
         return self.applied != NEW and self.part.last_truncate is None
 
     @property
@@ -153,8 +154,9 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
 
 
 def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
-    """Write rows that are not merged. The write fails if the table has changed since it was
-    prepared: appended rows would then be there twice."""
+    """Write rows that are not merged. An append fails if another number was noted in the table
+    since it was prepared: its rows could then be there twice. An overwrite needs no such check,
+    since it has all rows."""
     if work.applied == NEW:
         properties = work.properties(frame.columns)
         TABLE_FORMAT.write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)

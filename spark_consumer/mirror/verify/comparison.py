@@ -86,7 +86,7 @@ def log_differences(
     shape: TableSchema,
     texts: Mapping[int, str],
 ) -> DataFrame:
-    """Return the differences, as `row_differences` does, for a table without a key: the rows that
+    """Return the differences, as `row_differences` does, for a table without a key. The rows that
     its log adds up to are compared with the READ records of all its rows, as multisets. `key` is
     null."""
     names = [*shape.columns, shape.special_column]
@@ -136,7 +136,7 @@ def _added_up(rows: DataFrame, shape: TableSchema) -> DataFrame:
 
 
 def surplus_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
-    """Return rows that the source does not have as differences."""
+    """Return, as differences, rows that the source does not have."""
     special = f.col(quoted(shape.special_column))
 
     def of_target(name: str) -> Column:
@@ -172,9 +172,9 @@ def _differing(shape: TableSchema, there: list[str]) -> list[Column]:
 
 
 def first_later_change(changes: DataFrame, chunks: Sequence[StoredMark]) -> int | None:
-    """Return the commit LSN at which a batch has to be cut: that of the first change of a table
-    after a chunk of it, since a chunk is compared with the table as it was before that change.
-    None: nowhere.
+    """Return the commit LSN of the first change of a table after a chunk of the same table, or
+    None. A batch has to be cut there, since a chunk is compared with the table as it was before
+    that change.
 
     `changes`: without table marks; `chunks`: those of the batch, in order.
     """
