@@ -62,7 +62,7 @@ class NextSession(Protocol):
         ...
 
     def give_topics_to_partitions(self) -> None:
-        """Give topics to partitions even if their roots are published."""
+        """Give each table partition a topic of its own, even if its root is published."""
         ...
 
     def quarantine_relation(self, relation: Any) -> None:

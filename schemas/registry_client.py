@@ -123,7 +123,7 @@ class RegistryClient:
         are cached by content.
 
         The schema must be able to read data written with `in_force` (or, if that is None, the
-        newest version), unless `regardless`.
+        newest version), unless `regardless` is true.
         """
         text = _text(schema)
         schema_id = self._ids.get((subject, text))

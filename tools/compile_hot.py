@@ -2,9 +2,10 @@
 compile the hot modules with mypyc.
 
 Compiled modules write the same bytes as their source (tests/compiled), and Python prefers them to
-the source next to them. Compiling needs the packages of REQUIREMENTS, a C compiler and half
-a minute. If something is missing, --if-possible prints the reason and makes nothing. Prints the
-compiled modules. `hatch_build.py` puts them into a wheel; to run them from the folder:
+the source next to them. Compiling needs the packages of REQUIREMENTS, a C compiler and half a
+minute. If something is missing, --if-possible prints the reason and compiles nothing. The script
+prints the names of the compiled modules. `hatch_build.py` puts them into a wheel; to run them from
+the folder:
 
     PYTHONPATH=FOLDER python -P -m gateway.cli.main run
 """

@@ -1,10 +1,10 @@
 """`walgate check`: check every requirement on PostgreSQL, Kafka, the registry, privileges and
 settings, without changing anything.
 
-The checks are those of the gateway's start (gateway/startup); this module only collects the facts
-in the right order and reports the results. If a server does not answer, the others are checked all
-the same. The report states what cannot be checked without changes: whether the registry would
-accept a schema, and whether the WAL that the slot needs can still be read.
+The checks are those that the gateway makes when it starts (gateway/startup); this module only
+collects the facts in the right order and reports the results. If a server does not answer, the
+others are still checked. The report states what cannot be checked without changes: whether the
+registry would accept a schema, and whether the WAL that the slot needs can still be read.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def _bytea(type_: ConnectType) -> Encode:
 
 
 def _unknown(type_: ConnectType) -> Encode:
-    """Encode the text of a value of an unknown type, in the form in which bytea is encoded."""
+    """Encode a value of an unknown type: its text, encoded as bytea is."""
     write = AS_BINARY[type_.binary_mode]
     return lambda value: some_bytes(write(value))
 

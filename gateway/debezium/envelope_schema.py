@@ -123,7 +123,7 @@ def _key_places(
     otherwise those of the replica identity.
 
     With REPLICA IDENTITY DEFAULT, the stream marks the columns that were the primary key at the
-    change. If the catalog has another primary key by now, rows of that time may have equal values
+    change. If the catalog has a different primary key by now, rows from that time may not be unique
     in its columns. Raises UnsupportedKey.
     """
     identity = {column.name for column in description.identity_columns}

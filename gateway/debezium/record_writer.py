@@ -298,7 +298,7 @@ class DebeziumWriter(RecordWriter):
         """Do nothing: the transaction was prepared while the records had another dialect."""
 
     def add_pending(self, marker: Marker) -> None:
-        """Note that a marker is pending, although it is not written: the state that it reports
+        """Record that a marker is pending, although it is not written: the state that it reports
         becomes durable at the point where the marker would have become durable."""
         self._has_pending = True
 

@@ -80,7 +80,7 @@ def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
     """Return whether an event precedes the offset. `commit_lsn` and `lsn` are the two parts of its
     `source.sequence`: the end LSN of the last commit before the event (0 if null), and the event's
     own LSN. If the offset is that of a commit, every transaction that commits later follows it,
-    even with changes before that LSN."""
+    even if some of its changes have LSNs before that commit."""
     if not offset.written_xid:
         return commit_lsn < offset.commit_lsn
     return (commit_lsn, lsn) < (offset.commit_lsn, offset.lsn)

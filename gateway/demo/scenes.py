@@ -116,8 +116,8 @@ async def big_import_rolled_back(stage: Stage) -> None:
 
 
 async def old_rows_change(stage: Stage) -> None:
-    """Change rows that existed before the gateway, perhaps while they are read: updates that leave
-    large values unchanged, changes of keys, deletes."""
+    """Change rows that existed before the gateway was started, perhaps while they are being read.
+    The changes are updates that leave large values unchanged, changes of keys, and deletes."""
     for statement in (
         "UPDATE customers SET rating = 0.5, active = NOT active WHERE id <= 400",
         "UPDATE customers SET id = id + 500000 WHERE id BETWEEN 9901 AND 9920",

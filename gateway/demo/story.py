@@ -252,7 +252,8 @@ class Story:
 
 
 async def _together(*work: Coroutine[Any, Any, None]) -> None:
-    """Run all concurrently; the first failure ends the others and is raised without its group."""
+    """Run all the coroutines concurrently. The first failure cancels the others and is raised
+    itself, not in an ExceptionGroup."""
     try:
         async with asyncio.TaskGroup() as group:
             for one in work:

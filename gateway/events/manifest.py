@@ -56,7 +56,7 @@ class Manifest:
         self.excluded.append(ExcludedRelation(relation_oid, namespace, name, topic, reason, 1))
 
     def add(self, place: tuple[str, int], first_offset: int, record_count: int) -> None:
-        """Note that `record_count` adjacent records of this transaction were acknowledged at
+        """Record that `record_count` adjacent records of this transaction were acknowledged at
         `place` (topic, partition). The pieces of one place must be added in order."""
         last_offset = first_offset + record_count - 1
         ranges = self.ranges.get(place)

@@ -1,5 +1,5 @@
-"""A private PostgreSQL server, set up for logical decoding. It has new data and a random password,
-and listens on 127.0.0.1 only.
+"""A private PostgreSQL server, set up for logical decoding. It has a newly created data directory
+and a random password, and listens on 127.0.0.1 only.
 
 The password is needed because every user of the machine can connect to a port of 127.0.0.1, and a
 superuser of PostgreSQL can run programs as the server's account.

@@ -93,7 +93,7 @@ class WalClock:
                 self._thin_out()
 
     def lost(self) -> None:
-        """Note that the server no longer answers, so that the newest reading is outdated at
+        """Record that the server no longer answers, so that the newest reading is outdated at
         once."""
         self._answers = False
 

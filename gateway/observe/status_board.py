@@ -111,8 +111,8 @@ class StatusBoard:
         self._blocked_by = causes
 
     def is_down(self) -> None:
-        """Note that no gateway is running, and that the contents of the board were queried from the
-        servers."""
+        """Record that no gateway is running, and that the contents of the board were queried from
+        the servers."""
         self._state = ("down", self._clock())
 
     def stopping(self) -> None:
@@ -156,8 +156,7 @@ class StatusBoard:
         self._progress, self._counts = progress, counts
 
     def leave(self) -> None:
-        """Note that the stream has ended. Its last values are kept, and the references to it are
-        dropped."""
+        """Record that the stream has ended. Keep its last values, and drop the references to it."""
         if self._progress is not None:
             self._last_progress = self._newer(self._progress())
         self._progress, self._counts = None, Counts

@@ -90,13 +90,13 @@ class StandbyStatus:
         link.on_reply_request = self.reply_soon
 
     def receive(self, lsn: int) -> None:
-        """Note that everything before `lsn` has been received. An LSN lower than an earlier one is
-        ignored."""
+        """Record that everything before `lsn` has been received. An LSN lower than an earlier one
+        is ignored."""
         if lsn > self.received_lsn:
             self.received_lsn = Lsn(lsn)
 
     def acknowledge(self, lsn: int) -> None:
-        """Note that everything before `lsn` is durable in Kafka and in the position topic. An LSN
+        """Record that everything before `lsn` is durable in Kafka and in the position topic. An LSN
         lower than an earlier one is ignored."""
         if lsn > self.flush_lsn:
             self.flush_lsn = Lsn(lsn)

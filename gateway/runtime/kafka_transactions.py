@@ -199,15 +199,15 @@ class KafkaTransactions:
                 self._idle_position = self._position
 
     def end_stream(self) -> None:
-        """Note that nothing more is read."""
+        """Close the Kafka transaction if it is due, now that nothing more is read."""
         self._close_if_due()
 
     async def give_up(self, error: StopForOperator | CannotDecode | LossReported) -> None:
-        """Close nothing more, because closing may be what failed, and return when what was closed
-        before is durable and acknowledged. Raises WholeFirst if transactions that committed before
-        `error` share a Kafka transaction with the one that failed: the next session delivers them
-        separately, so that they need not wait for the operator. A DataGap is raised unchanged:
-        nothing is delivered ahead of it."""
+        """Close no further Kafka transaction, because closing may be what failed. Return when all
+        those that were closed before are durable and acknowledged. Raises WholeFirst if
+        transactions that committed before `error` share a Kafka transaction with the one that
+        failed: the next session delivers them separately, so that they need not wait for the
+        operator. A DataGap is raised unchanged: nothing is delivered ahead of it."""
         self._failed = True
         if isinstance(error, DataGap):
             raise error

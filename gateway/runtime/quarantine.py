@@ -47,8 +47,8 @@ class QuarantineRelation(Retry):
 
 
 class QuarantinePolicy:
-    """Decide by `rules` what an error of a table means. `topic_of` returns the topic of a table.
-    `records_exclusions` means that readers can see what was left out."""
+    """Decides by `rules` how an error in a table is handled. `topic_of` returns the topic of a
+    table. `records_exclusions` means that readers can see what was left out."""
 
     def __init__(self, rules: ErrorSettings, topic_of: Callable[[Name], str], *, records_exclusions: bool) -> None:
         self._rules = rules
@@ -73,8 +73,8 @@ class QuarantinePolicy:
     @contextmanager
     def of_snapshot(self) -> Iterator[None]:
         """Judge errors of the code in the context, which reads tables. Raises QuarantineRelation,
-        which takes effect with the next session's first transaction, or the error with the
-        operator's choices."""
+        which takes effect with the first transaction of the next session, or the error itself, with
+        the operator's choices in its hint."""
         try:
             yield
         except UnwritableTable as found:

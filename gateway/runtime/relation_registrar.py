@@ -2,8 +2,8 @@
 schemas are registered, and the topic exists. This module also decides whether the rows of a
 partition are sent as rows of its root (`comes_as_root`).
 
-All of this waits for servers, and reading the stream waits with it; meanwhile, the standby status
-task keeps the connection alive.
+These steps wait for servers, and the stream is not read meanwhile. The standby status task keeps
+the connection alive.
 """
 
 from __future__ import annotations
@@ -186,9 +186,10 @@ class RelationRegistrar:
         return True
 
     def compare_identity(self, partition: Relation, root: Relation, in_force: RelationVersion | None) -> None:
-        """Note that a partition does not have the REPLICA IDENTITY FULL of its root, whose version
-        is `in_force`. ALTER TABLE does not pass the replica identity on to partitions, nor do new
-        partitions inherit it."""
+        """Warn, once for each root, about a partition that lacks the REPLICA IDENTITY FULL of its
+        root. Then let `in_force`, the version of the root, expect rows of such partitions. ALTER
+        TABLE does not pass the replica identity on to partitions, nor do new partitions inherit
+        it."""
         if root.replica_identity is not ReplicaIdentity.FULL or partition.replica_identity is ReplicaIdentity.FULL:
             return
         if root.relation_oid not in self._roots_of_other_identity:

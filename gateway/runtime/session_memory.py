@@ -62,11 +62,11 @@ class SessionMemory:
     timed_out_lsn: Lsn | None = None
     """The resume LSN after which a transaction took longer than kafka.transaction_timeout_s."""
     whole_once: bool = False
-    """The next session reads without streaming of in-progress transactions: while they are
-    streamed, it is unknown which messages are rolled back, and at which LSN a transaction
-    commits."""
+    """Whether the next session reads without streaming of in-progress transactions. While a
+    transaction is streamed, it is unknown which of its messages are rolled back, and at which LSN
+    it commits."""
     whole_for_messages: bool = False
-    """It does so because messages were rolled back."""
+    """Whether the reason for `whole_once` is that messages were rolled back."""
     partitions_have_topics: bool = False
     """Whether partitions get topics even if their roots are published, because a partition has sent
     rows as its own."""

@@ -93,8 +93,8 @@ class SourceCatalog:
 
     @property
     def login(self) -> Credentials:
-        """The login of further sessions: to the server that answers these queries. Another host of
-        the DSN may be a standby, or an old primary."""
+        """The login of further sessions, which connect to the server that answers these queries.
+        Another host of the DSN may be a standby, or an old primary."""
         return login_of(self._source, address_of(self._sql))
 
     @property

@@ -81,7 +81,7 @@ class StreamStatus:
         board.watch(self.progress, self.counts)
 
     def closed(self, position: Position) -> None:
-        """Note that a Kafka transaction was closed with `position`."""
+        """Record that a Kafka transaction was closed with `position`."""
         machine = self._machine
         since, count = machine.take_undelivered()
         self._closed.append(
@@ -101,7 +101,7 @@ class StreamStatus:
         )
 
     def durable(self, position: Position) -> None:
-        """Note that everything up to `position` is durable in Kafka."""
+        """Record that everything up to `position` is durable in Kafka."""
         while self._closed and self._closed[0].position.resume_lsn <= position.resume_lsn:
             found = self._closed.popleft()
             self._durable_lsn = max(self._durable_lsn, found.position.resume_lsn)
@@ -128,7 +128,8 @@ class StreamStatus:
             self._left_out_count = closed.left_out_count
 
     def stream_begins(self, xid: int) -> None:
-        """Note that rows of an in-progress transaction follow; called for each of its segments."""
+        """Record that rows of an in-progress transaction follow. This is called for each segment of
+        the transaction."""
         self._stream_since.setdefault(xid, time.time())
         if len(self._stream_since) > 2 * self._machine.open_streams + 16:
             known = {xid for xid, _ in self._machine.stream_sizes} | {xid}

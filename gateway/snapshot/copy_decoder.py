@@ -1,9 +1,9 @@
 """Decodes `COPY ... (FORMAT binary)` (PostgreSQL manual, COPY, "Binary Format") into rows for the
 stream's encoders.
 
-A field of COPY is a length and a value; in TupleData (55.9) it is preceded by a letter for binary
-or text. The decoder inserts these letters, so that values from COPY and from the stream have the
-same encoder.
+A field of COPY is a length and a value; in TupleData (PostgreSQL manual, "Logical Replication
+Message Formats") a letter for binary or text precedes them. The decoder inserts these letters, so
+that the same encoder handles values from COPY and from the stream.
 """
 
 from __future__ import annotations

@@ -215,8 +215,8 @@ def qualified(namespace: str, name: str) -> str:
 
 def column_list(names: Sequence[str], is_binary: Sequence[bool]) -> str:
     """Return the select list. Columns without a binary decoder are sent as the output functions of
-    their types print them. concat returns this text; a cast does not always (boolean, inet). IS
-    DISTINCT FROM NULL is also true for a row of nulls."""
+    their types print them. The function concat returns this text, whereas a cast to text may return
+    another (boolean, inet). IS DISTINCT FROM NULL is also true for a row of nulls."""
     return ", ".join(
         column if binary else f"CASE WHEN {column} IS DISTINCT FROM NULL THEN pg_catalog.concat({column}) END"
         for column, binary in zip(map(quote_identifier, names), is_binary, strict=True)

@@ -298,8 +298,8 @@ class TableTask:
         self._awaits_boundary = False
 
     def boundary_discarded(self) -> None:
-        """Report that the transaction that begins or ends the table does not count. Another one is
-        emitted."""
+        """Report that the transaction that begins or ends the table's snapshot does not count;
+        another one is emitted."""
         self._awaits_boundary = False
         if self._progress is not None:
             self._progress.go_on_reading()

@@ -177,8 +177,8 @@ class TableTasks:
         self._by_oid[state.relation_oid] = TableTask(state, encoded=state, misses_keys=misses_keys)
 
     def wait(self, state: TableState, *, misses_keys: bool = True) -> None:
-        """Add a table whose record is stored while it still waits. Keys that an earlier snapshot of
-        the table has stored are void."""
+        """Add a table that is waiting for its snapshot; its record is stored even before the
+        snapshot begins. Keys that an earlier snapshot of the table stored are void."""
         oid = state.relation_oid
         task = TableTask(state, void_segments=self._states.keys.get(oid, {}), misses_keys=misses_keys)
         self._by_oid[oid] = task

@@ -51,8 +51,8 @@ class WholeSnapshot:
             log.info("snapshot_begins", snapshot_id=self._id, tables=table_count)
 
     def record_begin(self) -> bool:
-        """Record that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Return whether it
-        is to be published now, which is False if it was recorded before."""
+        """Record that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Return False if
+        this was recorded before, in which case it is not published again."""
         is_new = self._id not in self._published_ids
         self._published_ids.add(self._id)
         return is_new

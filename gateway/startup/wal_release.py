@@ -44,8 +44,8 @@ class ReleasedWal:
 
 
 def is_released(position: Position) -> bool:
-    """Return whether the changes before the resume LSN were given up by the gateway itself, and
-    nothing was delivered since."""
+    """Return whether the gateway itself gave up the changes before the resume LSN, and nothing has
+    been delivered since."""
     gap = position.gap
     return gap is not None and gap.end_lsn == position.resume_lsn and gap.reason.startswith(_BUDGET_REACHED)
 

@@ -277,7 +277,7 @@ class OrdinaryTransactions:
             version.changes.enter(transaction)
 
     def _enter(self, transaction: Transaction, subxid: int) -> None:
-        """Note that the rows that follow belong to `subxid`. Rows of the top-level transaction
+        """Record that the rows that follow belong to `subxid`. Rows of the top-level transaction
         itself are written with the subxid -1."""
         transaction.context_subxid = subxid
         self._writer.enter(transaction, self.in_stream)

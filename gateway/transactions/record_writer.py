@@ -114,15 +114,15 @@ class RecordWriter(ABC):
 
     @abstractmethod
     def enter(self, transaction: Transaction, in_stream: bool) -> None:
-        """Note that the records that follow have another subxid or origin."""
+        """Record that the subxid or the origin is different for the records that follow."""
 
     @abstractmethod
     def begin(self, transaction: Transaction, resume_lsn: int) -> None:
-        """Note that the transaction, or this segment of it, has something to be recorded."""
+        """Record that the transaction, or this segment of it, has something to be recorded."""
 
     @abstractmethod
     def relation(self, transaction: Transaction, version: RelationVersion) -> None:
-        """Note that the transaction changes a relation, before its first change."""
+        """Record that the transaction changes a relation, before its first change."""
 
     @abstractmethod
     def truncate(

@@ -41,7 +41,7 @@ class RelationChangeTracker(Protocol):
     differs after a row, the row was an UPDATE that left columns out."""
 
     def enter(self, transaction: Transaction) -> None:
-        """Note that the changes that follow are of this transaction."""
+        """Record that the changes that follow are of this transaction."""
         ...
 
     def left_out(self, encoder: RowEncoder, key: bytes | None, old_key: bytes | None) -> None: ...

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 
 class UnrepresentableValue(Exception):
-    """The value has no Avro value that common readers can hold: infinity, NaN, a year outside 1 to
-    9999. The row has null in its place, and PostgreSQL's text in `special`
+    """No Avro value that common readers can hold represents this value: it is infinity, NaN, or a
+    year outside 1 to 9999. The row has null in its place, and has PostgreSQL's text in `special`
     (gateway/events/row_encoder_slow.py; for Debezium, gateway/debezium/row_encoder.py). Such values
     are rare, hence an exception."""
 

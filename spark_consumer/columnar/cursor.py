@@ -90,7 +90,8 @@ class Cursor:
         return signed
 
     def fixed(self, rows: Rows, width: int) -> Bytes:
-        """Return an array (records, width) of bytes."""
+        """Read a fixed number of bytes for each record; return a byte array of shape (records,
+        width)."""
         start = self.at(rows)
         taken = self._bytes(start[:, None] + np.arange(width))
         self._move(rows, start + width)

@@ -250,8 +250,8 @@ class Run:
         self.say({"merges": False, "reason": told}, told)
 
     def interruptible(self, apply: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
-        """Return a function that calls `apply`, and raises BatchInterrupted instead of an error of
-        `apply` if `watch` has stopped the query meanwhile."""
+        """Return a function that calls `apply`. If `apply` fails and `watch` has stopped the query
+        in the meantime, the function raises BatchInterrupted instead of that error."""
 
         def batch(frame: Any, number: int) -> None:
             try:

@@ -169,7 +169,7 @@ def job_session(
 
 
 def is_submitted() -> bool:
-    """Return whether spark-submit has started this program."""
+    """Return whether this program was started by spark-submit."""
     return _SUBMITTED in os.environ
 
 

@@ -79,7 +79,8 @@ class Maintenance:
         compact(self._own_session(spark), self.path)
 
     def note_version(self, location: str, before: int, version: int) -> None:
-        """Note the new version of a table that was written."""
+        """Record that a table has a new version, and mark the table for compaction if it has enough
+        of them."""
         if version // _LOOK_EVERY > before // _LOOK_EVERY:
             self._grown.add(location)
 

@@ -16,7 +16,7 @@ from spark_consumer.mirror.table_states import TableStates
 @dataclass(frozen=True, slots=True)
 class MirrorState:
     """State of a mirror. It has all changes up to `commit_lsn`; those up to `merged_lsn` (0: none)
-    are merged into the tables. `stale`, `filling`: number of such tables."""
+    are merged into the tables. `stale`, `filling`: the numbers of stale and of filling tables."""
 
     commit_lsn: int
     merged_lsn: int

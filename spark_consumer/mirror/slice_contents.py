@@ -254,7 +254,7 @@ def split_at_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:
 
 
 def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
-    """Return the part that one table's records make; there is at least one record."""
+    """Return the TablePart of one table's records, of which there is at least one."""
     if isinstance(own, DataFrame):
         content = batch_content(own)
         assert content is not None, table

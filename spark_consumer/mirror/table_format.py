@@ -71,7 +71,7 @@ class TableFormat(Protocol):
     def version(self, spark: SparkSession, location: str) -> int: ...
 
     def noted_number(self, spark: SparkSession, location: str, application: str) -> int | None:
-        """Return the number that an application last noted in a table, or None."""
+        """Return the number that an application last noted in a table, or None if it noted none."""
 
     def noted_numbers(self, spark: SparkSession, location: str, *applications: str) -> list[int | None]: ...
 

@@ -210,7 +210,7 @@ class TableStates:
                 self.incomplete.add(name)
 
     def note_incomplete(self, name: str) -> None:
-        """Note that a table has a part of its rows until a snapshot of it ends."""
+        """Record that a table has only a part of its rows until a snapshot of the table ends."""
         self.filling.add(name)
         self.incomplete.add(name)
 
@@ -317,9 +317,9 @@ def first_cut(states: TableStates, marks: Sequence[StoredMark], first_lsn: int, 
     applied first, or None. The batch has these marks, and commit LSNs from `first_lsn` to
     `last_lsn`.
 
-    It is cut before a table is excluded, to keep the table's last state, and where a second
-    snapshot of a table begins after one has ended in this batch. VERIFY needs further cuts: see
-    verify/comparison.first_later_change.
+    The batch is cut before a table is excluded, so that the table's last state is kept. It is also
+    cut where a second snapshot of a table begins after one has ended in the batch. VERIFY needs
+    further cuts: see verify/comparison.first_later_change.
     """
     frozen, ended, cuts = set(states.frozen), set[str | None](), []
     for mark in marks:

@@ -167,9 +167,9 @@ def _overlaid(
     part: TablePart,
     schemas: Mapping[int, Schema],
 ) -> DataFrame:
-    """Return the table after its changes, which are applied in pieces if its key or the type of a
-    column changes. Raise MirrorError if a merge would, except for what only `strict` or
-    `on_recreated` = STOP makes an error."""
+    """Return the table with its changes applied, in pieces if its key or the type of a column
+    changes. Raise MirrorError where a merge would, except for conditions that are errors only
+    because of `strict` or `on_recreated` = STOP."""
     shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
     if isinstance(own, pa.Table) or part.changes <= READ_HERE:
         own = as_arrow_if_small(spark, own, part, len(shapes[part.newest].columns))

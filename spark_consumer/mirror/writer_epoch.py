@@ -122,7 +122,7 @@ def taken_over(path: str) -> WriterSuperseded:
 
 
 def one_writer_hint(output: str) -> str:
-    """Return what to do where two processes write to one mirror or changelog."""
+    """Return advice for the case that two processes write to one mirror or changelog."""
     return (
         f"Only one process can write to a {output}: the one that was started last. If the other process is the one that "
         "should write, do not restart this one. Otherwise, stop the other process, then restart this one."

@@ -78,8 +78,8 @@ class TransactionCounter:
         self._seen = [0] * len(read.record_counts)
 
     def takes(self, offset: int, head: Head) -> bool:
-        """Count a record, and return whether it is to be given out. This is the case if it belongs
-        to the transaction and is the record of its event that is kept."""
+        """Count a record, and return whether to pass it on: whether it belongs to the transaction
+        and is the one record that is kept for its event."""
         read = self._read
         place = bisect_right(read.first_offsets, offset) - 1
         if transaction_key(head.xid, head.epoch) != self._key or place < 0 or offset > read.last_offsets[place]:

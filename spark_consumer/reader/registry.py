@@ -23,7 +23,7 @@ _clients: dict[tuple[tuple[str, str], ...], SchemaRegistryClient] = {}
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """The connection to the registry; it can be pickled into tasks. `settings` are settings of
+    """The connection to the registry; it can be pickled and sent to tasks. `settings` are passed to
     confluent_kafka's client (`url`, `basic.auth.user.info`, `ssl.ca.location`, ...)."""
 
     settings: Mapping[str, str]

@@ -73,10 +73,11 @@ class Admission:
 
 
 def admit(transactions: list[CommittedTransaction], limit: int | None, weight: Weight) -> list[CommittedTransaction]:
-    """Return the first of these transactions, as many as give the query at most `limit` rows.
+    """Return as many of these transactions, from the first on, as give the query at most `limit`
+    rows.
 
-    They include at least one transaction that the query wants, if there is any, and all others
-    before the next one that it wants.
+    The result includes at least one transaction that the query wants, if there is one, and also the
+    unwanted transactions up to the next wanted one.
     """
     rows = wanted = 0
     for place, transaction in enumerate(transactions):

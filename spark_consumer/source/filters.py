@@ -65,7 +65,7 @@ class FilterPushdown:
         self._take = take
 
     def __call__(self, filters: list[Any]) -> list[Any]:
-        """Take the filters, and return all of them, since Spark evaluates the filters that are
-        returned."""
+        """Note the filters for pruning, and return all of them, so that Spark still evaluates
+        them."""
         self._take(filters)
         return filters

@@ -1,8 +1,8 @@
-"""A connection that logs in again, and the errors of connecting.
+"""A connection that authenticates again, and the errors raised while connecting.
 
-* `Connection`. aiokafka does not reauthenticate (KIP-368), so brokers with
-  `connections.max.reauth.ms`, which is common in clouds, close its connections. It also takes a
-  refused token for an accepted one. Unnecessary with reauthentication in aiokafka.
+aiokafka does not reauthenticate (KIP-368), so brokers that set `connections.max.reauth.ms`, as is
+common in clouds, close its connections. aiokafka also treats a refused token as accepted.
+`Connection` can be removed once aiokafka reauthenticates.
 """
 
 from __future__ import annotations

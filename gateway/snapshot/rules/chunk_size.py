@@ -26,7 +26,7 @@ class ChunkSizer:
         self.keys = FIRST_KEYS * first
 
     def limit_bytes(self, byte_count: int | None) -> None:
-        """Make the next chunks at most this large; None restores the size that was set."""
+        """Limit the next chunks to this size; None restores the configured size."""
         self.chunk_bytes = self.most_bytes if byte_count is None else min(byte_count, self.most_bytes)
 
     def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:

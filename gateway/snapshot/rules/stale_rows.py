@@ -43,11 +43,12 @@ transactions that were received before the judge was started are not recorded. `
 transaction id at that moment, stands for them. A chunk waits until every transaction below the
 floor has ended, as the creation of a slot does.
 
-A table has a floor of its own. A transaction that is open may have changed its rows before it was
-published, or under another row filter, so that no event of that comes. It has a lower id than one
-that is assigned after the table was found in the catalog as it is published now. For a table that
-was found so before this process began to record, `floor` is the first id of that moment; for any
-other, the id of its boundary, the transaction that brings its SNAPSHOT_BEGIN.
+A table has a floor of its own. An open transaction may have changed rows of the table before the
+table was published, or under another row filter, so that no event for these changes arrives. The id
+of such a transaction is lower than any id that is assigned after the table was found in the catalog
+as it is published now. If the table was found before this process began to record, `floor` is the
+first id of that moment. Otherwise, it is the id of the boundary transaction, which brings the
+SNAPSHOT_BEGIN of the table.
 
 The result: after H, every row of a chunk equals the row that the source had at H.
 tests/snapshot/world.py tests this with random histories. If any of the rules is removed, it finds a

@@ -16,9 +16,9 @@ everything was read.
 
 The state is private. TableTasks moves it. The chunk reader and the publisher report to it what they
 have read and published. change_tracking.py reports what the stream changes, after which the table
-may have to begin again. All other modules only read properties.
+may have to begin again. All other modules only read the properties of TableProgress.
 
-`generation` is increased with each new beginning: a chunk of an earlier generation is ignored.
+`generation` is incremented at each new beginning: chunks of an earlier generation are ignored.
 """
 
 from __future__ import annotations
@@ -348,18 +348,18 @@ class TableProgress:
         return not self._is_too_early
 
     def admits(self, chunk: Chunk) -> bool:
-        """Return, where the chunk commits, whether the recorded keys suffice to tell which of its
-        rows are stale. A chunk of an earlier generation, or one that was given back, is not
-        admitted."""
+        """Return whether the recorded keys suffice to tell which rows of the chunk are stale. This
+        is asked at the point where the chunk commits. A chunk of an earlier generation, or one that
+        was given back, is not admitted."""
         if chunk.generation != self._generation or chunk.visibility is None or chunk not in self._chunks:
             return False
         assert self._track is not None
         return self.judge.admits(self._track, chunk.visibility)
 
     def is_stale(self, chunk: Chunk, key: bytes) -> bool:
-        """Return, where the chunk commits, whether a row of the chunk with this key is older than a
-        published change. If so, the key is read again. If not, the row is published, and its key
-        need not be read again."""
+        """Return whether a row of the chunk with this key is older than a published change. This is
+        asked at the point where the chunk commits. If the row is older, the key is read again;
+        otherwise, the row is published, and its key need not be read again."""
         assert self._track is not None and chunk.visibility is not None
         if self._track.is_stale(key, chunk.visibility):
             self._read_again(key)
@@ -369,7 +369,7 @@ class TableProgress:
         return False
 
     def published(self, chunk: Chunk, row_count: int, stale_count: int) -> None:
-        """Report, where the chunk commits, that the chunk's rows were published."""
+        """Report that the rows of the chunk were published, at the point where it commits."""
         assert self._track is not None and chunk.visibility is not None
         self._chunks.discard(chunk)
         self.judge.release(chunk)

@@ -1,9 +1,10 @@
 """Mirror that appends each batch at once and merges it into the tables later, in another thread.
 
 A batch is one commit to `changes`, however many tables it has; nothing is decoded or folded for it.
-Every `merge_every_s` seconds the merges beside the batches (background_merges.py) apply what was
-appended to the tables, reading it from `changes` instead of Kafka. `versions.read` combines both.
-They also merge what an earlier run has left, so that the first batch does not wait for it.
+Every `merge_every_s` seconds the merges beside the batches (background_merges.py) apply the
+appended changes to the tables, reading them from `changes` instead of Kafka. `versions.read`
+combines the tables with the changes that are not merged yet. The merges also apply the changes that
+an earlier run has left, so that the first batch does not wait for them.
 """
 
 from __future__ import annotations
@@ -128,7 +129,7 @@ class AppendingMirror:
             self._merges.thread.merge_now()
 
     def check(self) -> None:
-        """Raise the error that ended the merges. `apply` does so too, but is not called while
+        """Raise the error that ended the merges. `apply` does so too, but it is not called while
         nothing arrives. This may be called from any thread."""
         self._merges.thread.check()
 

@@ -135,9 +135,9 @@ def _forget_texts(spark: SparkSession, location: str, special: str, names: Itera
 
 
 def _cast(spark: SparkSession, location: str, changed: dict[str, DataType], *, keeps_values: bool) -> None:
-    """Rewrite the rows with other column types, as PostgreSQL does for ALTER COLUMN TYPE without an
-    event in the stream. Values that Spark cannot cast become null; unless `keeps_values`, all in
-    the changed columns do."""
+    """Rewrite the rows with other column types, as PostgreSQL does for ALTER COLUMN TYPE, which
+    produces no event in the stream. Values that Spark cannot cast become null. If `keeps_values` is
+    false, all values in the changed columns become null."""
     frame = rows(spark, location)
     columns = [
         (cast_or_null(frame, name, changed[name]) if keeps_values else f.lit(None).cast(changed[name])).alias(name)
@@ -230,8 +230,8 @@ def keep_tombstones(spark: SparkSession, location: str, hours: int) -> None:
 
 
 def noted_number(spark: SparkSession, location: str, application: str) -> int | None:
-    """Return the number that an application last noted in a table, which is the version of its
-    Delta transaction, or None."""
+    """Return the number that an application last noted in a table (the version in its Delta
+    transaction identifier), or None if it noted none."""
     return noted_numbers(spark, location, application)[0]
 
 

@@ -142,8 +142,9 @@ def recreated_error(table: TableName, location: str, *, may_empty: bool = False)
 
 
 def keys_of(shapes: Mapping[int, TableSchema]) -> Callable[[int], tuple[Hashable, ...]]:
-    """Return a function from a schema id to the key of that version of a table: attnums, if they
-    are known for all versions, since columns may be renamed; otherwise names."""
+    """Return a function that maps a schema id to the key of that version of a table. The key
+    consists of attnums if they are known for all versions, because columns may be renamed;
+    otherwise of names."""
     known = shapes.values()
     if len({shape.oid for shape in known}) == 1 and all(shape.key_numbers or not shape.key for shape in known):
         return lambda schema_id: shapes[schema_id].key_numbers

@@ -70,7 +70,7 @@ class BackgroundMerges:
         self.thread.start()
 
     def note_batch(self, batch: int, changes: int, *, ends_snapshot: bool) -> None:
-        """Note that a batch of so many changes was appended, and request a merge.
+        """Record that a batch of this many changes was appended, and request a merge.
 
         A batch of BACKLOG_CHANGES or more is part of a backlog, and postpones the merge: one large
         merge costs less than several, and batches need the cores. The backlog is merged at once

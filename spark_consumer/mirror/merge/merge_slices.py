@@ -110,8 +110,8 @@ def _slice_or_cut(
 def _cut_by_marks(
     states: TableStates, marks: list[StoredMark], chunks: list[StoredMark], to_apply: DataFrame, size: BatchSize
 ) -> int | None:
-    """Return the commit LSN at which table marks require a cut. `to_apply`: the rows without them;
-    `chunks`: those that a VERIFY has read."""
+    """Return the commit LSN at which table marks require a cut, or None. `to_apply`: the rows
+    without table marks; `chunks`: the chunks that a VERIFY has read."""
     cuts = [first_cut(states, marks, size.first_lsn, size.last_lsn)]
     if chunks:
         cuts.append(first_later_change(to_apply, chunks))
@@ -152,8 +152,9 @@ def _first_change_of_schema(
 
 
 def _first_other_type(verified: Verified, shapes: TableSchemas) -> int | None:
-    """Return the commit LSN of the first cut between chunks that a VERIFY has read, where a column
-    has another type: values that do not fit would be compared as nulls."""
+    """Return the commit LSN of the first cut between chunks that a VERIFY has read and in which a
+    column has different types. Without the cut, values that do not fit would be compared as
+    nulls."""
     cuts = []
     for part in verified.content.parts:
         versions = {schema_id: shapes.of(schema_id) for schema_id in part.schema_ids}
@@ -171,9 +172,9 @@ def _first_other_key(
     last: RecordedVersion | None,
 ) -> int | None:
     """Return the commit LSN of the first cut between rows of a table with different keys, or keys
-    of different types, that `_first_change_of_schema` does not see: between changes and a chunk
-    that a VERIFY has read, and behind the end of a snapshot, whose keys would not match those of
-    later changes."""
+    of different types, that `_first_change_of_schema` does not see. Such a cut is between changes
+    and a chunk that a VERIFY has read, or after the end of a snapshot, whose keys would not match
+    the keys of later changes."""
     read = {} if verified is None else {str(part.table): part for part in verified.content.parts}
     places = {(mark.table, mark.kind): mark.commit_lsn for mark in marks}
     cuts = []

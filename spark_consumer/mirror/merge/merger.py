@@ -174,8 +174,8 @@ class Merger:
         return out
 
     def _pass_left_out(self, spark: SparkSession, rows: DataFrame, batch: int, last_lsn: int) -> None:
-        """Record a version at `last_lsn` if rows of unwanted tables come last: all others are
-        merged already."""
+        """Record a version at `last_lsn` if the last rows belong to unwanted tables; all other rows
+        are merged already."""
         found = rows.agg(f.max("commit_lsn").alias("lsn"), f.max("commit_time").alias("time")).head()
         reached = -1 if self.last is None else self.last.commit_lsn
         if found is not None and found["lsn"] == last_lsn > reached:

@@ -112,8 +112,9 @@ def surplus_log_rows(rows: DataFrame, shape: TableSchema, begin_lsn: int) -> Dat
 
 
 def _unmatched_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
-    """Return the rows that only one side has, or has more often, as differences. `rows`: columns of
-    the table, and _HELD: how many more times the target has the row than the source."""
+    """Return as differences the rows that the target has more often, or less often, than the
+    source. `rows`: columns of the table, and _HELD: how many more times the target has the row than
+    the source."""
     special = f.col(quoted(shape.special_column))
     entries = f.when(f.size(special) > 0, f.array_sort(f.map_entries(special)))
     equal = [f.col(quoted(name)).alias(f"column {place}") for place, name in enumerate(shape.columns)]

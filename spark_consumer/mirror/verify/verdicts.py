@@ -26,8 +26,8 @@ _COUNTS = {"CHANGED": "changed", "MISSING": "missing", "SURPLUS": "surplus"}
 def write_verdicts(
     spark: SparkSession, path: str, ended: Mapping[str, SnapshotWindow], rows: Mapping[str, int], end_lsn: int
 ) -> None:
-    """Write the results of the snapshots of tables that ended at `end_lsn`. `rows`: number of rows
-    that each has read."""
+    """Write the results of the table snapshots that ended at `end_lsn`. `rows` is the number of
+    rows that each of them read."""
     counts, keys = _differences(spark, path, ended)
     for name, window in ended.items():
         verdict = TableVerdict(
@@ -44,7 +44,8 @@ def write_verdicts(
 
 
 def write_ended(spark: SparkSession, path: str, end_lsn: int) -> None:
-    """Note that a snapshot has ended as a whole: tables without a result are not in this mirror."""
+    """Record that a snapshot has ended as a whole: tables without a result are not in this
+    mirror."""
     write_text(spark, ended_path(path), encode_lsn(end_lsn))
 
 
