@@ -208,7 +208,7 @@ def made_optional(relation: ConnectRelation, newest: Schema, newest_key: Schema 
         if column is None
         or column.is_optional
         or not known.get(column.field, not column.has_default)
-        or (at in relation.key and not known_in_key.get(column.field, False))
+        or (at in relation.key and not known_in_key.get(column.field, newest_key is None))
         else replace(column, is_optional=True)
         for at, column in enumerate(relation.columns)
     ]

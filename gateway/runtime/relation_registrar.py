@@ -179,18 +179,27 @@ class RelationRegistrar:
                 return False
             family = [oid, *descent.ancestors]
             publications = await publication_facts(self._sql, self._publications, family)
+            if publications.keys() < set(self._publications):  # one was renamed or dropped after the change
+                return descent.follows_root and previous is not None and _have_same_columns(relation, previous)
             published = {each.relation_oid for facts in publications.values() for each in facts.relations}
             if oid in published or published.isdisjoint(descent.ancestors):
                 return False
             self._partitions_of_roots.add(oid)
         return True
 
-    def compare_identity(self, partition: Relation, root: Relation, in_force: RelationVersion | None) -> None:
+    async def compare_identity(self, partition: Relation, root: Relation, in_force: RelationVersion | None) -> None:
         """Warn, once for each root, about a partition that lacks the REPLICA IDENTITY FULL of its
         root. Then let `in_force`, the version of the root, expect rows of such partitions. ALTER
-        TABLE does not pass the replica identity on to partitions, nor do new partitions inherit
-        it."""
+        TABLE does not pass the replica identity on to partitions, nor do new partitions inherit it.
+
+        `root` is the relation that was announced before `partition`. It may be another one.
+        """
         if root.replica_identity is not ReplicaIdentity.FULL or partition.replica_identity is ReplicaIdentity.FULL:
+            return
+        if not _have_same_columns(partition, root):
+            return
+        descent = await descent_of(self._sql, partition.relation_oid, root.relation_oid)
+        if root.relation_oid not in descent.ancestors and (descent.exists or not descent.follows_root):
             return
         if root.relation_oid not in self._roots_of_other_identity:
             self._roots_of_other_identity.add(root.relation_oid)

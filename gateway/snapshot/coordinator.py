@@ -31,6 +31,7 @@ import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
+from gateway.errors import Retry, RetrySlowly
 from gateway.failpoints import failpoint
 from gateway.kafka.transaction_delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
@@ -100,6 +101,7 @@ class SnapshotCoordinator:
         self._machine = machine
         self._states = states
         self._is_first = is_first
+        self._is_after_gap = is_after_gap
         self._reads_again = reads_again
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
         self._recorder = ChangeRecorder(sql, machine, self._on_message)
@@ -164,7 +166,9 @@ class SnapshotCoordinator:
     async def _record_changes(self) -> None:
         if self._recorder.judge is None:
             self._tasks.recording_begins()
-            await self._recorder.start(self._tasks.snapshot.stream_state)
+            # After a gap, all tables begin again; a server that was restored may have lower ids.
+            durable = None if self._is_after_gap else self._tasks.snapshot.stream_state
+            await self._recorder.start(durable)
 
     # -- the stream's side
 
@@ -206,13 +210,19 @@ class SnapshotCoordinator:
 
         The publications are queried, since the command may name a table that was published after
         the last check. The stream waits meanwhile, so that the tables are stored with the command.
+        If the server accepts no further session, the tables of the last check count.
         """
-        sql = await connect_reader(self._login)  # the other session is in use
         try:
-            with beside_stream():
-                published = await self._discovery.published(sql)
-        finally:
-            sql.terminate()
+            sql = await connect_reader(self._login)  # the other session is in use
+        except (Retry, RetrySlowly) as error:
+            log.warning("tables_of_last_check", reason=error.message, hint=error.hint)
+            published = self._discovery.published_at_check
+        else:
+            try:
+                with beside_stream():
+                    published = await self._discovery.published(sql)
+            finally:
+                sql.terminate()
         purposes = {oid: task.state.purpose for oid, task in self._tasks.by_oid.items()}
         choice = choose(command, published, purposes, self._tasks.quarantined)
         log_choice(choice)

@@ -99,6 +99,10 @@ def overlay(
     frames: dict[str, Callable[[], DataFrame]] = {}
     for part in parts:
         known = _known(spark, path, base, part.table, schemas)
+        beside = replica_identity.oids_beside(
+            parts, part.table, lambda schema_id: TableSchema.of(schemas[schema_id]).oid
+        )
+        known = replace(known, others={*known.others, *beside})
         own = own_records(to_apply, records, part.table)
         frames[str(part.table)] = partial(_overlaid, spark, known, own, part, schemas)
     return made, frames
@@ -224,7 +228,7 @@ def _after_piece(
         there = [shapes[number] for number in part.schema_ids]
         casts = emptied is None and known.oid in (None, shape.oid)
         base = in_columns(spark, as_now, known.shape, shape, columns, there, casts=casts)
-        if shape.key and known.key != shape.key:
+        if shape.key and (known.key != shape.key or shape.has_other_key_types(known.shape)):
             replica_identity.check_key(base, known.location, known.table, shape)
     if shape.key:
         made = _keyed(spark, base, own, part, shape, texts)

@@ -122,6 +122,11 @@ def beginning_of_relation(
     return recreated_at(part.table, location, first_positions(own), oid_of, newest)
 
 
+def oids_beside(parts: Iterable[TablePart], table: TableName, oid_of: Callable[[int], int]) -> set[int]:
+    """Return the oids of the relations of all other tables among these parts."""
+    return {oid_of(schema_id) for part in parts if part.table != table for schema_id in part.schema_ids}
+
+
 def keep_copy(spark: SparkSession, location: str, kept: str, applied: int) -> None:
     """Copy a table as of the last transaction applied to it, once for this transaction: a failed
     attempt may have altered the table since."""

@@ -145,6 +145,7 @@ def _first_change_of_schema(
         if last is not None and min(first.values())[0] <= last.commit_lsn:
             raise table_selection.too_late_error(name, path, last.commit_lsn)
         others = {*states.former.get(name, ()), *(oid for other, oid in oids.items() if other != name)}
+        others |= replica_identity.oids_beside(content.parts, part.table, lambda schema_id: shapes.of(schema_id).oid)
         cuts.append(replica_identity.change_of_relation(part, first, versions, oids.get(name), others))
         cuts.append(replica_identity.change_of_key(part.table, first, key_of))
         cuts.append(change_of_types(part, first, versions))

@@ -319,10 +319,7 @@ class Merger:
     def _prepare_and_write(
         self, spark: SparkSession, own: Mapping[TableName, pa.Table | DataFrame], content: BatchContent
     ) -> None:
-        work = [
-            self._preparation.prepare(spark, part, own[part.table], content.commit_lsn, self.last)
-            for part in content.parts
-        ]
+        work = [self._preparation.prepare(spark, part, own[part.table], content, self.last) for part in content.parts]
         work = [item for item in work if item.applied < content.commit_lsn]
         are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
         with (

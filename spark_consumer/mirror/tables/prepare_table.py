@@ -4,6 +4,7 @@ the slice."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,7 +16,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import version_manifest
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.paths import kept_path, table_path
-from spark_consumer.mirror.slice_contents import TablePart
+from spark_consumer.mirror.slice_contents import BatchContent, TablePart
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import Superseded
 from spark_consumer.mirror.table_states import TableStates
@@ -76,14 +77,17 @@ class TablePreparation:
         spark: SparkSession,
         part: TablePart,
         own: pa.Table | DataFrame,
-        commit_lsn: int,
+        content: BatchContent,
         last: version_manifest.RecordedVersion | None,
     ) -> TableWork:
-        """Prepare a table and return the work to do. `last`: the last version of the mirror.
+        """Prepare a table and return the work to do. `content`: that of the slice, with all its
+        tables; `last`: the last version of the mirror.
 
         Raise MirrorError if the table was not written by a mirror, is already past this slice, or
         cannot follow the changes of its relation. Raise Superseded as `_applied_commit_lsn` does.
         """
+        commit_lsn = content.commit_lsn
+        beside = replica_identity.oids_beside(content.parts, part.table, self._oid_of)
         shape = self.shapes.of(part.newest)
         texts = self.shapes.texts(part)
         location = table_path(self.path, part.table)
@@ -92,7 +96,7 @@ class TablePreparation:
         replica_identity.check_names(part.table, columns.names)
         self._note_misfits(part, own)
         if not TABLE_FORMAT.exists(spark, location):
-            part = self._of_one_relation(spark, location, part, own, NEW, last)
+            part = self._of_one_relation(spark, location, part, own, NEW, last, beside)
             self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
             return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
@@ -106,7 +110,7 @@ class TablePreparation:
                 f"{format_lsn(applied)} or later, then run walgate merge. After that, run walgate mirror as before.",
             )
         if applied < commit_lsn:
-            part = self._of_one_relation(spark, location, part, own, applied, last)
+            part = self._of_one_relation(spark, location, part, own, applied, last, beside)
             if part.last_truncate is not None and part.last_truncate[0] <= applied:
                 part = replace(part, last_truncate=None)
             schema_id = self._schema_id_before(part, own, applied, last)
@@ -122,18 +126,29 @@ class TablePreparation:
                     )
                 if work.needs_merge or not shape.key:
                     before = self.shapes.find(schema_id)
-                    # Columns of another relation are other columns, whatever their names are.
-                    casts = not is_emptied and (before is None or before.oid == shape.oid)
+                    # Columns of another relation are other columns, whatever their names are. An
+                    # operator's copy has the columns of the present one.
+                    casts = not is_emptied and (
+                        before is None
+                        or before.oid == shape.oid
+                        or self._was_overwritten(spark, location, part.table, last)
+                    )
                     TABLE_FORMAT.despite_conflicts(partial(TABLE_FORMAT.align, spark, location, columns, casts=casts))
                 else:  # the rows are overwritten, and their columns too
                     TABLE_FORMAT.allow_names(spark, location, columns.names)
             keys = {} if last is None else last.keys
-            if shape.key and part.last_truncate is None and tuple(keys.get(str(part.table), ())) != shape.key:
+            has_other_key = tuple(keys.get(str(part.table), ())) != shape.key or shape.has_other_key_types(
+                self.shapes.find(schema_id)
+            )
+            if shape.key and part.last_truncate is None and has_other_key:
                 base = work.base(spark)
                 assert base is not None
                 replica_identity.check_key(base, location, part.table, shape)
             return work
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
+
+    def _oid_of(self, schema_id: int) -> int:
+        return self.shapes.of(schema_id).oid
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
         """Return the commit LSN that a table has reached. Raise Superseded if this writer has left
@@ -242,6 +257,7 @@ class TablePreparation:
         own: pa.Table | DataFrame,
         applied: int,
         last: version_manifest.RecordedVersion | None,
+        beside: Collection[int],
     ) -> TablePart:
         """Cut the part where a new relation with the table's name begins, if the rows of the former
         relation were not removed by an event. Return the part.
@@ -257,9 +273,9 @@ class TablePreparation:
             part,
             location,
             own,
-            lambda schema_id: self.shapes.of(schema_id).oid,
+            self._oid_of,
             known,
-            {*oids.values(), *former},
+            {*oids.values(), *former, *beside},
             lambda: self._was_emptied(spark, location, part.table, last),
         )
         if begin is None:
@@ -276,7 +292,13 @@ class TablePreparation:
     ) -> bool:
         """Return whether the table is empty, or was overwritten by the operator with the source's
         rows."""
-        assert last is not None
-        return replica_identity.is_empty(TABLE_FORMAT.rows(spark, location)) or TABLE_FORMAT.was_overwritten(
-            spark, location, last.tables[str(table)]
+        return replica_identity.is_empty(TABLE_FORMAT.rows(spark, location)) or self._was_overwritten(
+            spark, location, table, last
         )
+
+    def _was_overwritten(
+        self, spark: SparkSession, location: str, table: TableName, last: version_manifest.RecordedVersion | None
+    ) -> bool:
+        """Return whether the operator has overwritten the table since the last version."""
+        assert last is not None
+        return TABLE_FORMAT.was_overwritten(spark, location, last.tables[str(table)])

@@ -110,6 +110,14 @@ class TableSchema:
             [*fields, *(pa.field(special_key(name), pa.string()) for name in self.key if name in self.uncertain_key)]
         )
 
+    def has_other_key_types(self, before: TableSchema | None) -> bool:
+        """Return whether the columns of the key had other types in an earlier version of the same
+        relation."""
+        if before is None or before.oid != self.oid:
+            return False
+        types, types_before = ([shape.row.field(name).type for name in shape.key] for shape in (self, before))
+        return types != types_before
+
     @property
     def events(self) -> pa.Schema:
         """Columns of keyed events: see fold/event_decoder.py."""

@@ -80,6 +80,8 @@ def _holds(wider: pa.DataType, other: pa.DataType) -> bool:
         return True
     if pa.types.is_list(wider) and pa.types.is_list(other):
         return _holds(wider.value_type, other.value_type)
+    if pa.types.is_string(wider):  # PostgreSQL's text of these has one form
+        return bool(pa.types.is_integer(other) or pa.types.is_boolean(other))
     if pa.types.is_integer(other):
         digits = _DIGITS[other.bit_width]
         if pa.types.is_decimal(wider):

@@ -386,6 +386,46 @@ def test_a_shadow_table_that_takes_the_name_is_merged_once_it_was_copied(
     assert mirrored(spark, tmp_path)[2] == item(3, "d")
 
 
+def test_a_shadow_table_that_is_new_when_it_takes_the_name_is_not_taken_for_an_empty_one(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Its rows are in another table of the same merge. Types of the copy may be those of JDBC."""
+    shadow_of = replace(KEYED, name="items_new", oid=KEYED.oid + 1)
+    first, shadow = feeder.table(KEYED), feeder.table(shadow_of)
+    commit(feeder, first, (None, item(1, "a")))
+    run_mirror(spark, feeder, tmp_path)
+    commit(feeder, shadow, (None, item(1, "a")), (None, item(2, "b")))
+    renamed = feeder.alter(first, replace(KEYED, oid=shadow_of.oid))
+    commit(feeder, renamed, (None, item(3, "c")))
+    with pytest.raises(MirrorError, match="another table was renamed to this name"):
+        run_mirror(spark, feeder, tmp_path)
+    location = table_path(str(tmp_path), ITEMS)
+    copied = spark.createDataFrame([(1, "a", None), (2, "b", None), (3, "c", None)], COPIED.replace("bigint", "int"))
+    copied.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [item(1, "a"), item(2, "b"), item(3, "c")]
+
+
+def test_a_key_whose_values_become_one_or_null_by_a_cast_is_refused(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Only PostgreSQL knows what USING made of them."""
+    by_text = relation("items", {"id": TEXT, "name": TEXT}, ("id",))
+    table = feeder.table(by_text)
+    commit(feeder, table, (None, {"id": "A1", "name": "a"}), (None, {"id": "A2", "name": "b"}))
+    run_mirror(spark, feeder, tmp_path)
+    by_number = feeder.alter(table, replace(KEYED, oid=by_text.oid))
+    commit(feeder, by_number, (None, item(3, "c")))
+    for _ in range(2):
+        with pytest.raises(MirrorError, match="rows with a null or duplicate key"):
+            run_mirror(spark, feeder, tmp_path)
+    location = table_path(str(tmp_path), ITEMS)
+    copied = spark.createDataFrame([(1, "a", None), (2, "b", None), (3, "c", None)], COPIED)
+    copied.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(location)
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path) == [item(1, "a"), item(2, "b"), item(3, "c")]
+
+
 @pytest.mark.parametrize(
     ("oids", "known", "others", "cut"),
     [
