@@ -1,10 +1,10 @@
-"""The gateway: changes of a PostgreSQL database, sent to Kafka as Avro records in transactions.
+"""The gateway sends the changes of a PostgreSQL database to Kafka as Avro records, in transactions.
 
-Each folder is a room; its `__init__` says what comes in, what goes out, and what the room must not
-know.
+The `__init__` of each folder says what comes in, what goes out, and what the folder must not depend
+on.
 
 In: settings, and PostgreSQL's replication stream. Out: topics, positions, status and metrics. The
-gateway must not know Spark: both sides share nothing but `schemas`.
+gateway must not depend on Spark: the two sides share nothing but `schemas`.
 """
 
 import schemas

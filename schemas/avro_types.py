@@ -124,7 +124,7 @@ def key_type(value_type: ColumnType) -> ColumnType:
 
 
 def is_numeric(facts: TypeFacts) -> bool:
-    """Return whether the type is numeric or numeric[], so that its form depends on the typmod."""
+    """Return whether the type is numeric or numeric[], whose form depends on the typmod."""
     base = facts.element if facts.kind is Kind.ARRAY and facts.element is not None else facts
     return _BUILT_IN.get(base.oid) is Form.DECIMAL
 

@@ -23,8 +23,8 @@ class OutputPosition:
     """The position of a mirror or changelog. `query` is the id of the query, and `batch` the number
     of the last batch that it has written.
 
-    Only a changelog has the other fields. `writer` is a name of the process that has opened it
-    last. All changes up to `commit_lsn` are written; -1 if that is not known.
+    Only a changelog has the other fields. `writer` is the name of the process that last opened it.
+    All changes up to `commit_lsn` are written; -1 if that is not known.
     """
 
     query: str | None = None

@@ -1,4 +1,4 @@
-"""Exit codes of the commands, and the option that all of them have."""
+"""Exit codes of the commands, and the option that all commands have."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ _OF_KUBERNETES: Final = re.compile(
 
 
 class RegistrySettings(TokenSettings):
-    """Schema registry with Confluent's API."""
+    """Settings for a schema registry with Confluent's API."""
 
     url: str = Field(
         default="http://localhost:8081",
@@ -380,7 +380,7 @@ def _refuse_unknown_variables() -> None:
 
 def _read_secret_files() -> None:
     """Replace WALGATE_X_FILE=path by WALGATE_X=<content of path>, as is usual for Docker secrets. A
-    variable whose name with `_FILE` is that of a setting is left alone."""
+    variable that itself belongs to a setting, such as one named `token_file`, is left alone."""
     settings = _variables()
     for name, path in list(os.environ.items()):
         if name.startswith(PREFIX) and name.endswith("_FILE") and name not in settings:

@@ -288,7 +288,7 @@ def _whole_seconds(seconds: int) -> bytes:
 
 
 def _clock_text(micros: int) -> bytes:
-    """Format as Java's ISO_LOCAL_TIME does."""
+    """Format a time as Java's ISO_LOCAL_TIME does."""
     seconds, fraction = divmod(micros, 1_000_000)
     text = _whole_seconds(seconds)
     return text + (b".%06d" % fraction).rstrip(b"0") if fraction else text

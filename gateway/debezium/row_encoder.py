@@ -356,7 +356,7 @@ def _has(earlier: TuplePart, index: int) -> bool:
 
 
 def _readers(codecs: list[Codec | None], sends_binary: list[bool]) -> list[Reader]:
-    """Return the columns' readers. `sends_binary` has True for each column that is sent in
+    """Return the columns' readers. `sends_binary` holds True for each column that is sent in
     binary."""
     return [
         skip_column if each is None else each.read_binary if is_binary else each.read_text

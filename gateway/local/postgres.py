@@ -58,9 +58,10 @@ class Postgres(Server):
 
     `hba` replaces the lines of pg_hba.conf (PostgreSQL manual, 20.1); `files` (name -> content),
     such as certificates, are put into the data folder before the first start. If `standby_of` is a
-    running server, this one becomes its standby: the data is copied, and the WAL is streamed
-    through `physical_slot`, which is created (versions from 17 on have the programs for it).
-    `password` is the superuser's; by default the primary's, or a random one.
+    running server, the new server becomes its standby: the data is copied, and the WAL is streamed
+    through `physical_slot`, which is created. Only versions from 17 on have the programs for this.
+    `password` is the superuser's password. The default is the primary's password for a standby, and
+    a random one otherwise.
     """
 
     def __init__(

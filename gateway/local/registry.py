@@ -22,8 +22,8 @@ STOP_TIMEOUT_S = 20.0
 
 
 class Registry(Server):
-    """A registry. `url` is that of the Confluent API. Compatibility is not enforced until a client
-    sets it."""
+    """A registry. `url` is the address of the Confluent API. Compatibility is not enforced until a
+    client sets it."""
 
     def __init__(self, *, heap_mb: int = 384) -> None:
         super().__init__()

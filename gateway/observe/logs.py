@@ -153,8 +153,8 @@ library_lines: Final = LibraryLines()
 
 class RepeatedMessages:
     """Counts of repeated messages, which are logged less and less often: the first two times, then
-    the 4th, 8th, 16th, ... time. The line has the count and the time of the first occurrence. Two
-    messages that alternate are counted separately."""
+    the 4th, 8th, 16th, ... time. From the second time on, the line contains the count and the time
+    of the first occurrence. Two messages that alternate are counted separately."""
 
     def __init__(self) -> None:
         self._times: Counter[str] = Counter()

@@ -192,8 +192,8 @@ def _server_now(now: GatewayStatus) -> float:
 
 
 def _causes(now: GatewayStatus) -> Metric:
-    """Return the age of the oldest blocker of each sort. There are thus at most four series at a
-    time, although each process ID makes a new one in Prometheus."""
+    """Return the age of the oldest blocker of each sort. This limits the metric to four series at a
+    time, although each new process ID adds a series in Prometheus."""
     family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
     oldest: dict[tuple[str, str], WalRetentionCause] = {}
     for cause in sorted(now.blockers, key=lambda one: one.since or 0.0):

@@ -317,8 +317,9 @@ class StatusBoard:
         return tuple(replace(one, lag_seconds=self._commits.lag_s(one, now)) for one in self._mirrors.values())
 
     def _waits_since(self, waiting_for: str) -> float | None:
-        """Return the moment since which nothing has been read or acknowledged, or a required
-        service has not answered, whichever is earliest."""
+        """Return the earliest moment since which nothing has been read or acknowledged, or a
+        required service has not answered. Return None if `waiting_for` is empty or no such moment
+        is known."""
         if not waiting_for:
             return None
         moments = [part.since for part in self._parts.values() if part.name in _NEEDED and part.up is False]

@@ -41,8 +41,9 @@ class PartStatus:
 @dataclass(frozen=True, slots=True)
 class LastError:
     """The error that ended the last session. `kind` is its class (gateway/errors.py). The error has
-    occurred `times` in a row at `resume_lsn` since `since`; `times` is 0 if it does not concern a
-    place in the WAL. `over_since` is when the stream was read again, and None until then."""
+    occurred `times` times in a row at `resume_lsn` since `since`; `times` is 0 if the error does
+    not concern a place in the WAL. `over_since` is the time at which the stream was read again, or
+    None until then."""
 
     kind: str
     message: str
@@ -123,8 +124,8 @@ class SlotStatus:
 @dataclass(frozen=True, slots=True)
 class RetainedWal:
     """WAL that the server retains for the slot. `limit_by` is the setting from which the limit
-    comes. `seconds_to_full` is at the rate of the last minute; None if the WAL does not grow or has
-    no limit."""
+    comes. `seconds_to_full` is the time until the limit is reached, at the rate of the last minute.
+    None means that the WAL does not grow or has no limit."""
 
     retained_bytes: int
     bytes_per_s: float

@@ -136,8 +136,8 @@ def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_stre
 
 
 def _is_of_value(said: ServerMessage) -> bool:
-    """Return whether the error is due to a value, so that `classify` knows a better remedy than to
-    give up this place in the WAL."""
+    """Return whether the error is caused by a value. For such an error, `classify` has a better
+    remedy than abandoning this position in the WAL."""
     if said.sqlstate in _PRINTS_VALUES:
         return said.routine in _PRINTS_VALUES[said.sqlstate]
     return _is_too_large(said) or (said.sqlstate == "XX000" and _WEDGED.search(said.message) is not None)

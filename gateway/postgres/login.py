@@ -208,8 +208,8 @@ async def _log_in_at(address: Address, target: _Target, place: str) -> asyncpg.C
 
 
 async def _connect(address: Address, target: _Target, place: str) -> asyncpg.Connection:
-    """Connect with TLS, without it, or one after the other, as sslmode demands (PostgreSQL manual,
-    32.1.2)."""
+    """Connect with TLS or without it, or try one and then the other, as sslmode demands (PostgreSQL
+    manual, 32.1.2)."""
     with_tls, without_tls = target.parameters, target.parameters._replace(ssl=None)
     mode = None if isinstance(address, str) else target.parameters.sslmode
     ways = {SSLMode.allow: [without_tls, with_tls], SSLMode.prefer: [with_tls, without_tls]}.get(mode, [with_tls])

@@ -141,7 +141,7 @@ class StartResult:
 
 
 class Bootstrap:
-    """Carry out one start. `board` is informed of what the start waits for."""
+    """Carries out one start. `board` is told what the start is waiting for."""
 
     # Each is set by a step that precedes those that need it (gateway/startup/start.py).
     _catalog: SourceCatalog

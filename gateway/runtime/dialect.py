@@ -108,8 +108,8 @@ class Dialect(Protocol):
     def relations(
         self, sql: asyncpg.Connection, writer: RecordWriter, optional: set[tuple[int, str]]
     ) -> DialectRelations:
-        """Return the relations of a registrar. `optional` has the pairs (relation oid, column name)
-        whose fields must accept NULL, whatever the catalog says."""
+        """Return the relations of a registrar. `optional` contains the pairs (relation oid, column
+        name) whose fields must accept NULL, whatever the catalog says."""
         ...
 
 

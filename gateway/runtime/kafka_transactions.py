@@ -116,7 +116,7 @@ class KafkaTransactions:
 
     @property
     def received_until(self) -> Lsn:
-        """An LSN such that every transaction that commits before it was received as a whole."""
+        """An LSN: every transaction that commits before this LSN has been received in full."""
         return Lsn(self._machine.resume_lsn)
 
     @property

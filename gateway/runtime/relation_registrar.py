@@ -220,9 +220,9 @@ class RelationRegistrar:
         """Register a relation and return its version.
 
         `in_force` is the version with which changes of the relation have been encoded so far. The
-        newest schema of the topic may be another one, from a savepoint or transaction that was
-        rolled back; later schemas need not be compatible with that. `xid` is the transaction of the
-        message; None means that the relation is as the catalog has it now.
+        newest schema of the topic may be a different one, left by a transaction or savepoint that
+        was rolled back; later schemas need not be compatible with it. `xid` is the transaction of
+        the message; None means that the relation is as the catalog has it now.
         """
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name)])

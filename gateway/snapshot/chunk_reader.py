@@ -111,7 +111,7 @@ async def connect_reader(login: Credentials) -> asyncpg.Connection:
 
 
 def new_id() -> str:
-    """Return an id that cannot be guessed, because every role may emit messages."""
+    """Return an id. It must not be guessable, because any role may emit messages."""
     return secrets.token_hex(16)
 
 

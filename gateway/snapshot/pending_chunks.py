@@ -41,7 +41,7 @@ class SnapshotBoundary:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
     def emitted(self, xid: int) -> None:
-        """Record the 32-bit id of its transaction, which the server has returned."""
+        """Record that the message was emitted, in the transaction with this 32-bit id."""
         self.xid = xid
 
 

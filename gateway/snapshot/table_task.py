@@ -305,7 +305,8 @@ class TableTask:
             self._progress.go_on_reading()
 
     def block(self, until: float) -> None:
-        """Do not read the table before the time `until` of `time.monotonic`."""
+        """Prevent the table from being read before `until`, a time on the `time.monotonic`
+        clock."""
         self._blocked_until = until
 
     def chunk_read(self, chunk: Chunk) -> None:

@@ -1,16 +1,17 @@
 """The reaction to each error of PostgreSQL, by SQLSTATE (PostgreSQL manual, appendix A), at a
 start, in the stream and in every statement. gateway/postgres/classify_errors.py applies it.
 
-A code of five letters takes precedence over its class of two. Every class of the manual is either
-in the table or covered by OTHER, and so are unknown classes, for which the gateway waits. Only an
-incorrect statement of the gateway itself is a defect. A code is judged differently in three places:
+A five-character code takes precedence over its two-character class. Every class of the manual is
+either in the table or covered by OTHER, and so are unknown classes, for which the gateway waits.
+Only an incorrect statement of the gateway itself is a defect. A code is judged differently in three
+places:
 
     a statement of the gateway    as the table says
     a login                       a function of the database (a login event trigger) may raise any
                                   code; the gateway waits
-    the stream                    pgoutput uses the catalog as of the change: an error that does not
-                                  pass recurs at the same LSN, and is judged by how often it has
-                                  occurred (gateway/startup/repeated_failure.py)
+    the stream                    pgoutput uses the catalog as of the change: a persistent error
+                                  recurs at the same LSN, and is judged by how often it has occurred
+                                  (gateway/startup/repeated_failure.py)
 """
 
 from __future__ import annotations

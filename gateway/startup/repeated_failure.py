@@ -120,9 +120,9 @@ def counted_again(
 
 
 def to_record(reported: object, position: Position) -> FailedPlace | None:
-    """Return the failure at the resume LSN that the position of a new epoch records, or None. The
-    count is that of this process, or of another process that has counted since. `reported` is the
-    last report in this process, or None."""
+    """Return the failure at the resume LSN, to be recorded in the position of a new epoch, or None
+    if there is none. The count is this process's own, or that of another process that has continued
+    counting since. `reported` is the last report made in this process, or None."""
     counted = [position.failed_place]
     if isinstance(reported, (DecodingFailed, ServerCrashed)):
         counted.append(FailedPlace(reported.cause, Lsn(reported.resume_lsn), reported.times, reported.since))

@@ -101,8 +101,8 @@ class Position:
         return position_key(self.system_identifier, self.database, self.slot)
 
     def is_of_slot(self, key: bytes) -> bool:
-        """Return whether `key` is of the same slot, perhaps under a former name of its database
-        (ALTER DATABASE RENAME)."""
+        """Return whether `key` belongs to the same slot, perhaps under a former name of its
+        database (ALTER DATABASE RENAME)."""
         return key.startswith(f"{self.system_identifier}/".encode()) and key.endswith(f"/{self.slot}".encode())
 
 

@@ -50,5 +50,6 @@ def strings(values: Sequence[str]) -> pa.Array:
 
 
 def repeated(text: str | None, count: int) -> pa.Array:
-    """Return an array with `count` times the string, or `count` nulls if it is None."""
+    """Return an array that contains the string `count` times, or `count` nulls if the string is
+    None."""
     return pa.nulls(count, pa.string()) if text is None else strings([text]).take(numbers(np.zeros(count, np.int32)))

@@ -18,7 +18,8 @@ from spark_consumer.reader.read_planning import Numbers, Read
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The indexes of the records to give out, and of the range in the read that each belongs to."""
+    """The indexes of the records to return and, for each record, the index of the range that it
+    belongs to in the read."""
 
     rows: Longs
     ranges: Longs
@@ -76,8 +77,9 @@ class RangeCounter:
 
 def fold(heads: Heads, matched: Matched, read: Read) -> Matched:
     """Keep one record for each event. A TRUNCATE has a record in every partition of its topic, and
-    that of one partition is kept. A change of key has an UPDATE under the new key and a DELETE
-    under the old key. The UPDATE, which has the old key in old_key or before, is kept."""
+    only the record in one partition is kept. A change of a row's key has an UPDATE under the new
+    key and a DELETE under the old key. Only the UPDATE is kept; its `old_key` or `before` has the
+    old key."""
     operation = heads.operation[matched.rows]
     drop = operation == TRUNCATE
     if drop.any():

@@ -13,8 +13,9 @@ from spark_consumer.errors import MalformedRecord
 def first_malformed(
     decode: Callable[[pa.Array], object], values: pa.Array, problem: MalformedRecord
 ) -> MalformedRecord:
-    """Return the error of decoding `values` (`problem`) with its `record` set, if a single record
-    cannot be decoded."""
+    """Return the error of the first record that cannot be decoded by itself, with the record's
+    index in `record`. If there is no such record, return `problem`, the error of decoding all
+    `values`."""
     first, end = 0, len(values)
     while end - first > 1:
         middle = (first + end) // 2

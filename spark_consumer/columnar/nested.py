@@ -12,9 +12,9 @@ from spark_consumer.columnar.skip import items_of, skip_optional
 from spark_consumer.errors import MalformedRecord
 
 _FEW_RECORDS = 64
-"""The number of records with items left below which skipping their items in a loop takes less time
-than decoding one item of each record at a time with numpy. Measured: 29 ms instead of 2.6 s for
-100,000 float8 in one array."""
+"""The least number of records with items left whose items are decoded with numpy, one item of each
+record at a time. For fewer records, skipping items in a loop takes less time. Measured for 100,000
+float8 in one array: 29 ms instead of 2.6 s."""
 
 
 def optional_decoder(inner: Decoder, value_branch: int) -> Decoder:
@@ -117,8 +117,8 @@ def _decode_blocks(
 
 
 def _block_sizes(cursor: Cursor, records: Longs, slots: Longs) -> tuple[Longs, Longs]:
-    """Read one block header for each slot. Return the slots whose blocks have items, and the
-    numbers of these items."""
+    """Read one block header for each slot. Return the slots whose blocks have items, and the number
+    of items in each."""
     sizes = cursor.varint(records[slots])
     negative = np.flatnonzero(sizes < 0)
     if len(

@@ -146,7 +146,7 @@ def _little_endian(big: Bytes) -> Bytes:
 
 
 def without_exponents(texts: pa.Array) -> pa.Array:
-    """Return decimals, which are given as Arrow's texts, as PostgreSQL prints them: 0.0000000001,
+    """Convert decimals from Arrow's text form to PostgreSQL's, which has no exponent: 0.0000000001,
     not 1E-10."""
     has_exponent = pc.match_substring(texts, "E")
     found = texts.filter(has_exponent).to_pylist()

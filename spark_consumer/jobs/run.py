@@ -212,8 +212,8 @@ class Run:
                 return
 
     def _goes_on(self) -> None:
-        """Clear the error of an earlier query, because a batch has ended, or there was nothing to
-        do."""
+        """Clear the error of an earlier query. Call this when a batch has ended, or there was
+        nothing to do."""
         if self._has_failed:
             self._has_failed, self.status.query_waits_for = False, ""
 
@@ -270,8 +270,9 @@ class Run:
         return self._commit_lsn >= self._until_lsn or self._is_delivered_beyond(self._until_lsn, position)
 
     def _catch_up(self, progress: Any) -> int | None:
-        """Update the status from the query's progress, and return the position after the last
-        batch, also after transactions without changes to write."""
+        """Update the status from the query's progress. Return the position that the query has
+        reached, or None if the progress has no position. Transactions without changes to write
+        count as well."""
         end = offset_of(progress.sources[0].endOffset) if progress is not None and progress.sources else None
         if end is None:
             self._measure(self._position)

@@ -3,7 +3,7 @@
     /livez     200 while the process answers
     /readyz    200 while its query runs and its merges succeed, else 503 with what it waits for
     /metrics   Prometheus
-    /status    the same as JSON, with the last error: for the gateway (http.mirrors)
+    /status    the same values as JSON, with the last error; the gateway reads it (http.mirrors)
 
 The server handles one request at a time, which must arrive within two seconds. It is meant for an
 operator's probes and scrapers, not for the public.

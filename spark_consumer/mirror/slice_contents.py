@@ -119,8 +119,8 @@ def without_marks(raw: DataFrame) -> DataFrame:
 
 
 def split_by_chunks(changes: DataFrame, chunks: Sequence[StoredMark]) -> tuple[DataFrame, DataFrame]:
-    """Split `changes` into those in the transactions of these chunks, and the rest. A join does
-    this: a plan with hundreds of conditions is too large."""
+    """Split `changes` into those in the transactions of these chunks, and the rest. This is done
+    with a join, because a plan with hundreds of conditions would be too large."""
     lsns = changes.sparkSession.createDataFrame([(mark.commit_lsn,) for mark in chunks], "commit_lsn long")
     within, without = (changes.join(f.broadcast(lsns), "commit_lsn", how) for how in ("left_semi", "left_anti"))
     return within.select(*changes.columns), without.select(*changes.columns)

@@ -68,13 +68,13 @@ class MirrorVersion(Mapping[str, DataFrame]):
 
 
 def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") -> MirrorVersion:
-    """Return all tables after the last transaction that is not after `at`: "latest", a commit LSN
-    (text or number) or a commit time.
+    """Return all tables as of the last transaction at or before `at`, which is "latest", a commit
+    LSN (text or number) or a commit time.
 
     The result ends before `at` if only a merge can apply the next change (see unmerged_overlay.py).
-    While maintenance removes what is older than the retention, and in a mirror of a release without
-    `changes`, it ends with the last merge before `at`. Raise MirrorError, also if the mirror begins
-    after `at`.
+    It ends with the last merge before `at` while maintenance is removing what is older than the
+    retention. The same holds for a mirror written by a release that did not yet have `changes`.
+    Raise MirrorError, including when the mirror begins after `at`.
     """
     check_format_version(spark, path)
     appended = changes.appended_lsn(spark, path)

@@ -27,8 +27,8 @@ class Wanted:
     tables: frozenset[str] | None = None  # as in the column `table` of the raw format
 
     def narrowed(self, given: Any) -> Wanted:
-        """Return a copy that one of Spark's filters has narrowed; return the object itself if
-        filters of this kind are not used."""
+        """Return a copy narrowed by one of Spark's filters, or the object itself if filters of this
+        kind are not used."""
         kind, (name, *nested) = type(given).__name__, given.attribute if hasattr(given, "attribute") else (None,)
         if nested or kind not in ("EqualTo", "In", *_LOWER, *_UPPER):
             return self

@@ -49,8 +49,8 @@ class TransactionTask(InputPartition):
 
 
 class ChangeShape:
-    """Changes of all tables in the raw form, or of one table in typed columns. A shape is pickled
-    into every task."""
+    """The shape of changes: those of all tables in raw form, or those of one table in typed
+    columns. A shape is pickled into every task."""
 
     def __init__(self, options: Options, frame: TableFrame | None) -> None:
         self._options = options

@@ -1,9 +1,9 @@
 """Options of a table in a catalog: `CREATE TABLE ... USING walgate OPTIONS (...)`.
 
 Spark passes the options to a Python source only when the table is created: each option twice (as
-`option.table` and as `table`), beside its own properties. When the table is read, Spark passes only
-the columns that it has stored. The options are therefore stored in the metadata of the first
-column.
+`option.table` and as `table`), alongside Spark's own properties. When the table is read, Spark
+passes only the columns that it has stored. The options are therefore stored in the metadata of the
+first column.
 """
 
 from __future__ import annotations

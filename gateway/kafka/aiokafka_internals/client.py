@@ -1,18 +1,18 @@
-"""The client that producer, consumer and admin client share: brokers, metadata, connections, and
-when a broker that does not answer is given up.
+"""The client that the producer, consumer and admin client share: brokers, metadata, connections,
+and when to give up on a broker that does not answer.
 
 * `Client.bootstrap`, `_get_conn`, `get_random_node`. aiokafka tries one address after the other,
   each for the timeout of a request, and makes no other connection meanwhile. A broker that accepts
   connections but does not answer (a stopped process, a full disk) would delay the client by
   minutes. Here, the next address is tried after 0.5 s, and a connection must be made within 5 s.
-  Unnecessary with connection timeouts (`socket.connection.setup.timeout.ms` of the Java client) in
-  aiokafka.
-* `Client._watch`. aiokafka gives up a request to a broker that hangs only after the request
-  timeout. This client gives the broker up as soon as the cluster has (`broker.session.timeout.ms`,
-  9 s by default). No version of aiokafka makes this unnecessary yet.
+  This becomes unnecessary once aiokafka has connection timeouts, like the Java client's
+  `socket.connection.setup.timeout.ms`.
+* `Client._watch`. If a broker hangs, aiokafka abandons a request to it only after the request
+  timeout. This client gives up on the broker as soon as the cluster has
+  (`broker.session.timeout.ms`, 9 s by default). No version of aiokafka makes this unnecessary yet.
 * `Client._metadata_update`. aiokafka also asks for metadata one broker after the other. Moreover, a
   client that knows no topic asks for all topics of the cluster, and a client that knows a deleted
-  topic recreates it. Unnecessary with options for both in `AIOKafkaClient`.
+  topic recreates it. This becomes unnecessary once `AIOKafkaClient` has options for both.
 """
 
 from __future__ import annotations

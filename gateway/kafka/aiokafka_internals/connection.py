@@ -1,7 +1,7 @@
 """A connection that authenticates again, and the errors raised while connecting.
 
 aiokafka does not reauthenticate (KIP-368), so brokers that set `connections.max.reauth.ms`, as is
-common in clouds, close its connections. aiokafka also treats a refused token as accepted.
+common in cloud services, close its connections. aiokafka also treats a refused token as accepted.
 `Connection` can be removed once aiokafka reauthenticates.
 """
 

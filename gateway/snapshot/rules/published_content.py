@@ -202,8 +202,10 @@ def _changed_leaves(before: PublishedContent, now: PublishedContent) -> str:
 
 
 def _rewritten_by_columns(before: PublishedContent, now: PublishedContent) -> str:
-    """Compare with a record that has no account. An ALTER TABLE that rewrites a table also changes
-    its columns."""
+    """Return the reason why rows may have been rewritten, as a clause, or "". A record without an
+    account is compared only by files and columns. A new file counts if `columns` changed too, as
+    with every ALTER TABLE that rewrites a table. In a partitioned table, a new file always
+    counts."""
     columns = {leaf.oid: leaf.columns for leaf in before.leaves}
     files = new_files(before, now)
     if now.is_partitioned:

@@ -34,7 +34,7 @@ def parse_keys(texts: pa.Array, arrow_type: pa.DataType) -> tuple[pa.Array, pa.A
 
 
 def _parser(arrow_type: pa.DataType) -> tuple[Callable[[str], Any], pa.DataType]:
-    """Return the parser of the text, and the Arrow type of its results."""
+    """Return a parser for the text, and the Arrow type of its results."""
     if pa.types.is_decimal(arrow_type):
         return _decimal, arrow_type
     if pa.types.is_date(arrow_type):

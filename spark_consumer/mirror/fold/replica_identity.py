@@ -61,8 +61,8 @@ def schema_ids_after(records: pa.Table | DataFrame, cut: tuple[int, int]) -> lis
 
 
 def newest_up_to(records: pa.Table | DataFrame, commit_lsn: int) -> int | None:
-    """Return the schema id of the last of one table's records up to `commit_lsn`, or None if there
-    is none. An Arrow table must be in order."""
+    """Return the schema id of a table's last record up to `commit_lsn`, or None if there is no such
+    record. Records given as an Arrow table must be in commit order."""
     if isinstance(records, DataFrame):
         found = records.where(f.col("commit_lsn") <= commit_lsn).agg(f.max_by("schema_id", position())).head()
         return None if found is None else found[0]

@@ -84,7 +84,7 @@ class TableSchema:
 
     @property
     def key_numbers(self) -> tuple[int, ...]:
-        """attnum of each key column; empty if one is not known."""
+        """The attnum of each key column; empty if any of them is not known."""
         found = [self.numbers[name] for name in self.key if name in self.numbers]
         return tuple(found) if len(found) == len(self.key) else ()
 
