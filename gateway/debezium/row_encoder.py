@@ -252,6 +252,14 @@ class DebeziumEncoder:
             self._read_with(self._binary, self._binary_of_keys)
         return part
 
+    def _is_sent_in(self, earlier: TuplePart, index: int) -> bool:
+        """Return whether an old tuple has the value of a column: a tuple of the key has only the
+        key's."""
+        if earlier.letter == OLD_TUPLE:
+            return True
+        is_key = self.relation.description.columns[index].identity
+        return is_key and isinstance(earlier.values[index], Text | Binary)
+
     def _as_leaf_sent(self, earlier: TuplePart) -> TuplePart:
         return key_of_leaf(earlier, self.relation.description) if self.has_rows_of_leaves else earlier
 
@@ -264,7 +272,7 @@ class DebeziumEncoder:
             if column is None:
                 continue
             tuple_ = part
-            if part.values[index] is UNCHANGED and earlier is not None and _has(earlier, index):
+            if part.values[index] is UNCHANGED and earlier is not None and self._is_sent_in(earlier, index):
                 tuple_ = earlier
             row.append(self._value(tuple_, index, column))
         return row
@@ -288,7 +296,7 @@ class DebeziumEncoder:
         self, new: TuplePart, data: bytes, position: int, end: int, earlier: TuplePart | None = None
     ) -> None:
         if self._left_out is not None and any(
-            value is UNCHANGED and (earlier is None or not _has(earlier, index))
+            value is UNCHANGED and (earlier is None or not self._is_sent_in(earlier, index))
             for index, value in enumerate(new.values)
         ):
             self._left_out(self.relation.description.oid, data, position, end)
@@ -347,12 +355,6 @@ class DebeziumEncoder:
                 sent = earlier
             parts.append(self._value(sent, at, column))
         return self._key_frame + b"".join(parts)
-
-
-def _has(earlier: TuplePart, index: int) -> bool:
-    """Return whether an old or key tuple has the value of a column. A key tuple has NULL in the
-    columns outside the key."""
-    return earlier.letter == OLD_TUPLE or isinstance(earlier.values[index], Text | Binary)
 
 
 def _readers(codecs: list[Codec | None], sends_binary: list[bool]) -> list[Reader]:

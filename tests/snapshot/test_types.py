@@ -111,7 +111,7 @@ async def test_rows_and_keys_of_every_type_are_read(
             if table not in TIGHT_TABLES and table.name not in whole and "reg" not in str(table.types)
         ]
         assert [table.name for table in by_keys if not stale[table.name]] == []
-        assert {event["table"] for event in scene.gateway.events("keys_compared_as_text")} == {"public.k_codes"}
+        assert not scene.gateway.events("keys_compared_as_text"), "a key with an array is not read by its keys"
         assert not scene.gateway.events("table_unreadable")
         assert await scene.gateway.stop() == 0
 
