@@ -52,11 +52,11 @@ def added_columns(old: Schema, new: Schema) -> frozenset[Place]:
 
 
 def _fields(schema: Schema) -> dict[Place, Schema]:
-    records = ((name, _find_record(schema, name)) for name in ("Row", "Key"))
+    records = ((name, find_record(schema, name)) for name in ("Row", "Key"))
     return {(name, field["name"]): field for name, found in records if found is not None for field in found["fields"]}
 
 
-def _find_record(schema: Any, name: str) -> Schema | None:
+def find_record(schema: Any, name: str) -> Schema | None:
     """Return the definition of a record, either the top-level one or one in a union of its
     fields."""
     if schema.get("name") == name:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_type import ConnectType, Form, binary_avro, connect_type
+from schemas.compatibility import find_record
 from schemas.relation import ColumnDescription, Kind, Protect, Protection, RelationDescription, ReplicaIdentity
 from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD
 
@@ -87,7 +88,7 @@ def connect_relation(
         if type_ is None:
             columns.append(None)
             continue
-        field = adjusted_name(column.name) if options.adjusts_names else column.name
+        field = field_name(column.name, options)
         if field in fields:
             raise NameCollision(f"columns {fields[field]} and {column.name} both become the field {field}")
         fields[field] = column.name
@@ -141,6 +142,11 @@ def _key_places(
 
 def with_default(column: ConnectColumn, default: Any, encoded: bytes) -> ConnectColumn:
     return replace(column, has_default=True, default=default, encoded_default=encoded)
+
+
+def field_name(column: str, options: DebeziumOptions) -> str:
+    """Return the name of a column's field."""
+    return adjusted_name(column) if options.adjusts_names else column
 
 
 def adjusted_name(name: str) -> str:
@@ -201,27 +207,25 @@ def made_optional(relation: ConnectRelation, newest: Schema, newest_key: Schema 
     `newest`, the topic's newest schema, or is missing there and has no default. A registry with the
     level BACKWARD then accepts the schema. A column of the key must also be optional in
     `newest_key`."""
-    known = {field["name"]: isinstance(field["type"], list) for field in _value_fields(newest)}
-    known_in_key = {field["name"]: isinstance(field["type"], list) for field in (newest_key or {}).get("fields", ())}
+    in_row, in_key = _optional_fields(find_record(newest, "Value")), _optional_fields(newest_key)
+
+    def is_wanted(column: ConnectColumn, *, is_key: bool) -> bool:
+        if is_key and not in_key.get(column.field, newest_key is None):
+            return False
+        return not column.is_optional and in_row.get(column.field, not column.has_default)
+
     columns = [
-        column
-        if column is None
-        or column.is_optional
-        or not known.get(column.field, not column.has_default)
-        or (at in relation.key and not known_in_key.get(column.field, newest_key is None))
-        else replace(column, is_optional=True)
+        replace(column, is_optional=True)
+        if column is not None and is_wanted(column, is_key=at in relation.key)
+        else column
         for at, column in enumerate(relation.columns)
     ]
     return replace(relation, columns=tuple(columns))
 
 
-def _value_fields(envelope: Schema) -> list[Schema]:
-    """Return the fields of the record Value, which the field `before` defines."""
-    for field in envelope.get("fields", ()):
-        for branch in field["type"] if isinstance(field["type"], list) else ():
-            if field["name"] == "before" and isinstance(branch, dict):
-                return list(branch.get("fields", ()))
-    return []
+def _optional_fields(record: Schema | None) -> dict[str, bool]:
+    """Return, for each field of a record, whether it is optional."""
+    return {field["name"]: isinstance(field["type"], list) for field in (record or {}).get("fields", ())}
 
 
 def _fields(columns: Sequence[ConnectColumn]) -> list[Schema]:

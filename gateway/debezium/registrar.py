@@ -15,9 +15,9 @@ from gateway.debezium.envelope_schema import (
     ConnectRelation,
     NameCollision,
     UnsupportedKey,
-    adjusted_name,
     connect_relation,
     envelope_schema,
+    field_name,
     key_schema,
     made_optional,
 )
@@ -161,8 +161,7 @@ class DebeziumRelations:
         newest = await registry.latest(key_subject(topic)) if self.registers_schemas else None
         if newest is None:
             return []
-        adjusts = self._options.adjusts_names
-        names = {adjusted_name(column.name) if adjusts else column.name: column.name for column in description.columns}
+        names = {field_name(column.name, self._options): column.name for column in description.columns}
         fields = [field["name"] for field in newest["fields"]]
         return [names[field] for field in fields] if names.keys() >= set(fields) else []
 

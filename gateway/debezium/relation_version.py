@@ -52,7 +52,7 @@ class DebeziumVersion(RelationVersion):
 
     def expect_rows_of_leaves(self) -> None:
         super().expect_rows_of_leaves()
-        self.records.has_rows_of_leaves = True
+        self.records.expect_rows_of_leaves()
 
     def tracked(self, changes: RelationChangeTracker) -> RelationVersion:
         if self._keys is None:

@@ -75,8 +75,8 @@ class DebeziumEncoder:
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
         self._unconvertible = unconvertible
         self._left_out = left_out
-        self.has_rows_of_leaves = False
-        """Rows are those of partitions, and some old tuples have only the key (see RowEncoder)."""
+        self._fast_letters: tuple[int, ...] = (OLD_TUPLE, KEY_TUPLE)
+        """Letters of the old tuples that need no look at whether they have only the key."""
         self._codecs = [None if column is None else connect_codec(column) for column in self._columns]
         of_key_tuples = [
             None if column is None else connect_codec(column, in_key_tuple=True) for column in self._columns
@@ -98,6 +98,10 @@ class DebeziumEncoder:
         self._source: SourceContext | None = None
         self._tail = b""
         self._read_with(self._text, self._text_of_keys)
+
+    def expect_rows_of_leaves(self) -> None:
+        """Expect old tuples that have only the key (see RowEncoder.has_rows_of_leaves)."""
+        self._fast_letters = (KEY_TUPLE,)
 
     def _read_with(self, readers: RowReaders, of_keys: RowReaders) -> None:
         self._readers = readers
@@ -137,7 +141,7 @@ class DebeziumEncoder:
         before: Parts = []
         after: Parts = []
         try:
-            if data[position] == KEY_TUPLE or (data[position] == OLD_TUPLE and not self.has_rows_of_leaves):
+            if data[position] in self._fast_letters:
                 place = self._read_tuple(data, position, before)
                 if data[place] == NEW_TUPLE and self._read_tuple(data, place, after) == end:
                     return self._key(before), before, self._key(after), after
@@ -166,8 +170,7 @@ class DebeziumEncoder:
         """Return the old key and row of a Delete message."""
         before: Parts = []
         try:
-            is_plain = data[position] == KEY_TUPLE or (data[position] == OLD_TUPLE and not self.has_rows_of_leaves)
-            if is_plain and self._read_tuple(data, position, before) == end:
+            if data[position] in self._fast_letters and self._read_tuple(data, position, before) == end:
                 return self._key(before), before
         except NOT_PLAIN:
             pass
@@ -261,7 +264,7 @@ class DebeziumEncoder:
         return is_key and isinstance(earlier.values[index], Text | Binary)
 
     def _as_leaf_sent(self, earlier: TuplePart) -> TuplePart:
-        return key_of_leaf(earlier, self.relation.description) if self.has_rows_of_leaves else earlier
+        return earlier if earlier.letter in self._fast_letters else key_of_leaf(earlier, self.relation.description)
 
     def _encoded(self, part: TuplePart, earlier: TuplePart | None) -> Parts:
         """Return one part for each column of the record. An UNCHANGED value is taken from

@@ -296,6 +296,11 @@ class PublicationLoader:
         self._publications: list[dict[str, Any]] = []
         self._facts: dict[str, PublicationFacts] = {}
 
+    @property
+    def known(self) -> dict[str, PublicationFacts]:
+        """The facts that were returned last."""
+        return self._facts
+
     async def facts(self, sql: asyncpg.Connection) -> dict[str, PublicationFacts]:
         """Return the facts by publication; names that do not exist are omitted. Raises classified
         errors."""

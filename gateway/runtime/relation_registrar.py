@@ -173,14 +173,15 @@ class RelationRegistrar:
             return False
         if oid not in self._partitions_of_roots:
             descent = await descent_of(self._sql, oid, 0 if previous is None else previous.relation_oid)
+            is_like_root = descent.follows_root and previous is not None and _have_same_columns(relation, previous)
             if not descent.exists:
-                return descent.follows_root and previous is not None and _have_same_columns(relation, previous)
+                return is_like_root
             if not descent.ancestors:
                 return False
             family = [oid, *descent.ancestors]
             publications = await publication_facts(self._sql, self._publications, family)
             if publications.keys() < set(self._publications):  # one was renamed or dropped after the change
-                return descent.follows_root and previous is not None and _have_same_columns(relation, previous)
+                return is_like_root
             published = {each.relation_oid for facts in publications.values() for each in facts.relations}
             if oid in published or published.isdisjoint(descent.ancestors):
                 return False
@@ -198,9 +199,10 @@ class RelationRegistrar:
             return
         if not _have_same_columns(partition, root):
             return
-        descent = await descent_of(self._sql, partition.relation_oid, root.relation_oid)
-        if root.relation_oid not in descent.ancestors and (descent.exists or not descent.follows_root):
-            return
+        if partition.relation_oid not in self._partitions_of_roots:
+            descent = await descent_of(self._sql, partition.relation_oid, root.relation_oid)
+            if root.relation_oid not in descent.ancestors and (descent.exists or not descent.follows_root):
+                return
         if root.relation_oid not in self._roots_of_other_identity:
             self._roots_of_other_identity.add(root.relation_oid)
             name = f"{partition.namespace}.{partition.name}"

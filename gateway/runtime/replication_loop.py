@@ -236,9 +236,10 @@ class ReplicationLoop:
         previous, self._announced_last = self._announced_last, relation
         if relation_oid in machine.quarantined:
             return
+        comes_as_root = await self._registrar.comes_as_root(relation, previous)
         if previous is not None:
             await self._registrar.compare_identity(relation, previous, machine.in_force(previous.relation_oid))
-        if await self._registrar.comes_as_root(relation, previous):
+        if comes_as_root:
             if self._snapshot is not None and previous is not None:
                 self._snapshot.partition_received(relation_oid, previous.relation_oid)
             name = f"{relation.namespace}.{relation.name}"

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from typing import Final
@@ -154,7 +155,7 @@ class SnapshotCoordinator:
         if self._reads_again:
             # This is stored in the Kafka transaction that moves the position from the gap's end.
             log.warning("snapshot_queued", purpose="REPLACE", note="every published table will be read again")
-            await self._start(Command("start"))
+            self._start(Command("start"), await self._discovery.published(None))
 
     async def _check_catalog(self) -> None:
         self._is_check_due = False
@@ -195,7 +196,7 @@ class SnapshotCoordinator:
     async def _carry_out(self, command: Command) -> None:
         log.info("command", command=command.command, tables=[f"{a}.{b}" for a, b in command.tables])
         if command.command == "start":
-            await self._start(command)
+            self._start(command, await self._published())
         elif command.command == "cancel":
             self._reselecting.cancel_tables()
         elif command.command == "pause":
@@ -204,25 +205,25 @@ class SnapshotCoordinator:
             self._tasks.snapshot.go_on()
         self._pending.call()
 
-    async def _start(self, command: Command) -> None:
-        """Queue the tables of a command to be read: their rows replace the rows that consumers
-        have, or are compared with them.
-
-        The publications are queried, since the command may name a table that was published after
-        the last check. The stream waits meanwhile, so that the tables are stored with the command.
-        If the server accepts no further session, the tables of the last check count.
-        """
+    async def _published(self) -> dict[tuple[str, str], int]:
+        """Return the tables of the publications, which are queried, since a command may name a
+        table that was published after the last check. The stream waits meanwhile, so that the
+        tables are stored with the command. If the server accepts no further session, the tables of
+        the last query count."""
         try:
             sql = await connect_reader(self._login)  # the other session is in use
         except (Retry, RetrySlowly) as error:
             log.warning("tables_of_last_check", reason=error.message, hint=error.hint)
-            published = self._discovery.published_at_check
-        else:
-            try:
-                with beside_stream():
-                    published = await self._discovery.published(sql)
-            finally:
-                sql.terminate()
+            return await self._discovery.published(None)
+        try:
+            with beside_stream():
+                return await self._discovery.published(sql)
+        finally:
+            sql.terminate()
+
+    def _start(self, command: Command, published: Mapping[tuple[str, str], int]) -> None:
+        """Queue the tables of a command to be read: their rows replace the rows that consumers
+        have, or are compared with them."""
         purposes = {oid: task.state.purpose for oid, task in self._tasks.by_oid.items()}
         choice = choose(command, published, purposes, self._tasks.quarantined)
         log_choice(choice)

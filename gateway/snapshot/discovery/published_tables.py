@@ -3,7 +3,7 @@ without an event."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -18,7 +18,6 @@ from gateway.snapshot.rules.published_content import FILE_UNKNOWN, LeafContent, 
 from gateway.snapshot.sql import EXISTING
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_tasks import TableTasks
-from gateway.startup.facts import PublicationFacts
 
 _NOT_FOUND: Final = "it was not published for a time, or only just when the gateway ended"
 HORIZON_STEP: Final = 50_000_000
@@ -55,8 +54,6 @@ class Discovery:
         self._is_after_gap = is_after_gap
         self._names = frozenset(names)
         self._comparison = Comparison(sql, names)
-        self.published_at_check: dict[tuple[str, str], int] = {}
-        """Oids of the tables that were published at the last check, by schema and name."""
         self._logged_names: dict[int, set[tuple[str, str]]] = {}
         """Other names that a relation has had, or has now, according to messages in the log. A
         Relation message with such a name may arrive later."""
@@ -91,7 +88,6 @@ class Discovery:
         if not publications.keys() >= self._names:
             self._unseen |= unseen
             return
-        self.published_at_check = _oids_by_name(publications)
         relations = {r.relation_oid: r for facts in publications.values() for r in facts.relations}
         found_before = {*tasks.by_oid, *tasks.settled, *(tasks.contents.by_oid.keys() - tasks.unpublished)}
         for oid in found_before - relations.keys():
@@ -125,10 +121,12 @@ class Discovery:
         self._has_streamed_before = self._is_first = self._is_after_gap = False
         await self._compare()
 
-    async def published(self, sql: asyncpg.Connection) -> dict[tuple[str, str], int]:
+    async def published(self, sql: asyncpg.Connection | None) -> dict[tuple[str, str], int]:
         """Return the oids of the tables that are published now, by schema and name. `sql`: a
-        session other than that of `check`. Raises classified errors."""
-        return _oids_by_name(await self._publications.facts(sql))
+        session other than that of `check`; if it is None, the tables of the last query are
+        returned. Raises classified errors."""
+        publications = self._publications.known if sql is None else await self._publications.facts(sql)
+        return {(r.namespace, r.name): r.relation_oid for facts in publications.values() for r in facts.relations}
 
     async def _forget_unpublished(self, oids: set[int]) -> None:
         """Forget existing tables that were published only for a time. Consumers have some of their
@@ -255,7 +253,3 @@ class Discovery:
             self._tasks.snapshot.begin(1)
             self._tasks.queue(oid, content.schema, content.name, "REPLACE")
         return reads
-
-
-def _oids_by_name(publications: Mapping[str, PublicationFacts]) -> dict[tuple[str, str], int]:
-    return {(r.namespace, r.name): r.relation_oid for facts in publications.values() for r in facts.relations}
