@@ -7,7 +7,7 @@ one table of a large batch are collected when that table is written, if they are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -243,6 +243,11 @@ def as_arrow_if_small(
     if isinstance(own, DataFrame):
         return _in_order(own.toArrow()) if part.is_small(columns) else own
     return own if part.is_small(columns) else to_frame(spark, own, spark_schema(own.schema))
+
+
+def earliest(cuts: Iterable[int | None]) -> int | None:
+    """Return the first of these commit LSNs, or None if there is none."""
+    return min((cut for cut in cuts if cut is not None), default=None)
 
 
 def split_at_lsn(own: pa.Table | DataFrame, commit_lsn: int) -> tuple[Any, Any]:

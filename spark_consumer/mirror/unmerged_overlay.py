@@ -11,7 +11,7 @@ by Spark's workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from spark_consumer.mirror import changes
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.keyless_log import large_log, small_log
 from spark_consumer.mirror.fold.merge_source import merge_input, merged_rows, rows
+from spark_consumer.mirror.fold.replica_identity import RelationNames
 from spark_consumer.mirror.fold.start_fold import (
     arrow_merge_input,
     living_rows,
@@ -41,6 +42,7 @@ from spark_consumer.mirror.slice_contents import (
     as_arrow_if_small,
     batch_content,
     batch_size,
+    earliest,
     marks_in,
     own_records,
     part_of,
@@ -96,13 +98,10 @@ def overlay(
         table_states=states_after.text(),
     )
     schemas = changes.kept_schemas(spark, path)
+    names = RelationNames(base.oids, states.former, parts, lambda schema_id: schemas[schema_id]["pg.relation"]["oid"])
     frames: dict[str, Callable[[], DataFrame]] = {}
     for part in parts:
-        known = _known(spark, path, base, part.table, schemas)
-        beside = replica_identity.oids_beside(
-            parts, part.table, lambda schema_id: TableSchema.of(schemas[schema_id]).oid
-        )
-        known = replace(known, others={*known.others, *beside})
+        known = _known(spark, path, base, part.table, schemas, names)
         own = own_records(to_apply, records, part.table)
         frames[str(part.table)] = partial(_overlaid, spark, known, own, part, schemas)
     return made, frames
@@ -135,8 +134,7 @@ def _changes_to_apply(waiting: DataFrame, states: TableStates, marks: list[Store
 @dataclass(frozen=True, slots=True)
 class Known:
     """A table as of the last merge, or with a part of its later changes. `rows`: None if it did not
-    exist. `oid`, `key`: those of its relation; `others`: oids of the other tables' relations, and
-    of earlier relations with this name.
+    exist. `oid`, `key`: those of its relation; `is_other`: RelationNames.is_other for the table.
 
     `shape`: version of the relation whose columns the rows have, if it is known.
     """
@@ -147,21 +145,25 @@ class Known:
     commit_lsn: int
     oid: int | None
     key: tuple[str, ...]
-    others: Collection[int]
+    is_other: Callable[[int], bool]
     shape: TableSchema | None
 
 
 def _known(
-    spark: SparkSession, path: str, base: RecordedVersion, table: TableName, schemas: Mapping[int, Schema]
+    spark: SparkSession,
+    path: str,
+    base: RecordedVersion,
+    table: TableName,
+    schemas: Mapping[int, Schema],
+    names: RelationNames,
 ) -> Known:
     name, location = str(table), table_path(path, table)
     rows = TABLE_FORMAT.at_version(spark, location, base.tables[name]) if name in base.tables else None
-    others = [oid for other, oid in base.oids.items() if other != name]
-    others += TableStates.of(base.table_states).former.get(name, ())
+    is_other = partial(names.is_other, table)
     schema = schemas.get(base.schema_ids.get(name, -1))
     shape = None if schema is None else TableSchema.of(schema)
     key = tuple(base.keys.get(name, ()))
-    return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, others, shape)
+    return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, is_other, shape)
 
 
 def _overlaid(
@@ -184,8 +186,8 @@ def _overlaid(
         versions = {schema_id: shapes[schema_id] for schema_id in part.schema_ids}
         if len(set(map(key_of, versions))) > 1 or misfits(versions.values(), versions[part.newest]):
             first = replica_identity.first_positions(rest)
-            cuts = replica_identity.change_of_key(known.table, first, key_of), change_of_types(part, first, versions)
-            cut = min((each for each in cuts if each is not None), default=None)
+            by_key = replica_identity.change_of_key(known.table, first, key_of)
+            cut = earliest([by_key, change_of_types(part, first, versions)])
         if cut is not None:
             piece, rest = split_at_lsn(rest, cut)
             part = part_of(piece, known.table)
@@ -213,7 +215,7 @@ def _after_piece(
         own,
         lambda schema_id: shapes[schema_id].oid,
         known.oid,
-        known.others,
+        known.is_other,
         lambda: known.rows is None or replica_identity.is_empty(known.rows),
     )
     emptied = None if begin is None else (begin[0], begin[1] - 1)

@@ -78,6 +78,36 @@ def is_empty(frame: DataFrame) -> bool:
     return last is None or last["_op"] == "TRUNCATE"
 
 
+class RelationNames:
+    """The names of tables under which a mirror knows each relation.
+
+    `oids`: relations of the tables of its last version; `former`: earlier relations with a table's
+    name; `parts`: changes to be applied, whose tables may be new; `oid_of`: returns the oid of a
+    schema id.
+    """
+
+    def __init__(
+        self,
+        oids: Mapping[str, int],
+        former: Mapping[str, Collection[int]],
+        parts: Iterable[TablePart],
+        oid_of: Callable[[int], int],
+    ) -> None:
+        self._former = former
+        self._names: dict[int, set[str]] = {}
+        for name, oid in oids.items():
+            self._names.setdefault(oid, set()).add(name)
+        for part in parts:
+            for oid in set(map(oid_of, part.schema_ids)):
+                self._names.setdefault(oid, set()).add(str(part.table))
+
+    def is_other(self, table: TableName, oid: int) -> bool:
+        """Return whether a relation is known by the name of another table, or had this table's name
+        before."""
+        name = str(table)
+        return bool(self._names.get(oid, set()) - {name}) or oid in self._former.get(name, ())
+
+
 def recreated_at(
     table: TableName, location: str, first: Mapping[int, tuple[int, int]], oid_of: Callable[[int], int], newest: int
 ) -> tuple[int, int]:
@@ -99,16 +129,16 @@ def beginning_of_relation(
     own: pa.Table | DataFrame,
     oid_of: Callable[[int], int],
     known: int | None,
-    others: Collection[int],
+    is_other: Callable[[int], bool],
     is_emptied: Callable[[], bool],
 ) -> tuple[int, int] | None:
     """Return the position of the first record of a new relation with the table's name, if the rows
     of the former relation were not removed by an event; otherwise None.
 
-    `known`: oid of the former relation; `others`: oids of other tables' relations, and of earlier
-    relations with this name; `is_emptied`: returns whether the former rows are gone. Raise
-    MirrorError if the new relation is one of the others, if another relation had the name in
-    between, or if names were swapped.
+    `known`: oid of the former relation; `is_other`: RelationNames.is_other for the table;
+    `is_emptied`: returns whether the former rows are gone. Raise MirrorError if the new relation is
+    another table's, or had this name before, if another relation had the name in between, or if
+    names were swapped.
     """
     oids = {oid_of(schema_id) for schema_id in part.schema_ids}
     if len(oids if known is None else oids | {known}) == 1:
@@ -117,14 +147,9 @@ def beginning_of_relation(
     if len({oid_of(schema_id) for schema_id in ids_after}) == 1 and (part.last_truncate or is_emptied()):
         return None
     newest = oid_of(part.newest)
-    if newest in others or newest == known:
+    if is_other(newest) or newest == known:
         raise recreated_error(part.table, location)
     return recreated_at(part.table, location, first_positions(own), oid_of, newest)
-
-
-def oids_beside(parts: Iterable[TablePart], table: TableName, oid_of: Callable[[int], int]) -> set[int]:
-    """Return the oids of the relations of all other tables among these parts."""
-    return {oid_of(schema_id) for part in parts if part.table != table for schema_id in part.schema_ids}
 
 
 def keep_copy(spark: SparkSession, location: str, kept: str, applied: int) -> None:
@@ -182,20 +207,20 @@ def change_of_relation(
     first: Mapping[int, tuple[int, int]],
     shapes: Mapping[int, TableSchema],
     known: int | None,
-    others: Collection[int],
+    is_other: Callable[[int], bool],
 ) -> int | None:
     """Return the commit LSN of the first transaction after the first record in which another
     relation has the table's name, if the mirror may refuse it (see `beginning_of_relation`), or
     None. The changes before that LSN are merged first, so that the copy of the table that the error
     asks for concerns the new relation only.
 
-    `first`: first_positions; `shapes`: versions of the table, by schema id; `known`, `others`: as
+    `first`: first_positions; `shapes`: versions of the table, by schema id; `known`, `is_other`: as
     for `beginning_of_relation`.
     """
     order = [shapes[schema_id].oid for schema_id in sorted(first, key=lambda schema_id: first[schema_id])]
     named = [oid for oid in (known, *order, shapes[part.newest].oid) if oid is not None]
     turns = [oid for place, oid in enumerate(named) if place == 0 or oid != named[place - 1]]
-    if len(turns) == len(set(turns)) and not set(turns[1:]) & set(others):
+    if len(turns) == len(set(turns)) and not any(map(is_other, turns[1:])):
         return None
     begin_lsn = min(first.values())[0]
     later = [at[0] for schema_id, at in first.items() if at[0] > begin_lsn and shapes[schema_id].oid != order[0]]

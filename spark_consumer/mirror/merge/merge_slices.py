@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -22,12 +23,14 @@ from pyspark.sql import functions as f
 
 from spark_consumer.mirror import table_selection
 from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.replica_identity import RelationNames
 from spark_consumer.mirror.slice_contents import (
     BatchContent,
     BatchSize,
     BatchSlice,
     Verified,
     batch_size,
+    earliest,
     marks_in,
     own_records,
     split_by_chunks,
@@ -115,7 +118,7 @@ def _cut_by_marks(
     cuts = [first_cut(states, marks, size.first_lsn, size.last_lsn)]
     if chunks:
         cuts.append(first_later_change(to_apply, chunks))
-    return min((cut for cut in cuts if cut is not None), default=None)
+    return earliest(cuts)
 
 
 def _first_change_of_schema(
@@ -131,6 +134,7 @@ def _first_change_of_schema(
     first change."""
     states, last, path = merged
     oids = {} if last is None else last.oids
+    names = RelationNames(oids, states.former, content.parts, shapes.oid_of)
     cuts = []
     for part in content.parts:
         name = str(part.table)
@@ -144,12 +148,11 @@ def _first_change_of_schema(
         first = replica_identity.first_positions(own_records(raw, records, part.table))
         if last is not None and min(first.values())[0] <= last.commit_lsn:
             raise table_selection.too_late_error(name, path, last.commit_lsn)
-        others = {*states.former.get(name, ()), *(oid for other, oid in oids.items() if other != name)}
-        others |= replica_identity.oids_beside(content.parts, part.table, lambda schema_id: shapes.of(schema_id).oid)
-        cuts.append(replica_identity.change_of_relation(part, first, versions, oids.get(name), others))
+        is_other = partial(names.is_other, part.table)
+        cuts.append(replica_identity.change_of_relation(part, first, versions, oids.get(name), is_other))
         cuts.append(replica_identity.change_of_key(part.table, first, key_of))
         cuts.append(change_of_types(part, first, versions))
-    return min((cut for cut in cuts if cut is not None), default=None)
+    return earliest(cuts)
 
 
 def _first_other_type(verified: Verified, shapes: TableSchemas) -> int | None:
@@ -162,7 +165,7 @@ def _first_other_type(verified: Verified, shapes: TableSchemas) -> int | None:
         if misfits(versions.values(), versions[part.newest]):
             own = own_records(verified.changes, verified.records, part.table)
             cuts.append(change_of_types(part, replica_identity.first_positions(own), versions))
-    return min((cut for cut in cuts if cut is not None), default=None)
+    return earliest(cuts)
 
 
 def _first_other_key(

@@ -37,6 +37,7 @@ from spark_consumer.mirror import (
     writer_epoch,
 )
 from spark_consumer.mirror.changes import COLUMNS
+from spark_consumer.mirror.fold.replica_identity import RelationNames
 from spark_consumer.mirror.maintenance import Maintenance
 from spark_consumer.mirror.merge.merge_slices import persisted, slices
 from spark_consumer.mirror.paths import changes_path, seen_path, table_path
@@ -319,7 +320,12 @@ class Merger:
     def _prepare_and_write(
         self, spark: SparkSession, own: Mapping[TableName, pa.Table | DataFrame], content: BatchContent
     ) -> None:
-        work = [self._preparation.prepare(spark, part, own[part.table], content, self.last) for part in content.parts]
+        oids = {} if self.last is None else self.last.oids
+        names = RelationNames(oids, self._states.former, content.parts, self._shapes.oid_of)
+        work = [
+            self._preparation.prepare(spark, part, own[part.table], content.commit_lsn, self.last, names)
+            for part in content.parts
+        ]
         work = [item for item in work if item.applied < content.commit_lsn]
         are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
         with (

@@ -4,7 +4,6 @@ the slice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,11 +14,11 @@ from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import version_manifest
 from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.fold.replica_identity import RelationNames
 from spark_consumer.mirror.paths import kept_path, table_path
-from spark_consumer.mirror.slice_contents import BatchContent, TablePart
+from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import Superseded
-from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.mirror.tables.columns import ColumnChange, change_of_columns, doubts_of, missing_values
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
@@ -77,17 +76,16 @@ class TablePreparation:
         spark: SparkSession,
         part: TablePart,
         own: pa.Table | DataFrame,
-        content: BatchContent,
+        commit_lsn: int,
         last: version_manifest.RecordedVersion | None,
+        names: RelationNames,
     ) -> TableWork:
-        """Prepare a table and return the work to do. `content`: that of the slice, with all its
-        tables; `last`: the last version of the mirror.
+        """Prepare a table and return the work to do. `commit_lsn`: that of the last transaction of
+        the slice; `last`: the last version of the mirror.
 
         Raise MirrorError if the table was not written by a mirror, is already past this slice, or
         cannot follow the changes of its relation. Raise Superseded as `_applied_commit_lsn` does.
         """
-        commit_lsn = content.commit_lsn
-        beside = replica_identity.oids_beside(content.parts, part.table, self._oid_of)
         shape = self.shapes.of(part.newest)
         texts = self.shapes.texts(part)
         location = table_path(self.path, part.table)
@@ -96,7 +94,7 @@ class TablePreparation:
         replica_identity.check_names(part.table, columns.names)
         self._note_misfits(part, own)
         if not TABLE_FORMAT.exists(spark, location):
-            part = self._of_one_relation(spark, location, part, own, NEW, last, beside)
+            part = self._of_one_relation(spark, location, part, own, NEW, last, names)
             self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
             return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
@@ -110,36 +108,17 @@ class TablePreparation:
                 f"{format_lsn(applied)} or later, then run walgate merge. After that, run walgate mirror as before.",
             )
         if applied < commit_lsn:
-            part = self._of_one_relation(spark, location, part, own, applied, last, beside)
+            part = self._of_one_relation(spark, location, part, own, applied, last, names)
             if part.last_truncate is not None and part.last_truncate[0] <= applied:
                 part = replace(part, last_truncate=None)
             schema_id = self._schema_id_before(part, own, applied, last)
             refit = self._rewrite(spark, part, schema_id, location, applied, last)
             work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), rewrite=refit)
+            before = self.shapes.find(schema_id)
             if refit is None:
-                # A table that has reached the beginning of the new relation has rows of it already.
-                is_emptied = work.emptied is not None and work.emptied[0] > applied
-                # Rows that will all be overwritten need no conversion.
-                if not (shape.key and is_emptied):
-                    TABLE_FORMAT.despite_conflicts(
-                        partial(replica_identity.convert, spark, location, part.table, shape, applied)
-                    )
-                if work.needs_merge or not shape.key:
-                    before = self.shapes.find(schema_id)
-                    # Columns of another relation are other columns, whatever their names are. An
-                    # operator's copy has the columns of the present one.
-                    casts = not is_emptied and (
-                        before is None
-                        or before.oid == shape.oid
-                        or self._was_overwritten(spark, location, part.table, last)
-                    )
-                    TABLE_FORMAT.despite_conflicts(partial(TABLE_FORMAT.align, spark, location, columns, casts=casts))
-                else:  # the rows are overwritten, and their columns too
-                    TABLE_FORMAT.allow_names(spark, location, columns.names)
+                self._convert(spark, work, before, last)
             keys = {} if last is None else last.keys
-            has_other_key = tuple(keys.get(str(part.table), ())) != shape.key or shape.has_other_key_types(
-                self.shapes.find(schema_id)
-            )
+            has_other_key = tuple(keys.get(str(part.table), ())) != shape.key or shape.has_other_key_types(before)
             if shape.key and part.last_truncate is None and has_other_key:
                 base = work.base(spark)
                 assert base is not None
@@ -147,8 +126,34 @@ class TablePreparation:
             return work
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
 
-    def _oid_of(self, schema_id: int) -> int:
-        return self.shapes.of(schema_id).oid
+    def _convert(
+        self,
+        spark: SparkSession,
+        work: TableWork,
+        before: TableSchema | None,
+        last: version_manifest.RecordedVersion | None,
+    ) -> None:
+        """Convert a table, and its columns, as the new version of its relation requires. Rows that
+        will all be overwritten are not converted. `before`: the version that the table has, if it
+        is known."""
+        shape, location, applied = work.shape, work.location, work.applied
+        # A table that has reached the beginning of the new relation has rows of it already.
+        is_emptied = work.emptied is not None and work.emptied[0] > applied
+        if not (shape.key and is_emptied):
+            table = work.part.table
+            TABLE_FORMAT.despite_conflicts(partial(replica_identity.convert, spark, location, table, shape, applied))
+        columns = replica_identity.columns_of(shape)
+        if work.needs_merge or not shape.key:
+            # Columns of another relation are other columns, whatever their names are. An operator's
+            # copy has the columns of the present one.
+            casts = not is_emptied and (
+                before is None
+                or before.oid == shape.oid
+                or self._was_overwritten(spark, location, work.part.table, last)
+            )
+            TABLE_FORMAT.despite_conflicts(partial(TABLE_FORMAT.align, spark, location, columns, casts=casts))
+        else:  # the rows are overwritten, and their columns too
+            TABLE_FORMAT.allow_names(spark, location, columns.names)
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
         """Return the commit LSN that a table has reached. Raise Superseded if this writer has left
@@ -257,7 +262,7 @@ class TablePreparation:
         own: pa.Table | DataFrame,
         applied: int,
         last: version_manifest.RecordedVersion | None,
-        beside: Collection[int],
+        names: RelationNames,
     ) -> TablePart:
         """Cut the part where a new relation with the table's name begins, if the rows of the former
         relation were not removed by an event. Return the part.
@@ -266,16 +271,14 @@ class TablePreparation:
         this name before, or if `on_recreated` is STOP.
         """
         self._emptied.pop(part.table, None)
-        oids = {} if last is None else dict(last.oids)
-        known = oids.pop(str(part.table), None)
-        former = [] if last is None else TableStates.of(last.table_states).former.get(str(part.table), [])
+        known = None if last is None else last.oids.get(str(part.table))
         begin = replica_identity.beginning_of_relation(
             part,
             location,
             own,
-            self._oid_of,
+            self.shapes.oid_of,
             known,
-            {*oids.values(), *former, *beside},
+            partial(names.is_other, part.table),
             lambda: self._was_emptied(spark, location, part.table, last),
         )
         if begin is None:

@@ -22,6 +22,9 @@ class TableSchemas:
             self._shapes[schema_id] = TableSchema.of(self.schemas[schema_id])
         return self._shapes[schema_id]
 
+    def oid_of(self, schema_id: int) -> int:
+        return self.of(schema_id).oid
+
     def find(self, schema_id: int | None) -> TableSchema | None:
         """Return the TableSchema of `schema_id`, or None if it is None or the schema was not
         stored, as in older releases."""

@@ -64,6 +64,16 @@ def age(file: Path, days: int) -> None:
     os.utime(file, times=(file.stat().st_atime, file.stat().st_mtime - days * 24 * 3600))
 
 
+def make_old(spark: SparkSession, location: Path, needed: int, newer_days: int = 0) -> None:
+    """Make a table's files 20 days old, and its log 10 days up to the version `needed`."""
+    for entry in (location / "_delta_log").glob("*.json"):
+        age(entry, 10 if int(entry.stem) <= needed else newer_days)
+    for file in location.iterdir():
+        if file.is_file():
+            age(file, 20)
+    delta_log_class(spark).clearCache()
+
+
 ITEMS = TableName("public", "items")
 EVERY_SECOND = "spark.databricks.delta.properties.defaults.checkpointInterval"
 
@@ -87,6 +97,13 @@ def merge(spark: SparkSession, path: str, lsn: int) -> datetime:
         spark, path, replace(version_manifest.RecordedVersion.before_all(), commit_lsn=lsn, tables=found)
     )
     return datetime.now(UTC)
+
+
+def recorded(spark: SparkSession, path: str, lsn: int) -> int:
+    """The version of the table in the mirror's version at an LSN."""
+    picture = version_manifest.recorded_version(spark, path, lsn)
+    assert picture is not None
+    return picture.tables[str(ITEMS)]
 
 
 def check(spark: SparkSession, path: str, lsns: Iterable[int]) -> None:
@@ -238,16 +255,7 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
         merge(spark, path, 10)
     finally:
         spark.conf.unset(EVERY_SECOND)
-    picture = version_manifest.recorded_version(spark, path, 6)
-    assert picture is not None
-    needed = picture.tables[str(ITEMS)]
-    for entry in (items / "_delta_log").glob("*.json"):
-        if int(entry.stem) <= needed:
-            age(entry, 10)
-    for file in items.iterdir():
-        if file.is_file():
-            age(file, 20)
-    delta_log_class(spark).clearCache()
+    make_old(spark, items, recorded(spark, path, 6))
     monkeypatch.setattr(version_manifest, "merged_before", lambda *_: 6)
     retention = timedelta(days=5).total_seconds()
     maintenance.Maintenance(path, retention).remove(spark)
@@ -281,14 +289,7 @@ def test_files_that_were_replaced_long_ago_stay_for_the_last_version_of_the_mirr
             write_once(spark.range(number, number + 1), str(items), "overwrite", number)
     finally:
         spark.conf.unset(EVERY_SECOND)
-    picture = version_manifest.recorded_version(spark, path, 6)
-    assert picture is not None
-    for entry in (items / "_delta_log").glob("*.json"):
-        age(entry, 10 if int(entry.stem) <= picture.tables[str(ITEMS)] else 5)
-    for file in items.iterdir():
-        if file.is_file():
-            age(file, 20)
-    delta_log_class(spark).clearCache()
+    make_old(spark, items, recorded(spark, path, 6), newer_days=5)
     maintenance.Maintenance(path, 0.0).remove(spark)
     check(spark, path, (6,))
 
@@ -314,9 +315,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     check(spark, path, (4, 6, 8))
     with pytest.raises(MirrorError, match="the mirror begins at"):
         versions.read(spark, path, at=2)
-    picture = version_manifest.recorded_version(spark, path, 4)
-    assert picture is not None
-    needed = picture.tables[str(ITEMS)]
+    needed = recorded(spark, path, 4)
     assert 0 < min(log_versions(items)) <= needed < min(log_versions(items)) + 3
     assert files_since(items, needed) <= data_files(items)
     # Delta would refuse a version for its age, though it was replaced just now.
