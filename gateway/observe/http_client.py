@@ -6,10 +6,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from http.client import HTTPException, HTTPResponse
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import urlopen
+from urllib.request import OpenerDirector, ProxyHandler, build_opener
 
 PROBE_TIMEOUT_S = 3.0
 _LARGEST_BYTES = 1 << 16
@@ -23,12 +24,19 @@ def authority(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+@cache
+def _direct() -> OpenerDirector:
+    """Return what opens URLs without a proxy. urllib would use one that the environment sets even
+    for 127.0.0.1."""
+    return build_opener(ProxyHandler({}))
+
+
 def probe(host: str, port: int) -> str:
     """Return "" if the gateway is ready. Otherwise, return the answer of its /readyz, or the reason
     why it cannot be reached."""
     try:
         try:
-            with urlopen(f"http://{authority(host, port)}/readyz", timeout=PROBE_TIMEOUT_S):
+            with _direct().open(f"http://{authority(host, port)}/readyz", timeout=PROBE_TIMEOUT_S):
                 return ""
         except HTTPError as error:
             with error:
@@ -42,7 +50,7 @@ def _opened(url: str) -> Iterator[HTTPResponse]:
     """Open a URL. The response is closed even if it is an error, because Python 3.14 warns
     otherwise."""
     try:
-        with urlopen(url, timeout=PROBE_TIMEOUT_S) as answer:
+        with _direct().open(url, timeout=PROBE_TIMEOUT_S) as answer:
             yield answer
     except HTTPError as error:
         error.close()
