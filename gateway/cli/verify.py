@@ -101,22 +101,24 @@ async def verify(
 
 
 def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequence[str]) -> dict[int, str]:
-    """Return the chosen published tables: schema.table by oid. Raises StopForOperator."""
+    """Return the chosen published tables: schema.table by oid. Raises StopForOperator if a pattern
+    matches none, since the table that it was meant for would not be compared."""
     published = {relation.relation_oid: relation for facts in publications.values() for relation in facts.relations}
-    chosen = {
+    if not published:
+        raise StopForOperator("the publications have no tables", hint="add tables: ALTER PUBLICATION ... ADD TABLE ...")
+    names = [relation.full_name for relation in published.values()]
+    unmatched = [pattern for pattern in patterns if not any(is_table(name, [pattern]) for name in names)]
+    if unmatched:
+        raise StopForOperator(
+            f"no published table matches --table {', --table '.join(unmatched)}",
+            hint="check --table: a pattern is schema.table or table, and may contain the wildcards * and ?. The view "
+            "pg_publication_tables lists the published tables",
+        )
+    return {
         oid: format_relation(relation.namespace, relation.name)
         for oid, relation in published.items()
         if not patterns or is_table(relation.full_name, patterns)
     }
-    if not chosen:
-        raise StopForOperator(
-            "no published table matches --table" if patterns else "the publications have no tables",
-            hint="check --table: a pattern is schema.table or table, and may contain the wildcards * and ?. The view "
-            "pg_publication_tables lists the published tables"
-            if patterns
-            else "add tables: ALTER PUBLICATION ... ADD TABLE ...",
-        )
-    return chosen
 
 
 def check_read(states: StoredStates, tables: Mapping[int, str]) -> None:

@@ -48,6 +48,8 @@ def test_tables_are_chosen_as_elsewhere() -> None:
     assert choose_tables(PUBLICATIONS, ["public.*s"]).keys() == {1, 3}
     with pytest.raises(StopForOperator, match="matches --table"):
         choose_tables(PUBLICATIONS, ["nothing"])
+    with pytest.raises(StopForOperator, match=r"matches --table public\.itmes, --table more\*\n"):
+        choose_tables(PUBLICATIONS, ["public.orders", "public.itmes", "more*"])
     with pytest.raises(StopForOperator, match="have no tables"):
         choose_tables({}, [])
 
