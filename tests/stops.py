@@ -142,7 +142,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/config/section.py unusable", ""): _LISTENER,
     ("gateway/config/settings.py _merge", ""): _MENDED,
     ("gateway/config/settings.py _read_file", ""): _MENDED,
-    ("gateway/config/settings.py _read_secret_files", ""): _MENDED,
+    ("gateway/config/settings.py _unreadable", ""): _MENDED,
     ("gateway/config/settings.py _refuse_unknown_variables", ""): _MENDED,
     ("gateway/postgres/authentication.py _next_message", ""): _SERVICE,
     ("gateway/startup/reaction_by_sqlstate.py 08P01", ""): _SERVICE,

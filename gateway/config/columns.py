@@ -49,7 +49,7 @@ class ColumnSettings(Section):
     )
     hash_key: SecretStr | None = Field(
         default=None,
-        description=f"Key of the hashes, at least {_LEAST_KEY_BYTES} bytes. "
+        description=f"Key of the hashes: text of at least {_LEAST_KEY_BYTES} bytes, without zero bytes. "
         f"To read it from a file, set {PREFIX}COLUMNS__HASH_KEY_FILE. "
         "A different key gives different hashes.",
     )

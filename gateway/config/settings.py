@@ -384,11 +384,26 @@ def _read_secret_files() -> None:
     settings = _variables()
     for name, path in list(os.environ.items()):
         if name.startswith(PREFIX) and name.endswith("_FILE") and name not in settings:
-            try:
-                os.environ[name.removesuffix("_FILE")] = Path(path).read_text().strip()
-            except OSError as error:
-                raise StopForOperator(
-                    f"the file that {name} names cannot be read: {error}",
-                    hint=f"set {name} to the path of a text file that the gateway can read",
-                ) from error
+            os.environ[name.removesuffix("_FILE")] = _content(name, path)
             del os.environ[name]
+
+
+def _content(name: str, path: str) -> str:
+    """Return the text of the file that the variable `name` names. Raises StopForOperator, which
+    shows nothing of the content."""
+    try:
+        text = Path(path).read_text("utf-8").strip()
+    except OSError as error:
+        raise _unreadable(name, str(error)) from error
+    except UnicodeDecodeError:
+        raise _unreadable(name, f"{path} is not text in UTF-8") from None
+    if "\0" in text:
+        raise _unreadable(name, f"{path} contains a zero byte")
+    return text
+
+
+def _unreadable(name: str, reason: str) -> StopForOperator:
+    return StopForOperator(
+        f"the file that {name} names cannot be read: {reason}",
+        hint=f"set {name} to the path of a text file that the gateway can read",
+    )

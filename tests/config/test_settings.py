@@ -152,6 +152,20 @@ def test_a_secret_may_come_from_a_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert load_settings().source.dsn.get_secret_value() == DSN
 
 
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"geheim\xff", "is not text in UTF-8"), (b"ge\0heim", "contains a zero byte")]
+)
+def test_a_secret_that_is_not_text_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, reason: str
+) -> None:
+    (tmp_path / "key").write_bytes(content)
+    monkeypatch.setenv("WALGATE_COLUMNS__HASH_KEY_FILE", str(tmp_path / "key"))
+    with pytest.raises(StopForOperator, match="HASH_KEY_FILE names cannot be read") as refused:
+        load_settings()
+    assert reason in refused.value.message and "heim" not in str(refused.value)
+    assert refused.value.__cause__ is None  # it would have the content
+
+
 def test_secrets_are_not_printed() -> None:
     assert "geheim" not in repr(load_settings())
 
