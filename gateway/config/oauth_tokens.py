@@ -143,9 +143,7 @@ class Tokens:
         life_s = float(life) if isinstance(life, (int, float)) and life > 0 else _LIFE_S
         self._token, self._good_until = token, asked + life_s * _USED_FOR
 
-    def _tls(self) -> ssl.SSLContext | bool:
-        if not (self._settings.oauth_token_url or "").startswith("https:"):
-            return False
+    def _tls(self) -> ssl.SSLContext:
         try:
             context = ssl.create_default_context()  # system CAs too: provider and servers seldom share a CA
             if self._ca_file is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from gateway.config.msk_iam import MskTokens
 from gateway.config.oauth_tokens import TokenSettings
 from gateway.errors import Retry, RetrySlowly
 from tests.support.oidc import CLIENT, SECRET, Provider, oidc_provider
+from tests.support.tls import certificate
 
 
 @pytest.fixture
@@ -57,6 +59,19 @@ async def test_what_gives_no_token_is_named_without_a_secret(provider: Provider,
     for file, said in ((tmp_path / "missing", "No such file"), (tmp_path / "empty", "contains no token")):
         with pytest.raises(RetrySlowly, match=said):
             await TokenSettings(token_file=file).tokens("kafka", None).token()
+
+
+async def test_the_certificate_of_a_provider_is_verified_however_its_scheme_is_written(tmp_path: Path) -> None:
+    certificate(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
+    with oidc_provider(tls) as provider:
+        for address in (provider.token_url, provider.token_url.replace("https", "HTTPS")):
+            found = settings(provider, oauth_token_url=address)
+            with pytest.raises(Retry, match="CERTIFICATE_VERIFY_FAILED"):
+                await found.tokens("kafka", None).token()
+            assert await found.tokens("kafka", tmp_path / "server.crt").token()
+        assert provider.given_count == 2
 
 
 @pytest.mark.parametrize(

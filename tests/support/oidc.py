@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ CLIENT, SECRET, AUDIENCE = "walgate-client", "client-secret", "walgate-servers"
 class Provider:
     """The provider. `life_s`: lifetime of the tokens it will issue; `is_away`: it answers 503."""
 
-    def __init__(self, port: int) -> None:
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int, scheme: str = "http") -> None:
+        self.url = f"{scheme}://127.0.0.1:{port}"
         self.key = RSAKey.generate_key(2048, {"kid": "k1", "use": "sig", "alg": "RS256"})
         self.life_s = 300
         self.is_away = False
@@ -73,7 +74,7 @@ class Provider:
 
 
 @contextmanager
-def oidc_provider() -> Iterator[Provider]:
+def oidc_provider(tls: ssl.SSLContext | None = None) -> Iterator[Provider]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             length = int(self.headers.get("Content-Length") or 0)
@@ -91,7 +92,9 @@ def oidc_provider() -> Iterator[Provider]:
         def log_message(self, *args: Any) -> None: ...
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        provider = Provider(server.server_address[1])
+        provider = Provider(server.server_address[1], "http" if tls is None else "https")
+        if tls is not None:
+            server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
         thread.start()
         try:
