@@ -78,9 +78,11 @@ OTHER_TABLES: Final = "other"
 MIRROR_LAG_TEXT: Final = "Age of the oldest commit that is in Kafka and not in the mirror, by the server's clock."
 HOLDER_TEXT: Final = (
     "Age of the oldest transaction, and of the oldest prepared transaction, that keeps the slot's restart_lsn from advancing "
-    "(advance) or the slot from being created (creation)."
+    "(advance) or the slot from being created (creation). If the role may not see when a transaction began, its age counts "
+    "from when the gateway first saw it."
 )
 _NAN: Final = float("nan")
+_TRANSACTIONS: Final = ("transaction", "prepared")
 
 GAUGES: Final[dict[str, str]] = {
     "walgate_connected": "1 while the replication stream is being read, otherwise 0.",
@@ -123,7 +125,6 @@ GAUGES: Final[dict[str, str]] = {
 def _values(board: StatusBoard, now: GatewayStatus) -> dict[str, float | None]:
     wal = now.wal
     oldest = min((stream.since for stream in now.streamed_transactions), default=None)
-    held_since = min((cause.since for cause in now.blockers if cause.since is not None), default=None)
     return {
         "walgate_connected": float(board.state() == "streaming"),
         "walgate_epoch": now.epoch,
@@ -148,13 +149,23 @@ def _values(board: StatusBoard, now: GatewayStatus) -> dict[str, float | None]:
         "walgate_wal_retained_bytes": wal.retained_bytes if wal else None,
         "walgate_wal_limit_bytes": wal.limit_bytes if wal else None,
         "walgate_wal_seconds_to_full": wal.seconds_to_full if wal else None,
-        "walgate_oldest_blocker_seconds": max(_server_now(now) - held_since, 0.0) if held_since is not None else 0.0,
+        "walgate_oldest_blocker_seconds": _oldest_blocker_s(now),
     }
 
 
 def _failures_at_resume_lsn(now: GatewayStatus) -> int:
     error = now.last_error
     return error.times if error is not None and now.delivered_lsn <= error.resume_lsn else 0
+
+
+def _oldest_blocker_s(now: GatewayStatus) -> float | None:
+    """Return the age of the oldest transaction that blocks: 0 if there is none, or None if no age
+    is known."""
+    begins = [cause.since for cause in now.blockers if cause.kind in _TRANSACTIONS]
+    known = [since for since in begins if since is not None]
+    if known:
+        return max(_server_now(now) - min(known), 0.0)
+    return None if begins else 0.0
 
 
 class StatusCollector(Collector):
@@ -197,7 +208,7 @@ def _causes(now: GatewayStatus) -> Metric:
     family = GaugeMetricFamily("walgate_blocker_seconds", HOLDER_TEXT, labels=["blocks", "kind", "blocker"])
     oldest: dict[tuple[str, str], WalRetentionCause] = {}
     for cause in sorted(now.blockers, key=lambda one: one.since or 0.0):
-        if cause.kind in ("transaction", "prepared"):
+        if cause.kind in _TRANSACTIONS:
             oldest.setdefault(("creation" if cause.blocks else "advance", cause.kind), cause)
     for (blocks, kind), cause in oldest.items():
         age_s = _NAN if cause.since is None else max(_server_now(now) - cause.since, 0.0)

@@ -81,7 +81,8 @@ class WalRetentionCause:
     """A transaction, session or slot that prevents WAL or old rows from being removed, or makes the
     gateway wait. `kind` is transaction, prepared or slot; `pid` is 0 if there is no process.
     `retained_bytes` is the amount of WAL that a slot retains, or None if unknown. `blocks` means
-    that the creation of the gateway's slot waits for this cause."""
+    that the creation of the gateway's slot waits for this cause. `age_is_at_least` means that the
+    role may not see when the transaction began: `since` is when the gateway first saw it."""
 
     kind: str
     name: str
@@ -90,7 +91,9 @@ class WalRetentionCause:
     application: str = ""
     state: str = ""
     since: float | None = None
+    age_is_at_least: bool = False
     query_since: float | None = None
+    xid: int | None = None
     xmin_age: int | None = None
     retained_bytes: int | None = None
     remedy: str = ""

@@ -3,6 +3,7 @@ slots."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import asyncpg
@@ -32,7 +33,7 @@ _HOLDERS: Final = """
 SELECT * FROM (
     SELECT 'transaction', '', a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.state, ''),
            extract(epoch FROM a.xact_start)::float8, extract(epoch FROM a.query_start)::float8,
-           pg_catalog.age(a.backend_xid), NULL::bigint
+           a.backend_xid, pg_catalog.age(a.backend_xid), NULL::bigint
     FROM pg_catalog.pg_stat_activity AS a
     WHERE a.backend_xid IS NOT NULL AND a.pid <> pg_catalog.pg_backend_pid()
       AND coalesce(a.xact_start < pg_catalog.statement_timestamp() - pg_catalog.make_interval(secs => $2), true)
@@ -41,7 +42,7 @@ SELECT * FROM (
 UNION ALL
 SELECT * FROM (
     SELECT 'prepared', p.gid, 0, p.owner::text, '', p.database::text, extract(epoch FROM p.prepared)::float8, NULL::float8,
-           pg_catalog.age(p.transaction), NULL::bigint
+           p.transaction, pg_catalog.age(p.transaction), NULL::bigint
     FROM pg_catalog.pg_prepared_xacts AS p
     WHERE p.prepared < pg_catalog.statement_timestamp() - pg_catalog.make_interval(secs => $2)
     ORDER BY p.prepared LIMIT 5
@@ -50,7 +51,7 @@ UNION ALL
 SELECT * FROM (
     SELECT 'slot', s.slot_name::text, coalesce(s.active_pid, 0), '', coalesce(s.database::text, ''),
            CASE WHEN s.temporary THEN 'temporary' WHEN s.active THEN 'active' ELSE 'inactive' END, NULL::float8, NULL::float8,
-           pg_catalog.age(coalesce(s.xmin, s.catalog_xmin)),
+           NULL::xid, pg_catalog.age(coalesce(s.xmin, s.catalog_xmin)),
            pg_catalog.pg_wal_lsn_diff(CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                                            ELSE pg_catalog.pg_current_wal_flush_lsn() END, s.restart_lsn)::bigint AS held
     FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_name <> $1 ORDER BY held DESC NULLS LAST LIMIT 3
@@ -77,8 +78,23 @@ async def retention_causes(sql: asyncpg.Connection, slot: str) -> tuple[WalReten
     return tuple(_cause(row) for row in rows)
 
 
+def with_least_ages(
+    causes: tuple[WalRetentionCause, ...], before: tuple[WalRetentionCause, ...], now: float
+) -> tuple[WalRetentionCause, ...]:
+    """Return the causes with an age for each open transaction whose begin the role may not see: it
+    counts from when the transaction was first seen. `before` are the causes of the last reading,
+    and `now` is the server's Unix time in seconds."""
+    first_seen = {(cause.pid, cause.xid): cause.since for cause in before if cause.age_is_at_least}
+    return tuple(
+        replace(cause, since=first_seen.get((cause.pid, cause.xid), now), age_is_at_least=True)
+        if cause.kind == "transaction" and cause.since is None
+        else cause
+        for cause in causes
+    )
+
+
 def _cause(row: asyncpg.Record) -> WalRetentionCause:
-    kind, name, pid, user, application, state, since, query_since, xmin_age, held = row
+    kind, name, pid, user, application, state, since, query_since, xid, xmin_age, held = row
     return WalRetentionCause(
         kind=kind,
         name=name,
@@ -88,6 +104,7 @@ def _cause(row: asyncpg.Record) -> WalRetentionCause:
         state=state,
         since=since,
         query_since=query_since,
+        xid=xid,
         xmin_age=xmin_age,
         retained_bytes=held,
         remedy=_remedy(kind, name, pid, state),

@@ -38,7 +38,7 @@ from gateway.postgres.asyncpg_internals import address_of
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
-from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status
+from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status, with_least_ages
 from gateway.schema_errors import classified_schema_errors
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, value_subject
@@ -129,17 +129,18 @@ class Monitor:
             self._up("postgresql", self._address)
             if begun - looked_at >= LOOK_INTERVAL_S:
                 looked_at = begun
-                await self._look(sql, lsn)
+                await self._look(sql, lsn, server_time)
             if heartbeat_s and begun - beat_at >= heartbeat_s:
                 beat_at = begun
                 await self._beat(sql)
             await asyncio.sleep(max(begun + READ_INTERVAL_S - time.monotonic(), READ_INTERVAL_S / 4))
 
-    async def _look(self, sql: asyncpg.Connection, lsn: int) -> None:
+    async def _look(self, sql: asyncpg.Connection, lsn: int, server_time: float) -> None:
         slot = await slot_status(sql, self._settings.source.slot)
         self._board.slot = slot
         self._board.held = None if slot is None or not slot.restart_lsn else self._measure(slot, lsn)
-        self._board.blockers = await retention_causes(sql, self._settings.source.slot)
+        causes = await retention_causes(sql, self._settings.source.slot)
+        self._board.blockers = with_least_ages(causes, self._board.blockers, server_time)
 
     def _measure(self, slot: SlotStatus, lsn: int) -> RetainedWal:
         held, now = max(lsn - slot.restart_lsn, 0), time.monotonic()

@@ -83,7 +83,8 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Fin
     if not (role.reads_statistics or role.is_superuser):
         yield OperatorWarning(
             f"role {role.name} cannot see the details of other roles' sessions: for sessions that keep the slot's restart_lsn "
-            "from advancing, only process ID, user and application are shown",
+            "from advancing, only process ID, user and application are shown, and their age (walgate_blocker_seconds) counts "
+            "from when the gateway first saw them",
             f"GRANT pg_read_all_stats TO {name}",
         )
     if not (role.is_encrypted or role.is_local):

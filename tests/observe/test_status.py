@@ -113,3 +113,20 @@ def test_the_oldest_of_each_sort_that_holds_the_slot_has_its_name_in_the_metrics
     assert math.isnan(found.pop(("advance", "prepared transaction of_nobody")))
     assert found == {("creation", "process 7 (nightly)"): 100.0, ("advance", "process 8"): 20.0}
     show(StatusBoard())
+
+
+def test_the_age_of_the_oldest_blocker_is_unknown_if_no_age_is_known() -> None:
+    status = board(Clock())
+    show(status)
+
+    def oldest() -> float | None:
+        return REGISTRY.get_sample_value("walgate_oldest_blocker_seconds")
+
+    assert oldest() == 0.0
+    status.blockers = (WalRetentionCause("slot", "another", retained_bytes=1 << 30),)
+    assert oldest() == 0.0
+    status.blockers = (WalRetentionCause("transaction", "", 7, since=None),)
+    assert math.isnan(oldest() or 0.0)
+    status.blockers += (WalRetentionCause("transaction", "", 8, since=990.0, age_is_at_least=True),)
+    assert oldest() == 10.0
+    show(StatusBoard())

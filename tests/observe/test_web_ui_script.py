@@ -74,6 +74,8 @@ def test_ages_of_what_postgresql_dates_are_by_its_clock(server_time: float | Non
     at = NOW if server_time is None else server_time
     now = status(server_time=server_time, heartbeat_time=at - 50, blockers=[HOLDER | {"since": at - 100}])
     assert shown(now, "describe(s.blockers[0], s)").endswith("(process 7, 100 s old)")
+    hidden = now | {"blockers": [HOLDER | {"since": at - 100, "age_is_at_least": True}]}
+    assert shown(hidden, "describe(s.blockers[0], s)").endswith("(process 7, at least 100 s old)")
     assert not any("process 7" in one["text"] for one in shown(now, "problems(s)"))
     assert any(
         "process 7" in one["text"] for one in shown(now | {"blockers": [HOLDER | {"since": at - 1000}]}, "problems(s)")

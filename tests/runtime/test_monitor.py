@@ -13,6 +13,7 @@ from gateway.observe.status_board import StatusBoard
 from gateway.observe.status_types import SlotStatus
 from gateway.runtime import monitor as module
 from gateway.runtime.monitor import Monitor, alarm_level, growth_rate, wal_held
+from tests.conftest import Database
 
 MB = 1 << 20
 
@@ -53,6 +54,33 @@ def test_wal_that_grows_again_is_not_said_to_shrink() -> None:
     assert growth_rate(deque(fallen)) == -45.0
     assert growth_rate(deque([*fallen, (22.0, 120)])) == 0.0
     assert growth_rate(deque([*fallen, (22.0, 120), (30.0, 300)])) == 20.0
+
+
+@pytest.mark.integration
+async def test_a_blocker_whose_begin_is_hidden_grows_older(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The documented role may not see when the transactions of other roles began."""
+    writer, sql = await database.connect(), await database.connect()
+    role = f"r_{database.name}"
+    await sql.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{database.server.password}'")
+    values: dict[str, Any] = {"source": {"dsn": database.dsn_of(role), "heartbeat_interval_s": 0}}
+    board = StatusBoard()
+    monkeypatch.setattr(module, "LOOK_INTERVAL_S", 0.1)
+    await writer.execute("BEGIN; CREATE TABLE t (id int)")
+    watching = asyncio.create_task(Monitor(Settings(**values), board)._watch_postgresql())
+    pid, ages = writer.get_server_pid(), set[float]()
+    async with asyncio.timeout(30):
+        while max(ages, default=0.0) < 1.0:
+            found = board.snapshot()
+            ages |= {
+                (found.server_time or 0.0) - blocker.since
+                for blocker in found.blockers
+                if blocker.pid == pid and blocker.age_is_at_least and blocker.since is not None
+            }
+            await asyncio.sleep(0.05)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+    await writer.execute("ROLLBACK")
+    await sql.execute(f"DROP ROLE {role}")
 
 
 async def test_a_defect_of_a_watch_is_told_and_the_watch_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,9 @@ def test_who_is_away_and_who_holds_is_named_with_the_remedy() -> None:
     board = StatusBoard()
     board.part_is_down("registry", Retry("no answer", hint="is it up?"), "http://r")
     board.blockers = (WalRetentionCause("prepared", "forgotten", since=1.0, remedy="ROLLBACK PREPARED"),)
+    board.blockers += (WalRetentionCause("transaction", "", 7, since=1.0, age_is_at_least=True),)
     text = printed(board)
+    assert "process 7, open for at least " in text
     assert "DOWN for" in text and "at http://r: no answer" in text and "is it up?" in text
     assert "blocked by    prepared transaction 'forgotten'" in text and "ROLLBACK PREPARED" in text
 
