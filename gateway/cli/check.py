@@ -43,7 +43,7 @@ from gateway.schema_errors import open_registry
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.kafka_checks import KafkaExpected, KafkaFacts, check_brokers, check_refusals, check_topics
-from gateway.startup.listener_checks import check_bootstrap, check_listener
+from gateway.startup.listener_checks import check_bootstrap, check_cleartext_login, check_listener
 from gateway.startup.position_checks import (
     after_rename,
     check_first_start,
@@ -250,6 +250,7 @@ class _Check:
 
     async def _kafka(self) -> KafkaFacts | None:
         kafka, expected = self._settings.kafka, self._kafka_expected()
+        self._report.add("kafka", check_cleartext_login(kafka.sent_in_cleartext, kafka.sasl_mechanism))
         addresses = [part.strip() for part in kafka.bootstrap_servers.split(",")]
         listeners = [await probe_listener(address, kafka) for address in addresses]
         if not self._report.add("kafka", check_bootstrap(listeners, expected)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
@@ -119,8 +120,8 @@ class KafkaSettings(TokenSettings):
     )
     sasl_mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER", "AWS_MSK_IAM"] = Field(
         default="SCRAM-SHA-512",
-        description="SASL mechanism. PLAIN sends the password, and OAUTHBEARER the token, in cleartext: both are allowed only "
-        "with SASL_SSL. AWS_MSK_IAM: IAM authentication with the AWS credentials of the process; needs "
+        description="SASL mechanism. PLAIN sends the password, and OAUTHBEARER the token, in cleartext: without SASL_SSL, "
+        "others on the network can read it. AWS_MSK_IAM: IAM authentication with the AWS credentials of the process; needs "
         "`pip install 'walgate[msk]'`.",
     )
     aws_region: str | None = Field(default=None, description="AWS region of the cluster, for AWS_MSK_IAM.")
@@ -213,6 +214,14 @@ class KafkaSettings(TokenSettings):
         if kind == "aws" and (self.aws_region is None or protocol != "SASL_SSL"):
             raise ValueError("sasl_mechanism = AWS_MSK_IAM needs aws_region, and security_protocol = SASL_SSL")
 
+    @property
+    def sent_in_cleartext(self) -> str:
+        """Return what others on the network can read at a login: "password", "token" or "". Brokers
+        on this host are not reached over the network."""
+        sent = {"PLAIN": "password", "OAUTHBEARER": "token"}.get(self.sasl_mechanism, "")
+        hosts = (urlsplit(f"//{part.strip()}").hostname or "" for part in self.bootstrap_servers.split(","))
+        return sent if self.security_protocol == "SASL_PLAINTEXT" and not all(map(_is_loopback, hosts)) else ""
+
     def client_options(self) -> dict[str, Any]:
         """Return the arguments that aiokafka's producer, consumer and admin client share. Reads the
         certificates each time, because they may have changed. Raises StopForOperator."""
@@ -243,5 +252,12 @@ def _is_host_and_port(text: str) -> bool:
     try:
         address = urlsplit(f"//{text}")
         return bool(address.hostname) and address.port != 0 and address.netloc == text and text[-1] not in "@:"
+    except ValueError:
+        return False
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
         return False

@@ -43,6 +43,7 @@ from gateway.runtime.tasks import run_together
 from gateway.runtime.wal_budget import WalBudget
 from gateway.snapshot.chunk_reader import connect_reader
 from gateway.snapshot.coordinator import SnapshotCoordinator
+from gateway.startup.listener_checks import check_cleartext_login
 from gateway.startup.periodic_check import check_held
 from gateway.startup.repeated_failure import ServerCrashed, from_record, wait_s
 from gateway.startup.server_notices import LeftOut
@@ -161,6 +162,7 @@ class Session:
         memory.reported = from_record(position) or memory.reported
         self._resume_lsn = position.resume_lsn
         self._end_at_start = catalog.server.flush_lsn
+        catalog.warn(check_cleartext_login(settings.kafka.sent_in_cleartext, settings.kafka.sasl_mechanism))
         catalog.warn(unused_rules(settings.columns, catalog.facts.publications.values()))
         catalog.warn(tuple(await filters_that_can_fail(sql, catalog.facts.publications)))
         self._log_quarantined(position)

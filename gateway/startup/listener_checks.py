@@ -95,6 +95,21 @@ def check_bootstrap(listeners: Sequence[ListenerFacts], expected: KafkaExpected)
             yield finding
 
 
+def check_cleartext_login(sent: str, mechanism: str) -> tuple[OperatorWarning, ...]:
+    """Warn if others on the network can read the login. `sent` is what is sent in cleartext:
+    "password", "token", or "" for nothing."""
+    if not sent:
+        return ()
+    return (
+        OperatorWarning(
+            f"kafka.sasl_mechanism = {mechanism} sends the {sent} in cleartext, because kafka.security_protocol = "
+            "SASL_PLAINTEXT does not encrypt the connection",
+            "set kafka.security_protocol = SASL_SSL, and use the brokers' listener with TLS (often port 9093)"
+            + ("; or use SCRAM, which does not send the password" if sent == "password" else ""),
+        ),
+    )
+
+
 def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding]:
     at, offered = listener.address, listener.mechanisms
     if offered is None and expected.sasl:
@@ -106,7 +121,12 @@ def _login(listener: ListenerFacts, expected: KafkaExpected) -> Iterator[Finding
         yield StopForOperator(
             f"{at} requires SASL ({', '.join(offered)}), but kafka.security_protocol is {protocol_name(expected)}",
             hint=f"set kafka.security_protocol = {protocol_name(expected, sasl=True)}, kafka.sasl_mechanism to one of these, and "
-            "its credentials (PLAIN and SCRAM: kafka.sasl_username and kafka.sasl_password)",
+            "its credentials (PLAIN and SCRAM: kafka.sasl_username and kafka.sasl_password)"
+            + (
+                ""
+                if expected.tls
+                else ". Without TLS, PLAIN and OAUTHBEARER send the password or the token in cleartext"
+            ),
         )
     elif offered and expected.mechanism not in offered:
         yield StopForOperator(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import load_http_settings, load_settings
 from gateway.errors import StopForOperator
 from tools.settings_page import settings_page
@@ -356,3 +357,25 @@ def test_every_setting_is_described() -> None:
 def test_the_page_of_settings_is_that_of_the_settings() -> None:
     page = Path(__file__).parents[2] / "docs" / "settings.md"
     assert page.read_text().strip() == settings_page().strip()
+
+
+LOGIN = {"sasl_username": "u", "sasl_password": "p"}
+
+
+@pytest.mark.parametrize(
+    ("protocol", "addresses", "login", "sent"),
+    [
+        ("SASL_PLAINTEXT", "localhost:9092,k1:9092", {"sasl_mechanism": "PLAIN", **LOGIN}, "password"),
+        ("SASL_PLAINTEXT", "10.0.0.1:9092", {"sasl_mechanism": "PLAIN", **LOGIN}, "password"),
+        ("SASL_PLAINTEXT", "[fd00::1]:9092", {"sasl_mechanism": "OAUTHBEARER", "token_file": "/t"}, "token"),
+        ("SASL_PLAINTEXT", "localhost, 127.0.0.2:9092,[::1]:9092", {"sasl_mechanism": "PLAIN", **LOGIN}, ""),
+        ("SASL_PLAINTEXT", "k1:9092", LOGIN, ""),
+        ("SASL_SSL", "k1:9092", {"sasl_mechanism": "PLAIN", **LOGIN}, ""),
+        ("PLAINTEXT", "k1:9092", {"sasl_mechanism": "PLAIN"}, ""),
+    ],
+)
+def test_what_others_on_the_network_can_read_at_a_login(
+    protocol: str, addresses: str, login: dict[str, str], sent: str
+) -> None:
+    values = {"security_protocol": protocol, "bootstrap_servers": addresses, **login}
+    assert KafkaSettings.model_validate(values).sent_in_cleartext == sent

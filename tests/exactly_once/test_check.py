@@ -174,6 +174,8 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
     postgres = f"127.0.0.1:{place.database.server.port}"
     await place.finds("stops", "requires SASL (PLAIN)", "= SASL_PLAINTEXT", kafka=secured)
     await place.finds("stops", "does not use SASL", "= PLAINTEXT", kafka=LOGIN)
+    elsewhere = {"bootstrap_servers": "k1.invalid:9092"}
+    await place.finds("warning", "sends the password in cleartext", "SASL_SSL", kafka=LOGIN | elsewhere)
     await place.finds(
         "stops",
         "does not support kafka.sasl_mechanism",

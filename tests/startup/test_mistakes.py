@@ -26,7 +26,7 @@ from gateway.startup.kafka_checks import (
     check_refusals,
     check_topics,
 )
-from gateway.startup.listener_checks import ListenerFacts, check_bootstrap, check_listener
+from gateway.startup.listener_checks import ListenerFacts, check_bootstrap, check_cleartext_login, check_listener
 from gateway.startup.publication_checks import check_actions
 from gateway.startup.role_checks import RoleFacts, check_role, for_provider
 from gateway.startup.server_checks import check_slot_capacity
@@ -712,6 +712,19 @@ def test_one_bootstrap_address_that_is_well_is_enough() -> None:
     assert "uses the other addresses" in found.message and "kafka.bootstrap_servers" in found.hint
     assert [type(each) for each in check_bootstrap([dead, dead], WANTED)] == [RetrySlowly, RetrySlowly]
     assert list(check_bootstrap([LISTENER], WANTED)) == []
+
+
+@pytest.mark.parametrize(("sent", "mechanism"), [("password", "PLAIN"), ("token", "OAUTHBEARER"), ("", "PLAIN")])
+def test_a_login_in_cleartext_is_warned_of(sent: str, mechanism: str) -> None:
+    found = check_cleartext_login(sent, mechanism)
+    assert len(found) == bool(sent) and all(f"{mechanism} sends the {sent} in" in warning.message for warning in found)
+    assert all(("SCRAM" in warning.hint) == (mechanism == "PLAIN") for warning in found)
+
+
+def test_the_hint_to_log_in_without_tls_names_what_is_sent_in_cleartext() -> None:
+    (plain,) = listener(mechanisms=("PLAIN",)).findings()
+    (encrypted,) = listener(wanted(tls=True), tls=True, mechanisms=("PLAIN",)).findings()
+    assert "cleartext" in plain.hint and "cleartext" not in encrypted.hint
 
 
 def test_row_level_security_is_nothing_to_a_gateway_that_reads_no_rows() -> None:
