@@ -75,3 +75,9 @@ def test_the_pods_are_scraped_under_the_name_that_the_rules_expect() -> None:
     (container,) = template["spec"]["containers"]
     (endpoint,) = spec["podMetricsEndpoints"]
     assert endpoint["port"] in {port["name"] for port in container["ports"]} and endpoint["path"] == "/metrics"
+
+
+def test_gateways_in_one_namespace_would_be_mixed_up() -> None:
+    """A nameSuffix changes no label, so every selector would match the pods of all gateways."""
+    documented = (ROOT / "docs/kubernetes.md").read_text()
+    assert "nameSuffix" not in documented and "one namespace for each" in documented
