@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,45 @@ def test_gateways_in_one_namespace_would_be_mixed_up() -> None:
     """A nameSuffix changes no label, so every selector would match the pods of all gateways."""
     documented = (ROOT / "docs/kubernetes.md").read_text()
     assert "nameSuffix" not in documented and "one namespace for each" in documented
+
+
+def test_the_idle_pod_is_that_of_the_gateway_without_its_program_and_its_probes() -> None:
+    component = manifest("repair/kustomization.yaml")
+    (patch,) = component["patches"]
+    assert component["kind"] == "Component"
+    key, _, value = patch["target"]["labelSelector"].partition("=")
+    deployment, idle = manifest("deployment.yaml"), manifest(f"repair/{patch['path']}")
+    assert deployment["metadata"]["labels"][key] == value and patch["target"]["kind"] == deployment["kind"]
+    (gateway,), (changed,) = (each["spec"]["template"]["spec"]["containers"] for each in (deployment, idle))
+    assert changed.pop("name") == gateway["name"] and changed.pop("command") == ["sleep", "infinity"]
+    assert changed.keys() == {"args", *(name for name in gateway if name.endswith("Probe"))}
+    assert not any(changed.values())
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}  # the gateway has ended before the idle pod begins
+
+
+def test_the_overlays_of_the_page_are_built_and_differ_in_the_container_alone(tmp_path: Path) -> None:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed; the manifests were compared without it")
+    shutil.copytree(ROOT / "deploy", tmp_path / "deploy")
+    page = (ROOT / "docs/kubernetes.md").read_text()
+    for path, text in re.findall(r"```yaml\n# (\S+)\n(.*?)```", page, re.S):
+        (tmp_path / path).parent.mkdir()
+        (tmp_path / path).write_text(text)
+    shutil.copy(FOLDER / "walgate.toml", tmp_path / "overlay")
+
+    def built(name: str) -> dict[str, Any]:
+        made = subprocess.run([kubectl, "kustomize", str(tmp_path / name)], capture_output=True, check=True)
+        return {each["kind"]: each for each in yaml.safe_load_all(made.stdout)}
+
+    gateway, idle = built("overlay"), built("repair")
+    (container,), (sleeping,) = (
+        each["Deployment"]["spec"]["template"]["spec"].pop("containers") for each in (gateway, idle)
+    )
+    assert container["image"] == "registry.example/walgate:1"
+    for name in ("args", "livenessProbe", "readinessProbe"):
+        del container[name]
+    assert sleeping == container | {"command": ["sleep", "infinity"]}
+    for each in (gateway, idle):
+        del each["Deployment"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert gateway == idle
