@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -209,8 +210,9 @@ def _mirror_lag(mirror: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 def _quarantine(now: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for each in now["quarantined"][:_LISTED]:
         yield "quarantine", f"{each['table']}, since {Lsn(each['since_lsn'])}: {each['reason']}"
-        load = f"walgate snapshot start {each['table']}" if now["snapshot"] else "load the table again"
-        yield "", f"once the cause is removed, run walgate readmit {each['table']}, then {load}"
+        table = shlex.quote(each["table"])
+        load = f"walgate snapshot start {table}" if now["snapshot"] else "load the table again"
+        yield "", f"once the cause is removed, run walgate readmit {table}, then {load}"
     yield from _more(now["quarantined"])
 
 

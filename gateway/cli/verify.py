@@ -26,7 +26,7 @@ from gateway.runtime.stored_positions import quarantined_tables
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import NOT_TO_BE_READ, StoredStates
-from gateway.startup.facts import PublicationFacts
+from gateway.startup.facts import PublicationFacts, PublishedRelation
 from gateway.transactions.position import position_key
 from schemas.lsn import Lsn
 from schemas.topic_names import counted, format_relation
@@ -106,8 +106,8 @@ def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequen
     published = {relation.relation_oid: relation for facts in publications.values() for relation in facts.relations}
     if not published:
         raise StopForOperator("the publications have no tables", hint="add tables: ALTER PUBLICATION ... ADD TABLE ...")
-    names = [relation.full_name for relation in published.values()]
-    unmatched = [pattern for pattern in patterns if not any(is_table(name, [pattern]) for name in names)]
+    relations = published.values()
+    unmatched = [pattern for pattern in patterns if not any(_is_chosen(each, [pattern]) for each in relations)]
     if unmatched:
         raise StopForOperator(
             f"no published table matches --table {', --table '.join(unmatched)}",
@@ -117,8 +117,13 @@ def choose_tables(publications: Mapping[str, PublicationFacts], patterns: Sequen
     return {
         oid: format_relation(relation.namespace, relation.name)
         for oid, relation in published.items()
-        if not patterns or is_table(relation.full_name, patterns)
+        if not patterns or _is_chosen(relation, patterns)
     }
+
+
+def _is_chosen(relation: PublishedRelation, patterns: Sequence[str]) -> bool:
+    """Return whether a pattern matches the relation, or is its name in quotes as it is printed."""
+    return is_table(relation.full_name, patterns) or format_relation(relation.namespace, relation.name) in patterns
 
 
 def check_read(states: StoredStates, tables: Mapping[int, str]) -> None:

@@ -3,6 +3,7 @@ choices."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -37,8 +38,8 @@ class QuarantineRelation(Retry):
         super().__init__(
             f"{error.message}; {relation.full_name} is in quarantine from {since}",
             hint="streaming continues without the table. To remove the cause: "
-            f"{error.hint.rstrip('.') or relation.reason}. Then run walgate readmit {relation.full_name}, and take a new "
-            "snapshot of the table",
+            f"{error.hint.rstrip('.') or relation.reason}. Then run walgate readmit {shlex.quote(relation.full_name)}, and "
+            "take a new snapshot of the table",
         )
         self.relation = relation
 

@@ -9,6 +9,7 @@ the connection alive.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ from schemas.change_schema import columns_without_default, enums_without_labels
 from schemas.registry_client import RegistryClient
 from schemas.relation import Kind, RelationDescription, TypeFacts
 from schemas.schema_metadata import recorded_key, recorded_oid, recorded_types
-from schemas.topic_names import value_subject
+from schemas.topic_names import format_relation, value_subject
 
 log = structlog.get_logger()
 
@@ -307,13 +308,14 @@ class RelationRegistrar:
             )
         without_default = columns_without_default(description)
         if without_default:
+            table = shlex.quote(format_relation(description.namespace, description.name))
             log.warning(
                 "defaults_left_out",
                 relation=description.qualified_name,
                 columns=without_default,
                 note="the defaults that existing rows have in these columns are too large for the schema: consumers do not get "
                 "them; values of new and changed rows are sent as usual",
-                hint=f"`walgate snapshot start {description.qualified_name}` reads the table again, with these values",
+                hint=f"`walgate snapshot start {table}` reads the table again, with these values",
             )
         self._on_announced(version.name, version.schema_id, len(description.columns))
         log.debug("relation", name=version.name, schema_id=version.schema_id)

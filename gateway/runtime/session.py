@@ -7,6 +7,7 @@ gateway/startup/start.py has the steps of the start and their order.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 
@@ -222,7 +223,7 @@ class Session:
                 reason=relation.reason,
                 since_commit_lsn=str(Lsn(relation.since_lsn)),
                 hint="its changes are counted, but not written to Kafka. To end the quarantine, correct the cause, run walgate "
-                f"readmit {relation.full_name}, and take a new snapshot of the table (walgate snapshot start)",
+                f"readmit {shlex.quote(relation.full_name)}, and take a new snapshot of the table (walgate snapshot start)",
             )
         self._memory.quarantine.clear()
         if position.quarantined:

@@ -3,6 +3,7 @@ something."""
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Sequence
 from typing import Final
@@ -11,6 +12,7 @@ import structlog
 
 from gateway.snapshot.commands import Choice
 from gateway.snapshot.table_task import TableTask
+from schemas.topic_names import format_relation
 
 log = structlog.get_logger()
 
@@ -127,29 +129,29 @@ def log_unreachable(table: str, partitions: Sequence[str]) -> None:
         count=len(partitions),
         partitions=[name.replace('"', "") for name in partitions[:NAMED_TABLES]],
         reason="PostgreSQL cannot read these foreign tables: the table is read without their rows",
-        hint=f"when they can be read, `walgate snapshot start {table}` reads the table with their rows",
+        hint=f"when they can be read, `walgate snapshot start {shlex.quote(table)}` reads the table with their rows",
     )
 
 
 def log_unsent(schema: str, table: str, reason: str, *, reads: bool) -> None:
-    name = f"{schema}.{table}"
+    name = format_relation(schema, table)
     if reads:
         log.warning("table_read_again", table=name, reason=f"{reason}: PostgreSQL sends no changes for its rows")
     else:
-        hint = f"`walgate snapshot start {name}` reads the table again"
+        hint = f"`walgate snapshot start {shlex.quote(name)}` reads the table again"
         log.warning(
             "rows_not_sent", table=name, reason=f"{reason}: PostgreSQL sends no changes for its rows", hint=hint
         )
 
 
 def log_unsent_at_all(schema: str, table: str, reason: str) -> None:
-    name = f"{schema}.{table}"
+    name = format_relation(schema, table)
     log.warning(
         "rows_not_sent",
         table=name,
         reason=f"{reason}: PostgreSQL sends no changes for its rows",
         hint="to read the table again, set snapshot.mode = on_command, restart the gateway, and run "
-        f"`walgate snapshot start {name}`",
+        f"`walgate snapshot start {shlex.quote(name)}`",
     )
 
 

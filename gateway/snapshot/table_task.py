@@ -26,6 +26,7 @@ from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, enc
 from gateway.snapshot.table_errors import Obstacle
 from schemas.markers import SnapshotChunk
 from schemas.relation import RelationDescription
+from schemas.topic_names import format_relation
 
 log = structlog.get_logger()
 
@@ -87,7 +88,7 @@ class TableTask:
 
     @property
     def full_name(self) -> str:
-        return f"{self._state.schema}.{self._state.name}"
+        return format_relation(self._state.schema, self._state.name)
 
     @property
     def state(self) -> TableState:

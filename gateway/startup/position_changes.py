@@ -57,6 +57,7 @@ from gateway.startup.start import (
 )
 from gateway.transactions.position import Gap, Position
 from schemas.lsn import Lsn
+from schemas.topic_names import parse_relation
 
 _NOT_ADOPTED = (
     "use the slot that the connector was reading when it stopped, and the offset that it stored then; or "
@@ -73,8 +74,8 @@ def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
 
 
 def readmit(fresh_position: FreshPosition, table: str) -> Steps:
-    """End the quarantine of `table` (schema.table): its changes are written again, from the next
-    transaction on. Returns the new position."""
+    """End the quarantine of `table`, as `parse_relation` reads it: its changes are written again,
+    from the next transaction on. Returns the new position."""
     return (yield from _changed(fresh_position, lambda position, _: _readmitting(position, table)))
 
 
@@ -94,7 +95,8 @@ def _skipping(position: Position, facts: Facts, commit_lsn: Lsn) -> Record:
 
 
 def _readmitting(position: Position, table: str) -> Record:
-    rest = tuple(each for each in position.quarantined if each.full_name != table)
+    name = parse_relation(table)
+    rest = tuple(each for each in position.quarantined if (each.namespace, each.name) != name)
     if len(rest) == len(position.quarantined):
         names = ", ".join(each.full_name for each in position.quarantined) or "none"
         raise StopForOperator(f"readmit: {table} is not in quarantine", hint=f"tables in quarantine: {names}")

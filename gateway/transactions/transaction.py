@@ -12,6 +12,7 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import BeginPrepare
+from schemas.topic_names import format_relation
 
 
 class RecordSink(Protocol):
@@ -63,7 +64,7 @@ class Quarantined:
 
     @property
     def full_name(self) -> str:
-        return f"{self.namespace}.{self.name}"
+        return format_relation(self.namespace, self.name)
 
     @property
     def is_marked(self) -> bool:

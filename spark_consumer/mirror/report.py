@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -47,12 +48,12 @@ def notes_of(
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
     notes += [
         f"{name}: its snapshot ({window.purpose}) is over before its rows were complete, since it was cancelled or the table "
-        f"is no longer published. {_CONSEQUENCES[FILL if name in incomplete else window.purpose].format(name)}"
+        f"is no longer published. {_CONSEQUENCES[FILL if name in incomplete else window.purpose].format(shlex.quote(str(name)))}"
         for name, window in unfinished.items()
     ]
     notes += [
         f"{mark.table}: its snapshot ({REPLACE}) ended, but the mirror has not read its beginning. "
-        f"{_CONSEQUENCES[REPLACE].format(mark.table)}"
+        f"{_CONSEQUENCES[REPLACE].format(shlex.quote(str(mark.table)))}"
         for mark in marks
         if mark.kind == SNAPSHOT_END and mark.table is not None and mark.facts["purpose"] == REPLACE
         if mark.table not in ended

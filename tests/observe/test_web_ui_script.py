@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 from importlib.resources import files
@@ -67,6 +68,12 @@ def test_a_list_of_topics_that_is_cut_says_so() -> None:
     assert shown(many, "known.cut.textContent") == "busiest 100 of 1,234 (most records)"
     nothing = '(known.filter.value = "table_0001", topics(s), said(known.topics))'
     assert shown(many, nothing) == "none of the busiest 100 of 1,234 (most records) matches"
+
+
+@pytest.mark.parametrize("table", ["public.orders", '"odd.schema"."my $table"', "public.it's"])
+def test_commands_for_tables_with_odd_names_can_be_pasted_into_a_shell(table: str) -> None:
+    told = shown(status(snapshot={"paused": False, "left": 0, "tables": []}), f"readmission(s, {json.dumps(table)})")
+    assert told.endswith(f"walgate readmit {shlex.quote(table)} && walgate snapshot start {shlex.quote(table)}")
 
 
 @pytest.mark.parametrize("server_time", [NOW - 3600, NOW, NOW + 3600, None])

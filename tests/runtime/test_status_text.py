@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from gateway.cli.status_text import render
@@ -49,6 +51,14 @@ def test_tables_have_rates_and_the_newest_schema() -> None:
     assert "cdc.public.orders: 100 records, 8.8 kB, " in text and ", 0/s" not in text
     assert "public.orders: schema 5, 8 columns, since " in text and "schema 4" not in text
     assert "public.items: schema 3, 2 columns\n" in text + "\n"
+
+
+def test_commands_for_tables_with_odd_names_can_be_pasted_into_a_shell() -> None:
+    board = StatusBoard()
+    board.quarantined = (QuarantinedTable('"odd.schema".$my table', "r", 1),)
+    line = next(line for line in printed(board).splitlines() if "walgate readmit" in line)
+    words = shlex.split(line.removeprefix("once the cause is removed, "))
+    assert words[words.index("readmit") + 1].rstrip(",") == '"odd.schema".$my table'
 
 
 def test_long_lists_are_cut_and_say_so() -> None:

@@ -46,6 +46,7 @@ def test_tables_are_chosen_as_elsewhere() -> None:
     assert choose_tables(PUBLICATIONS, []) == {1: "public.orders", 2: '"odd.schema".orders', 3: "public.items"}
     assert choose_tables(PUBLICATIONS, ["orders"]).keys() == {1, 2}
     assert choose_tables(PUBLICATIONS, ["public.*s"]).keys() == {1, 3}
+    assert choose_tables(PUBLICATIONS, ['"odd.schema".orders']).keys() == {2}  # as it is printed
     with pytest.raises(StopForOperator, match="matches --table"):
         choose_tables(PUBLICATIONS, ["nothing"])
     with pytest.raises(StopForOperator, match=r"matches --table public\.itmes, --table more\*\n"):

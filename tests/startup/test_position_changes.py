@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -55,6 +56,15 @@ def test_readmit_takes_out_one_table_and_says_so_in_a_marker() -> None:
     assert steps[-1] == Record(position, (Marker("EPOCH", 0, ACTIVE.resume_lsn, detail="readmitted public.bad"),))
     with pytest.raises(StopForOperator, match="is not in quarantine"):
         done(readmit(fresh, "public.bad"))
+
+
+def test_readmit_takes_a_name_as_the_hints_print_it() -> None:
+    odd = replace(BAD, namespace="odd.schema", name='my "table"')
+    similar = replace(BAD, namespace="odd", name='schema.my "table"')
+    assert odd.full_name == '"odd.schema"."my ""table"""'
+    (word,) = shlex.split(shlex.quote(odd.full_name))
+    position, _ = done(readmit(fresh, word), known=stored(replace(ACTIVE, quarantined=(odd, similar))))
+    assert position.quarantined == (similar,)
 
 
 def test_a_gap_is_accepted_only_where_there_is_one() -> None:
