@@ -30,14 +30,14 @@ from gateway.errors import StopForOperator
 _NO_SETTINGS: Final = frozenset(
     PREFIX + name
     for name in (
-        *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "PASSWORD", "POSTGRES", "PROJECT_URL"),
+        *("CACHE", "COMPILE", "FAILPOINTS", "JAVA_HOME", "POSTGRES", "PROJECT_URL"),
         "REPOSITORY",
         *("SPARK_JARS", "SPARK_SETUP"),
         *("CHAOS_S", "EXAMPLES", "FUZZ_INPUTS", "FUZZ_SEED", "TEST_SEED"),
     )
 )
 """Variables of this project that are not settings. They belong to the local servers, the build,
-docker-compose.yml, the Spark side and the tests."""
+the Spark side and the tests."""
 _OF_KUBERNETES: Final = re.compile(
     r"\w+_SERVICE_(HOST|PORT(_\w+)?)=.*|\w+_PORT(_\d+_\w+)?=(tcp|udp|sctp)://.*|\w+_PORT_\d+_[A-Z]+_(PROTO|PORT|ADDR)=.*"
 )

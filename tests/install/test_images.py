@@ -44,3 +44,10 @@ def test_every_service_has_an_exact_version() -> None:
     defaults = {re.sub(r"^\$\{[A-Z]+_IMAGE:-(.+)\}$", r"\1", image) for image in images}
     assert len(defaults) == 5 and [image for image in defaults if not DIGEST.search(image)] == []
     assert [image for image in defaults if not re.search(r":v?\d+(\.\d+)+@", image)] == []
+
+
+def test_the_gateway_of_compose_logs_in_as_the_role_that_is_created_for_it() -> None:
+    environment = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["gateway"]["environment"]
+    role = re.search(r"ROLE (\w+) .*PASSWORD '(\w+)'", (ROOT / "deploy/compose/gateway-role.sql").read_text())
+    assert role is not None
+    assert environment["WALGATE_SOURCE__DSN"].startswith(f"postgresql://{role[1]}:{role[2]}@")
