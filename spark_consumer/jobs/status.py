@@ -12,6 +12,7 @@ operator's probes and scrapers, not for the public.
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from spark_consumer.errors import OptionError
 
 _REQUEST_S = 2.0
+_LAST_PORT = 65535
 
 # All metrics: name -> type and meaning.
 METRICS = {
@@ -164,8 +166,12 @@ class Status:
 def serve(status: Status, address: str) -> HTTPServer:
     """Start the server in a thread, which runs until its `shutdown`. Raises OptionError."""
     host, colon, port = address.rpartition(":")
-    if not colon or not port.isdecimal():
+    if not colon or not port.isdecimal() or int(port) > _LAST_PORT:
         raise OptionError(f"--http must be HOST:PORT, not {address!r}")
+    host = host.strip("[]")
+
+    class Server(HTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 
     class Handler(BaseHTTPRequestHandler):
         timeout = _REQUEST_S
@@ -183,7 +189,7 @@ def serve(status: Status, address: str) -> HTTPServer:
             """Log nothing: a probe every second would fill the log."""
 
     try:
-        server = HTTPServer((host.strip("[]"), int(port)), Handler)
+        server = Server((host, int(port)), Handler)
     except OSError as problem:
         raise OptionError(f"--http {address}: {problem.strerror}") from None
     threading.Thread(target=server.serve_forever, name="status", daemon=True).start()

@@ -124,9 +124,22 @@ def test_the_port_says_how_the_job_does(capsys: pytest.CaptureFixture[str]) -> N
     finally:
         server.shutdown()
         server.server_close()
-    with pytest.raises(OptionError, match="HOST:PORT"):
-        serve(Status(), "9000")
+    for address in ("9000", ":x", "127.0.0.1:65536"):
+        with pytest.raises(OptionError, match="HOST:PORT"):
+            serve(Status(), address)
     assert "micro-batch 2" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this host has no IPv6")
+def test_the_port_may_be_at_an_ipv6_address() -> None:
+    for address, asked in (("[::1]:0", "[::1]"), ("[::]:0", "127.0.0.1")):
+        server = serve(Status(), address)
+        try:
+            with urllib.request.urlopen(f"http://{asked}:{server.server_port}/livez", timeout=30) as answer:
+                assert answer.status == 200
+        finally:
+            server.shutdown()
+            server.server_close()
 
 
 def test_lag_is_the_age_of_the_oldest_transaction_that_waits() -> None:
