@@ -101,7 +101,7 @@ class KafkaTransactions:
         self._closed_at = time.monotonic()
         self._idle_position: Position | None = None
         self._failed = False
-        self._settled = asyncio.Event()
+        self._progressed = asyncio.Event()
 
     @property
     def closed_lsn(self) -> Lsn:
@@ -214,9 +214,15 @@ class KafkaTransactions:
         whole_until = self.received_until
         if whole_until > max(self._position.resume_lsn, self.careful_until):
             raise WholeFirst(error, whole_until) from error
-        while not self._delivery.is_free:
-            await self._delivery.commit_done()
+        await self.until_durable()
         self._feedback.send_now()
+
+    async def until_durable(self) -> None:
+        """Return when every closed Kafka transaction is durable, with its position. The tasks of the
+        session that deliver must run meanwhile: a broker that fails ends them, and this wait."""
+        while self._durable is not self._position:
+            self._progressed.clear()
+            await self._progressed.wait()
 
     # -- called by the session
 
@@ -239,8 +245,6 @@ class KafkaTransactions:
         kafka.delivery = at_least_once."""
         while True:
             self._acknowledge(await self._delivery.commit_position())
-            if self.is_stopping:
-                self._settled.set()
 
     async def drain(self) -> None:
         """Let the loop read no more; return when what was read is durable and acknowledged to
@@ -248,8 +252,8 @@ class KafkaTransactions:
         self.is_stopping = True
         self._close_if_due()  # states may be left, without records that would close it
         while not (self.is_settled or (self._delivery.is_free and not self._machine.at_boundary)):
-            self._settled.clear()
-            await self._settled.wait()
+            self._progressed.clear()
+            await self._progressed.wait()
         self._feedback.send_now()
 
     # -- where a Kafka transaction ends
@@ -280,7 +284,7 @@ class KafkaTransactions:
         if not self._failed and self._policy.closes(self._filling()):
             self._close()
         if self.is_stopping:
-            self._settled.set()
+            self._progressed.set()
 
     def _close(self) -> None:
         machine = self._machine
@@ -305,3 +309,4 @@ class KafkaTransactions:
         self._feedback.acknowledge(position.resume_lsn)
         failpoint("flush_lsn_moved")
         self._status.durable(position)
+        self._progressed.set()

@@ -19,7 +19,6 @@ import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from gateway.config.settings import ErrorSettings
-from gateway.errors import StopForOperator
 from gateway.events.logical_message import LogicalMessageEncoder
 from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker
@@ -27,15 +26,13 @@ from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWrite
 from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
-from gateway.pgoutput import Begin, Commit, Message, StreamStart
-from gateway.postgres.classify_errors import LossReported
+from gateway.pgoutput import Begin, Commit, Message
 from gateway.postgres.copy_frames import Received, split
-from gateway.runtime.kafka_transactions import KafkaTransactions, WholeFirst
+from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.replication_loop import MORE_AT_HAND_BYTES, ReplicationLoop
 from gateway.runtime.stream_status import StreamStatus
 from gateway.runtime.tasks import run_together
-from gateway.startup.server_notices import LeftOut
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.native_record_writer import EventVersion, EventWriter
@@ -219,7 +216,13 @@ class Place:
 
     async def fails(self, *meanwhile: Coroutine[Any, Any, None]) -> None:
         async with asyncio.timeout(10):
-            await run_together(self.replication_loop.run(), self.kafka.deliver(), *meanwhile, until=asyncio.sleep(3600))
+            await run_together(
+                self.replication_loop.run(),
+                self.kafka.deliver(),
+                self.kafka.confirm(),
+                *meanwhile,
+                until=asyncio.sleep(3600),
+            )
 
 
 def message(lsn: int, content: bytes, xid: int | None = None) -> bytes:
@@ -351,60 +354,6 @@ async def test_a_request_has_a_bounded_size() -> None:
         await place.feedback.reach(200)
     assert REQUEST_BYTES <= place.producer.most_sent_bytes < REQUEST_BYTES + size + RECORD_OVERHEAD_BYTES
     assert place.producer.log.count("cdc.t29") == 1
-
-
-SMALL = (message(200, b"before"), message(300, b"before, too"))
-REFUSED = StopForOperator("the server cannot decode what follows")
-LEFT_OUT = LossReported("no publication", LeftOut("no publication", ends_stream=False))
-TOO_LARGE = row(400, b"x" * (MAX_RECORD_BYTES + 1))
-
-
-@pytest.mark.parametrize(
-    "arriving",
-    [
-        pytest.param((SMALL[0] + SMALL[1], REFUSED), id="one read, then an error of the server"),
-        pytest.param((*SMALL, REFUSED), id="two reads, then an error of the server"),
-        pytest.param((SMALL[0] + SMALL[1], LEFT_OUT), id="one read, then changes that the server leaves out"),
-        pytest.param((SMALL[0] + SMALL[1] + TOO_LARGE,), id="a row too large in the same read"),
-        pytest.param((SMALL[0], SMALL[1] + TOO_LARGE), id="a row too large while the first is committed"),
-    ],
-)
-async def test_what_was_committed_before_the_stream_can_not_go_on_is_delivered(
-    arriving: tuple[bytes | Exception, ...],
-) -> None:
-    """At the latest by a second attempt, which gets the same bytes."""
-    careful_until = _NOWHERE
-    for _ in range(2):
-        place = Place(careful_until=careful_until)
-        place.producer.delay_s = 0.01
-        for data in arriving:
-            place.stream.put(data)
-        with pytest.raises((StopForOperator, LossReported, WholeFirst)) as raised:
-            await place.fails()
-        if not isinstance(raised.value, WholeFirst):
-            break
-        careful_until = raised.value.whole_until
-    assert not isinstance(raised.value, WholeFirst)
-    assert place.feedback.acknowledged[-1] == 300
-
-
-async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() -> None:
-    """It is met while the batches of the other tables are being closed, and the last Kafka
-    transaction is being committed."""
-    place = Place()
-    place.producer.delay_s = 0.05
-    place.stream.put(message(200, b"committed before"))
-    stream_start = xlog_data(310, write(StreamStart(700, True)), 310)
-
-    async def others_and_the_large_one() -> None:
-        while "begin" not in place.producer.log:
-            await asyncio.sleep(0)
-        place.open_batches(3)
-        place.stream.put(stream_start + row(320, b"x" * (MAX_RECORD_BYTES + 1), xid=700))
-
-    with pytest.raises(StopForOperator, match="makes a record of"):
-        await place.fails(others_and_the_large_one())
-    assert place.feedback.acknowledged == [200]
 
 
 async def test_with_at_least_once_a_position_follows_its_markers_in_a_transaction_of_its_own() -> None:
