@@ -251,7 +251,7 @@ class KafkaTransactions:
         PostgreSQL."""
         self.is_stopping = True
         self._close_if_due()  # states may be left, without records that would close it
-        while not (self.is_settled or (self._delivery.is_free and not self._machine.at_boundary)):
+        while not (self.is_settled or (not self._machine.at_boundary and self._durable is self._position)):
             self._progressed.clear()
             await self._progressed.wait()
         self._feedback.send_now()

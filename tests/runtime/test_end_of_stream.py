@@ -11,6 +11,7 @@ from gateway.errors import StopForOperator
 from gateway.pgoutput import StreamStart
 from gateway.postgres.classify_errors import CannotDecode, LossReported
 from gateway.runtime.kafka_transactions import WholeFirst
+from gateway.runtime.tasks import run_together
 from gateway.startup.repeated_failure import DecodingFailed
 from gateway.startup.server_notices import LeftOut
 from schemas.lsn import Lsn
@@ -75,4 +76,21 @@ async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() ->
 
     with pytest.raises(StopForOperator, match="makes a record of"):
         await place.fails(others_and_the_large_one())
+    assert place.feedback.acknowledged == [200]
+
+
+@both_deliveries
+async def test_a_stop_within_a_transaction_makes_what_was_delivered_before_durable(is_transactional: bool) -> None:
+    place = Place(is_transactional=is_transactional)
+    place.producer.delay_s = 0.01
+    place.stream.put(SMALL[0])
+    place.stream.put(row(300, b"the first row of a transaction"))
+
+    async def drain() -> None:
+        while place.kafka.closed_lsn < 200:
+            await asyncio.sleep(0)
+        await place.kafka.drain()
+
+    async with asyncio.timeout(10):
+        await run_together(place.replication_loop.run(), place.kafka.deliver(), place.kafka.confirm(), until=drain())
     assert place.feedback.acknowledged == [200]
