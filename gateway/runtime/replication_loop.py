@@ -34,7 +34,7 @@ from gateway.pgoutput import (
 )
 from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
 from gateway.pgoutput.transaction import begin_at, commit_at
-from gateway.postgres.classify_errors import CannotDecode, LossReported
+from gateway.postgres.classify_errors import CannotDecode, LossReported, StreamCut
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, Frame, Received, drained_size
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
@@ -42,7 +42,6 @@ from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.relation_registrar import RelationRegistrar, RowsOfPartition
 from gateway.runtime.stream_status import StreamStatus
-from gateway.startup.server_notices import LeftOut
 from gateway.transactions.error_context import add_context
 from gateway.transactions.machine import TransactionMachine
 from schemas.lsn import Lsn
@@ -141,9 +140,12 @@ class ReplicationLoop:
                 more_at_hand = len(data) >= MORE_AT_HAND_BYTES
                 await kafka.end_read(rest, more_at_hand=more_at_hand)
             kafka.end_stream()
+        except StreamCut:
+            # The server may have crashed, and may crash as soon after the next start.
+            await kafka.until_durable()
+            raise
         except (StopForOperator, CannotDecode, LossReported) as error:
-            if not isinstance(error, LossReported) or isinstance(error.reported, LeftOut):
-                await kafka.give_up(error)
+            await kafka.give_up(error)
             if isinstance(error, StopForOperator):
                 self._decide(error)
             raise

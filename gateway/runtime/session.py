@@ -96,7 +96,7 @@ class Session:
             except WalgateError as error:
                 place, received_until = self._place()
                 memory.ended = SessionEnd(self._resume_lsn, place, self._has_passed, self._reads_whole, self._server)
-                if isinstance(error, Retry) and self._was_cut:
+                if self._was_cut:
                     memory.cut = StreamEnd(error.message, place, self._recovery, self._has_passed, received_until)
                 error.change(memory)
                 raise
@@ -109,10 +109,11 @@ class Session:
 
     def _place(self) -> tuple[Lsn, Lsn]:
         """Return the LSN with which the next session resumes, and the LSN before which every
-        transaction was received."""
+        transaction was received. A Kafka transaction that was closed but is not durable is
+        lost."""
         if self._kafka is None:
             return Lsn(self._resume_lsn), Lsn(0)
-        return self._kafka.closed_lsn, self._kafka.received_until
+        return self._kafka.durable_lsn, self._kafka.received_until
 
     @property
     def _has_passed(self) -> bool:
@@ -131,7 +132,8 @@ class Session:
         self._memory.reported = crash
         # Deliver what can be delivered before the server reads that place again.
         self._memory.careful_until = max(self._memory.careful_until, cut.received_until)
-        if 1 < crash.times < crash.certain_times:
+        # Once the count is reached, the start stops without an attempt; if it did not, wait again.
+        if crash.times > 1 and crash.times != crash.certain_times:
             self._memory.repeated_failure = crash
             raise CrashedHere(
                 f"the server has crashed {crash.times} times since {crash.since} while it read the WAL after {cut.resume_lsn}",

@@ -35,6 +35,7 @@ _FIRST_WAIT_S: Final = 2.0
 _LONGEST_WAIT_S: Final = 60.0
 _WAIT_AFTER_CRASH_S: Final = 60.0
 _LONGEST_WAIT_AFTER_CRASH_S: Final = 600.0
+_TIMES_OF_LONGEST_WAIT: Final = 10
 _SOON_S: Final = 0.2
 _CRASH: Final = "crash"
 
@@ -52,7 +53,8 @@ _CRASHES: Final = (
     "each attempt ends all sessions of the server, so the gateway makes no further one. The server's log says more. A cause that "
     "is known on all versions up to 18: with publish_via_partition_root, a row was written to a partition that is being detached "
     "(SELECT inhrelid::regclass FROM pg_inherits WHERE inhdetachpending). Complete the detachment first (ALTER TABLE ... DETACH "
-    "PARTITION ... FINALIZE), which helps later changes only. Then "
+    "PARTITION ... FINALIZE), which helps later changes only. The last transactions before that place may be undelivered too, if "
+    "the server crashed before they were durable in Kafka. Then "
 )
 _OTHERWISE: Final = (
     "the server's log says more. If a newer minor release of PostgreSQL is available, upgrade the server and start the gateway: "
@@ -144,14 +146,16 @@ def from_record(position: Position) -> RepeatedFailure | None:
 
 def wait_s(failure: RepeatedFailure) -> float:
     """Return the seconds to wait before the next attempt. The wait is short once the count is
-    reached, since the next start then stops instead of trying."""
-    if failure.times >= failure.certain_times:
+    reached, since the next start then stops instead of trying. If it has not stopped, the waits go
+    on."""
+    if failure.times == failure.certain_times:
         return _SOON_S
+    times = min(failure.times, _TIMES_OF_LONGEST_WAIT)
     if isinstance(failure, ServerCrashed):
-        if failure.times == 1:
+        if times == 1:
             return _FIRST_WAIT_S
-        return min(_WAIT_AFTER_CRASH_S * 2.0 ** (failure.times - 2), _LONGEST_WAIT_AFTER_CRASH_S)
-    return min(_FIRST_WAIT_S * 2.0 ** (failure.times - 1), _LONGEST_WAIT_S)
+        return min(_WAIT_AFTER_CRASH_S * 2.0 ** (times - 2), _LONGEST_WAIT_AFTER_CRASH_S)
+    return min(_FIRST_WAIT_S * 2.0 ** (times - 1), _LONGEST_WAIT_S)
 
 
 def judge_repeated_failure(failure: RepeatedFailure, *, resume_lsn: int, slot: str) -> StopForOperator | None:

@@ -7,13 +7,13 @@ import asyncio
 
 import pytest
 
-from gateway.errors import StopForOperator
+from gateway.errors import Retry, StopForOperator
 from gateway.pgoutput import StreamStart
-from gateway.postgres.classify_errors import CannotDecode, LossReported
+from gateway.postgres.classify_errors import CannotDecode, LossReported, StreamCut
 from gateway.runtime.kafka_transactions import WholeFirst
 from gateway.runtime.tasks import run_together
 from gateway.startup.repeated_failure import DecodingFailed
-from gateway.startup.server_notices import LeftOut
+from gateway.startup.server_notices import LeftOut, WalRemoved
 from schemas.lsn import Lsn
 from tests.pgoutput.writer import write
 from tests.postgres.writer import xlog_data
@@ -24,6 +24,7 @@ SMALL = (message(200, b"before"), message(300, b"before, too"))
 REFUSED = StopForOperator("the server cannot decode what follows")
 NOT_DECODED = CannotDecode("the server cannot send a change", "", DecodingFailed("division by zero", "22012"))
 LEFT_OUT = LossReported("no publication", LeftOut("no publication", ends_stream=False))
+REMOVED = LossReported("no WAL", WalRemoved("requested WAL segment has already been removed"))
 TOO_LARGE = row(400, b"x" * (MAX_RECORD_BYTES + 1))
 
 both_deliveries = pytest.mark.parametrize("is_transactional", [True, False], ids=["exactly_once", "at_least_once"])
@@ -37,6 +38,8 @@ both_deliveries = pytest.mark.parametrize("is_transactional", [True, False], ids
         pytest.param((*SMALL, REFUSED), id="two reads, then an error of the server"),
         pytest.param((*SMALL, NOT_DECODED), id="two reads, then a change that the server cannot send"),
         pytest.param((SMALL[0] + SMALL[1], LEFT_OUT), id="one read, then changes that the server leaves out"),
+        pytest.param((SMALL[0] + SMALL[1], REMOVED), id="one read, then WAL that is gone"),
+        pytest.param((*SMALL, REMOVED), id="two reads, then WAL that is gone"),
         pytest.param((SMALL[0] + SMALL[1] + TOO_LARGE,), id="a row too large in the same read"),
         pytest.param((SMALL[0], SMALL[1] + TOO_LARGE), id="a row too large while the first is committed"),
     ],
@@ -77,6 +80,60 @@ async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() ->
     with pytest.raises(StopForOperator, match="makes a record of"):
         await place.fails(others_and_the_large_one())
     assert place.feedback.acknowledged == [200]
+
+
+@both_deliveries
+async def test_what_was_closed_before_the_stream_is_cut_is_durable(is_transactional: bool) -> None:
+    """A server that crashes at a place gives no more time than this."""
+    place = Place(is_transactional=is_transactional, careful_until=Lsn(300))
+    place.producer.delay_s = 0.01
+    for data in (*SMALL, StreamCut("the server closed the connection")):
+        place.stream.put(data)
+    with pytest.raises(StreamCut):
+        await place.fails()
+    assert place.kafka.closed_lsn == place.kafka.durable_lsn == 300
+
+
+async def test_a_cut_stream_waits_for_no_transaction_that_is_incomplete() -> None:
+    place = Place()
+    place.stream.put(message(200, b"complete"))
+    place.stream.put(row(300, b"the first row of a transaction"))
+    place.stream.put(StreamCut("the server closed the connection"))
+    with pytest.raises(StreamCut):
+        await place.fails()
+    assert place.kafka.durable_lsn == 200
+
+
+async def test_a_broker_that_fails_ends_the_wait_of_a_cut_stream() -> None:
+    place = Place()
+
+    async def fail() -> None:
+        raise Retry("the broker does not answer")
+
+    place.producer.commit = fail  # type: ignore[method-assign]
+    for data in (SMALL[0], StreamCut("the server closed the connection")):
+        place.stream.put(data)
+    with pytest.raises(Retry, match="the broker does not answer"):
+        await place.fails()
+    assert place.kafka.durable_lsn == 100
+
+
+async def test_a_stop_while_a_cut_stream_waits_for_the_broker_is_not_delayed() -> None:
+    """The session gives the drain a limited time, and the wait ends with it."""
+    place = Place()
+    place.producer.delay_s = 3600
+    for data in (SMALL[0], StreamCut("the server closed the connection")):
+        place.stream.put(data)
+
+    async def drain() -> None:
+        while place.kafka.closed_lsn < 200:
+            await asyncio.sleep(0)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await place.kafka.drain()
+
+    async with asyncio.timeout(10):
+        await run_together(place.replication_loop.run(), place.kafka.deliver(), place.kafka.confirm(), until=drain())
 
 
 @both_deliveries
