@@ -123,30 +123,34 @@ async def load_facts(
 # On a primary, the LSN is the end of the WAL that the last crash recovery replayed. It is null if
 # the server was shut down cleanly before its last start.
 _RECOVERY_QUERY: Final = """
-SELECT pg_catalog.pg_postmaster_start_time()::text,
-       CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn() END::text
+SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
+       pg_catalog.pg_last_wal_replay_lsn()::text
+WHERE NOT pg_catalog.pg_is_in_recovery()
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """The last crash recovery of a server. After the crash of one server process, the start time is
-    unchanged and the LSN differs."""
+    """The last crash recovery of a server. After a crash, the LSN differs, and the timeline is
+    unchanged, whether or not the postmaster was started again (restart_after_crash = off). A
+    promotion changes the timeline, so a failover is not taken for a crash. An immediate shutdown
+    cannot be told from a crash."""
 
-    started_at: str
-    replayed_lsn: str
+    timeline: str = ""
+    replayed_lsn: str = ""
 
     def follows_crash_since(self, before: Recovery) -> bool:
-        return self.started_at == before.started_at and self.replayed_lsn not in ("", before.replayed_lsn)
+        return self.timeline == before.timeline and self.replayed_lsn not in ("", before.replayed_lsn)
 
 
 async def recovery_of(sql: asyncpg.Connection) -> Recovery:
-    """Return the last crash recovery. Needs no privilege but CONNECT; if a managed server lacks
-    these functions, a crash cannot be told from a lost connection. Raises classified errors."""
+    """Return the last crash recovery, without values on a standby. Needs no privilege but CONNECT;
+    if a managed server lacks these functions, a crash cannot be told from a lost connection. Raises
+    classified errors."""
     try:
-        started_at, replayed_lsn = await sql.fetchrow(_RECOVERY_QUERY)
+        found = await sql.fetchrow(_RECOVERY_QUERY)
     except (asyncpg.FeatureNotSupportedError, asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):
-        return Recovery("", "")
+        return Recovery()
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the server") from error
-    return Recovery(started_at, replayed_lsn or "")
+    return Recovery() if found is None else Recovery(found[0], found[1] or "")

@@ -218,8 +218,8 @@ class KafkaTransactions:
         self._feedback.send_now()
 
     async def until_durable(self) -> None:
-        """Return when every closed Kafka transaction is durable, with its position. The tasks of the
-        session that deliver must run meanwhile: a broker that fails ends them, and this wait."""
+        """Return when every closed Kafka transaction is durable, with its position. `deliver` and
+        `confirm` must run meanwhile: if the broker fails, they end the session, and this wait."""
         while self._durable is not self._position:
             self._progressed.clear()
             await self._progressed.wait()

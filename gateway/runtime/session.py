@@ -79,7 +79,7 @@ class Session:
         self._server: Address | None = None
         self._reads_whole = False
         self._streams_without_messages = False
-        self._recovery = Recovery("", "")
+        self._recovery = Recovery()
         self._stream: ReplicationStream | None = None
         self._kafka: KafkaTransactions | None = None
         self._feedback: StandbyStatus | None = None
@@ -125,6 +125,8 @@ class Session:
         """Find out whether the server crashed during the previous stream, and count it. Raises
         CrashedHere if it has crashed repeatedly while it read the WAL from the same LSN."""
         self._recovery = await recovery_of(sql)
+        if not self._recovery.timeline:
+            return  # a standby, while the server of before may still be starting
         cut, self._memory.cut = self._memory.cut, None
         if cut is None or not self._recovery.follows_crash_since(cut.recovery):
             return

@@ -54,7 +54,7 @@ _CRASHES: Final = (
     "is known on all versions up to 18: with publish_via_partition_root, a row was written to a partition that is being detached "
     "(SELECT inhrelid::regclass FROM pg_inherits WHERE inhdetachpending). Complete the detachment first (ALTER TABLE ... DETACH "
     "PARTITION ... FINALIZE), which helps later changes only. The last transactions before that place may be undelivered too, if "
-    "the server crashed before they were durable in Kafka. Then "
+    "the server crashed before the gateway had received them and looked up their tables. Then "
 )
 _OTHERWISE: Final = (
     "the server's log says more. If a newer minor release of PostgreSQL is available, upgrade the server and start the gateway: "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable
+from itertools import pairwise
 
 import asyncpg
 
 from gateway.errors import DataGap
 from gateway.local import Postgres
 from gateway.postgres.connection import connect_replication, connect_sql
-from gateway.postgres.server import load_facts
+from gateway.postgres.server import Recovery, load_facts, recovery_of
 from gateway.postgres.slot import create_slot
 from gateway.postgres.start_replication import pgoutput_options
 from gateway.startup.facts import Expected
@@ -83,3 +84,35 @@ async def test_facts_of_a_standby_are_read(start_postgres: StartPostgres) -> Non
         assert type(error) is NotPrimary
     finally:
         sql.terminate()
+
+
+async def _recovery(server: Postgres) -> Recovery:
+    sql = await connect_sql(server.dsn, search_path="public")
+    try:
+        await until_primary(sql)
+        return await recovery_of(sql)
+    finally:
+        sql.terminate()
+
+
+async def test_a_crash_is_told_from_a_clean_restart_and_from_a_failover(start_postgres: StartPostgres) -> None:
+    """The postmaster does not survive a crash if restart_after_crash is off: something else starts
+    it again."""
+    server = await start_postgres(settings={"restart_after_crash": "off", "restore_command": "false"})
+    found = [await _recovery(server)]
+    for mode in ("kill", "kill", "fast", "kill"):
+        await (server.kill() if mode == "kill" else server.stop("fast"))
+        await server.start()
+        found.append(await _recovery(server))
+    crashed = [after.follows_crash_since(before) for before, after in pairwise(found)]
+    assert crashed == [True, True, False, True]
+    assert not found[1].follows_crash_since(found[1]), "a connection was lost"
+
+    before = found[-1]
+    await started_with(server, "standby.signal")
+    sql = await connect_sql(server.dsn, search_path="public")
+    assert await recovery_of(sql) == Recovery()
+    assert await sql.fetchval("SELECT pg_promote()")
+    sql.terminate()
+    promoted = await _recovery(server)
+    assert promoted.replayed_lsn and not promoted.follows_crash_since(before)

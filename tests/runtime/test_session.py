@@ -106,16 +106,33 @@ async def test_a_server_that_crashes_on_is_waited_for_even_if_the_start_has_not_
     crashes = iter(range(1, 20))
 
     async def recovery(sql: object) -> Recovery:
-        return Recovery("noon", str(next(crashes)))
+        return Recovery("00000001", str(next(crashes)))
 
     monkeypatch.setattr("gateway.runtime.session.recovery_of", recovery)
     memory = SessionMemory()
     waited: list[int] = []
     for times in range(1, 8):
-        memory.cut = StreamEnd("cut", Lsn(200), Recovery("noon", ""), has_passed=False, received_until=Lsn(400))
+        memory.cut = StreamEnd("cut", Lsn(200), Recovery("00000001"), has_passed=False, received_until=Lsn(400))
         session = Session(settings_of(), StatusBoard(), memory)
         try:
             await session._note_crash(NOT_ASKED)
         except CrashedHere:
             waited.append(times)
     assert waited == [2, 3, 5, 6, 7]
+
+
+async def test_a_crash_is_counted_after_another_host_of_the_dsn_has_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A standby answers while the server is starting again."""
+    answers = iter((Recovery(), Recovery("00000001", "0/300")))
+
+    async def recovery(sql: object) -> Recovery:
+        return next(answers)
+
+    monkeypatch.setattr("gateway.runtime.session.recovery_of", recovery)
+    memory = SessionMemory(
+        cut=StreamEnd("cut", Lsn(200), Recovery("00000001"), has_passed=False, received_until=Lsn(400))
+    )
+    for reported in (False, True):
+        await Session(settings_of(), StatusBoard(), memory)._note_crash(NOT_ASKED)
+        assert (memory.reported is not None) == reported
+    assert memory.careful_until == 400 and memory.cut is None
