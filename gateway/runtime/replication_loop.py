@@ -13,7 +13,7 @@ import asyncio
 from contextlib import suppress
 from typing import Protocol
 
-from gateway.errors import NextSession, Retry, StopForOperator
+from gateway.errors import NextSession, Retry, RetrySlowly, StopForOperator
 from gateway.failpoints import failpoint
 from gateway.pgoutput import (
     Begin,
@@ -34,7 +34,7 @@ from gateway.pgoutput import (
 )
 from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
 from gateway.pgoutput.transaction import begin_at, commit_at
-from gateway.postgres.classify_errors import CannotDecode, LossReported, StreamCut
+from gateway.postgres.classify_errors import CannotDecode, LossReported
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, Frame, Received, drained_size
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
@@ -140,14 +140,14 @@ class ReplicationLoop:
                 more_at_hand = len(data) >= MORE_AT_HAND_BYTES
                 await kafka.end_read(rest, more_at_hand=more_at_hand)
             kafka.end_stream()
-        except StreamCut:
-            # The server may have crashed, and may crash as soon after the next start.
-            await kafka.until_durable()
-            raise
         except (StopForOperator, CannotDecode, LossReported) as error:
             await kafka.give_up(error)
             if isinstance(error, StopForOperator):
                 self._decide(error)
+            raise
+        except (Retry, RetrySlowly):
+            # The server may have crashed, and may crash as soon after the next start.
+            await kafka.until_durable()
             raise
         await asyncio.Event().wait()  # `KafkaTransactions.drain` decides when the session ends
 

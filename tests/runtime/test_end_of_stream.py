@@ -27,6 +27,8 @@ LEFT_OUT = LossReported("no publication", LeftOut("no publication", ends_stream=
 REMOVED = LossReported("no WAL", WalRemoved("requested WAL segment has already been removed"))
 TOO_LARGE = row(400, b"x" * (MAX_RECORD_BYTES + 1))
 
+CUT = StreamCut("the server closed the connection")
+
 both_deliveries = pytest.mark.parametrize("is_transactional", [True, False], ids=["exactly_once", "at_least_once"])
 
 
@@ -83,13 +85,14 @@ async def test_a_row_too_large_in_a_stream_over_many_tables_is_what_is_told() ->
 
 
 @both_deliveries
-async def test_what_was_closed_before_the_stream_is_cut_is_durable(is_transactional: bool) -> None:
+@pytest.mark.parametrize("error", [CUT, Retry("looking up a table: the server closed the connection")], ids=type)
+async def test_what_was_closed_before_the_stream_is_cut_is_durable(is_transactional: bool, error: Retry) -> None:
     """A server that crashes at a place gives no more time than this."""
     place = Place(is_transactional=is_transactional, careful_until=Lsn(300))
     place.producer.delay_s = 0.01
-    for data in (*SMALL, StreamCut("the server closed the connection")):
+    for data in (*SMALL, error):
         place.stream.put(data)
-    with pytest.raises(StreamCut):
+    with pytest.raises(type(error)):
         await place.fails()
     assert place.kafka.closed_lsn == place.kafka.durable_lsn == 300
 
@@ -98,7 +101,7 @@ async def test_a_cut_stream_waits_for_no_transaction_that_is_incomplete() -> Non
     place = Place()
     place.stream.put(message(200, b"complete"))
     place.stream.put(row(300, b"the first row of a transaction"))
-    place.stream.put(StreamCut("the server closed the connection"))
+    place.stream.put(CUT)
     with pytest.raises(StreamCut):
         await place.fails()
     assert place.kafka.durable_lsn == 200
@@ -111,7 +114,7 @@ async def test_a_broker_that_fails_ends_the_wait_of_a_cut_stream() -> None:
         raise Retry("the broker does not answer")
 
     place.producer.commit = fail  # type: ignore[method-assign]
-    for data in (SMALL[0], StreamCut("the server closed the connection")):
+    for data in (SMALL[0], CUT):
         place.stream.put(data)
     with pytest.raises(Retry, match="the broker does not answer"):
         await place.fails()
@@ -122,7 +125,7 @@ async def test_a_stop_while_a_cut_stream_waits_for_the_broker_is_not_delayed() -
     """The session gives the drain a limited time, and the wait ends with it."""
     place = Place()
     place.producer.delay_s = 3600
-    for data in (SMALL[0], StreamCut("the server closed the connection")):
+    for data in (SMALL[0], CUT):
         place.stream.put(data)
 
     async def drain() -> None:
