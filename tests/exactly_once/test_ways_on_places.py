@@ -67,7 +67,9 @@ def _seen_attempts(place: Place) -> list[tuple[int, str]]:
     return [(entry["times"], entry["resume_lsn"]) for entry in place.gateway.events("restarting") if "times" in entry]
 
 
-async def test_a_row_filter_that_failed_for_a_row_stops_with_the_way_on(place: Place) -> None:
+@pytest.mark.parametrize("delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.long)])
+async def test_a_row_filter_that_failed_for_a_row_stops_with_the_way_on(place: Place, delivery: str) -> None:
+    place.set(kafka__delivery=delivery)
     await place.sql.execute(
         "CREATE TABLE lines (id int PRIMARY KEY, qty int, total int); ALTER TABLE lines REPLICA IDENTITY FULL;"
         "CREATE PUBLICATION filtered FOR TABLE flows, lines WHERE (total / qty > 1)"
