@@ -21,8 +21,18 @@ from gateway.startup.findings import OperatorWarning
 
 # Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and therefore
 # wait if another session has locked it.
-PUBLICATION_QUERY: Final = """
+_PUBLICATION_QUERY: Final = """
 SELECT to_jsonb(p) || jsonb_build_object(
+    'foreign', (
+    SELECT jsonb_agg(DISTINCT jsonb_build_array(rn.nspname, r.relname, cn.nspname, c.relname))
+    FROM pg_catalog.pg_foreign_table AS f
+    JOIN pg_catalog.pg_class AS c ON c.oid = f.ftrelid AND c.relispartition
+    JOIN pg_catalog.pg_namespace AS cn ON cn.oid = c.relnamespace
+    CROSS JOIN LATERAL pg_catalog.pg_partition_ancestors(c.oid) AS a
+    JOIN pg_catalog.pg_class AS r ON r.oid = a.relid AND r.relkind = 'p' AND r.relpersistence = 'p'
+    JOIN pg_catalog.pg_namespace AS rn ON rn.oid = r.relnamespace
+    LEFT JOIN pg_catalog.pg_publication_rel AS l ON l.prpubid = p.oid AND l.prrelid = r.oid
+    WHERE CASE WHEN p.puballtables THEN l.oid IS NULL AND NOT r.relispartition ELSE l.oid IS NOT NULL {by_schema} END),
     'oid', p.oid::bigint, 'detaching', CASE WHEN p.puballtables AND p.pubviaroot THEN (
     SELECT jsonb_agg(jsonb_build_array(pg_catalog.format('%I.%I', rn.nspname, r.relname),
                                        pg_catalog.format('%I.%I', cn.nspname, c.relname)) ORDER BY c.oid)
@@ -33,6 +43,8 @@ SELECT to_jsonb(p) || jsonb_build_object(
     WHERE i.inhdetachpending) END)
 FROM pg_catalog.pg_publication AS p WHERE p.pubname = ANY ($1::text[]) ORDER BY p.pubname
 """
+_FOREIGN_BY_SCHEMA: Final = """OR EXISTS (
+    SELECT FROM pg_catalog.pg_publication_namespace AS s WHERE s.pnpubid = p.oid AND s.pnnspid = r.relnamespace)"""
 _RELATION_QUERY: Final = """
 WITH RECURSIVE publication AS (
     SELECT p.oid, p.pubname, p.puballtables, p.pubviaroot, to_jsonb(p) ->> 'pubgencols' = 's' AS sends_stored
@@ -83,7 +95,7 @@ SELECT jsonb_build_object(
                                WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate))
 FROM published AS t
 JOIN publication AS p ON p.oid = t.publication
-JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind <> 'p' OR p.pubviaroot) {of_wanted}
+JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind = 'r' OR c.relkind = 'p' AND p.pubviaroot) {of_wanted}
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 {chosen}
 CROSS JOIN LATERAL (
@@ -126,6 +138,11 @@ _OF_WANTED: Final = "AND c.oid = ANY ($2::oid[])"
 _NOTHING_CHOSEN: Final = "CROSS JOIN (SELECT NULL::int2[] AS attnums, NULL::text AS row_filter) AS chosen"
 
 
+def publication_query(major_version: int) -> str:
+    """Return a query with one row for each publication named in $1."""
+    return _PUBLICATION_QUERY.format(by_schema=_FOREIGN_BY_SCHEMA if major_version >= 15 else "")
+
+
 def relation_query(major_version: int, *, of_some: bool = False) -> str:
     """Return a query with one row for each table of each publication named in $1. With `of_some`,
     it returns only tables whose oids are in $2."""
@@ -141,12 +158,23 @@ def relation_query(major_version: int, *, of_some: bool = False) -> str:
 _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 
 
+NOT_FOREIGN: Final = """NOT EXISTS (
+    SELECT FROM pg_catalog.pg_foreign_table AS f
+    JOIN pg_catalog.pg_class AS c ON c.oid = f.ftrelid JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE n.nspname = schemaname AND c.relname = tablename)"""
+"""A condition for queries of pg_publication_tables, which also lists foreign partitions of a table
+that is published without publish_via_partition_root. PostgreSQL sends no changes of them."""
+
+
 async def published_tables(
     sql: asyncpg.Connection, names: Sequence[str], limit: int, *, excluded: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
     """Return (schema, table) of the first `limit` published tables in the order of their names,
     without excluded ones. Raises classified errors."""
-    query = "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY($1) ORDER BY 1, 2"
+    query = (
+        "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables "
+        f"WHERE pubname = ANY($1) AND {NOT_FOREIGN} ORDER BY 1, 2"
+    )
     try:
         rows = await sql.fetch(query, list(names))
     except DRIVER_ERRORS as error:
@@ -239,9 +267,16 @@ def parse_publications(
             relations=tuple(sent.get(row["pubname"], ())),
             excluded=tuple(left_out.get(row["pubname"], ())),
             detaching=tuple((root, partition) for root, partition in row["detaching"] or ()),
+            foreign=_foreign(row["foreign"] or (), excluded),
         )
         for row in publications
     }
+
+
+def _foreign(rows: Sequence[Sequence[str]], excluded: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Return (published table, foreign partition), without excluded ones."""
+    names = sorted((f"{row[0]}.{row[1]}", f"{row[2]}.{row[3]}") for row in rows)
+    return tuple(pair for pair in names if not any(is_table(name, excluded) for name in pair))
 
 
 def _relation(row: dict[str, Any]) -> PublishedRelation:
@@ -274,8 +309,9 @@ async def publication_facts(
     try:
         # One PostgreSQL snapshot, so that no table is seen without its publication.
         async with transaction(sql, isolation="repeatable_read", readonly=True):
-            publications = await sql.fetch(PUBLICATION_QUERY, list(names))
-            query = relation_query(sql.get_server_version().major, of_some=relation_oids is not None)
+            major = sql.get_server_version().major
+            publications = await sql.fetch(publication_query(major), list(names))
+            query = relation_query(major, of_some=relation_oids is not None)
             relations = await sql.fetch(query, *arguments)
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the publications") from error
@@ -307,10 +343,12 @@ class PublicationLoader:
         async with self._turn:
             try:
                 async with transaction(sql, isolation="repeatable_read", readonly=True):
-                    publications = [json.loads(row[0]) for row in await sql.fetch(PUBLICATION_QUERY, self._names)]
+                    major = sql.get_server_version().major
+                    rows = await sql.fetch(publication_query(major), self._names)
+                    publications = [json.loads(row[0]) for row in rows]
                     if publications != self._publications:
                         self._relations = CachedQuery()
-                    query = relation_query(sql.get_server_version().major)
+                    query = relation_query(major)
                     relations = await self._relations.fetch(sql, query, self._names)
             except DRIVER_ERRORS as error:
                 self._relations = CachedQuery()

@@ -56,7 +56,7 @@ SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.t
                         AND d.refobjsubid = a.attnum))) AS lacks_columns
 FROM pg_catalog.pg_publication_tables AS t
 JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
-JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
+JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename AND c.relkind <> 'f'
 WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
 """
 _UNREADABLE: Final = f"""

@@ -23,6 +23,7 @@ from gateway.config.settings import Settings
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import Credentials
+from gateway.postgres.publication import NOT_FOREIGN
 from gateway.transactions.transaction import COMMAND_PREFIX
 from schemas.lsn import Lsn
 from schemas.topic_names import format_relation, parse_relation
@@ -31,7 +32,9 @@ log = structlog.get_logger()
 
 COMMANDS: Final = ("start", "pause", "resume", "cancel")
 PURPOSES: Final = ("REPLACE", "VERIFY")
-_PUBLISHED: Final = "SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY ($1)"
+_PUBLISHED: Final = (
+    f"SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY ($1) AND {NOT_FOREIGN}"
+)
 _EMIT: Final = "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text)::text"
 
 

@@ -70,6 +70,10 @@ def log_read_at_once(task: TableTask) -> None:
     surveyed, hint = task.plan.surveyed, ""
     if task.plan.has_array_key:
         reason = "its key contains an array: a mirror has it as an append-only table, which only a whole can replace"
+    elif surveyed.foreign_names and not task.plan.key_columns:
+        return
+    elif surveyed.foreign_names:
+        reason = f"it has foreign partitions, which have no ranges of blocks: {', '.join(surveyed.foreign_names)}"
     elif not surveyed.is_heap:
         reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
     elif not surveyed.has_places and task.plan.key_columns:

@@ -53,7 +53,8 @@ class Surveyed:
 
     `relation` is the relation as its first publication has it. `leaf_names` are quoted, in the
     order of `leaves`. `row_filter` is SQL, or None if the filter was not printed. `is_heap`: all
-    leaves are heap tables, so ranges of blocks are ranges of rows.
+    leaves are heap tables, so ranges of blocks are ranges of rows. If all partitions are foreign
+    tables, the relation itself is the only leaf.
     """
 
     relation: PublishedRelation
@@ -70,8 +71,7 @@ class Surveyed:
     """Oids of the enums whose labels occur in keys."""
     foreign_names: tuple[str, ...] = ()
     """Quoted names of partitions that are foreign tables. PostgreSQL sends no changes of them. A
-    relation with such partitions has no key, since PostgreSQL allows none, so it is read at
-    once."""
+    relation with such partitions is read at once."""
     is_granted: bool = True
     """Whether the role may read all columns of the relation and of its leaves."""
     has_places: bool = True
@@ -127,12 +127,14 @@ async def _survey(
     rows = await sql.fetch(facts_query(version, prints_filters=prints_filters), wanted, names, None, [])
     horizon = await sql.fetchval(HORIZON)
     contents = read_contents(await sql.fetch(content_query(version), wanted, names), horizon)
-    leaves_of = {row["oid"]: json.loads(row["leaves"] or "[]") for row in rows}
-    parts = [*wanted, *(leaf[0] for each in leaves_of.values() for leaf in each)]
-    files = {file["oid"]: file for file in await sql.fetch(FILES, parts)}
     foreign: dict[int, list[str]] = {}
     for table in await sql.fetch(FOREIGN, wanted):
         foreign.setdefault(table["oid"], []).append(qualified(table["nspname"], table["relname"]))
+    leaves_of = {row["oid"]: json.loads(row["leaves"] or "[]") for row in rows}
+    for oid in foreign:  # without a leaf, nothing would be read
+        leaves_of[oid] = leaves_of[oid] or [(oid, 0, sent[oid][0].namespace, sent[oid][0].name)]
+    parts = [*wanted, *(leaf[0] for each in leaves_of.values() for leaf in each)]
+    files = {file["oid"]: file for file in await sql.fetch(FILES, parts)}
     keys: dict[int, dict[str, KeyColumn]] = {}
     for key in await sql.fetch(KEYS, wanted):
         column = KeyColumn(key["name"], key["type_name"], _operator(key), key["is_domain"])
@@ -215,7 +217,9 @@ class ReadPlan:
         """Whether the relation is read in one chunk. Without a key, stale rows cannot be
         recognized; without ranges of blocks, the relation cannot be divided. If its key has an
         array, a mirror keeps it as a log, which a snapshot can only replace in one transaction."""
-        return not self.key_columns or self.has_array_key or not self.surveyed.is_heap or not self.surveyed.has_places
+        surveyed = self.surveyed
+        has_ranges = surveyed.is_heap and surveyed.has_places and not surveyed.foreign_names
+        return not self.key_columns or self.has_array_key or not has_ranges
 
     @property
     def has_array_key(self) -> bool:

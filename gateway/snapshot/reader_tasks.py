@@ -28,7 +28,7 @@ from gateway.snapshot.pending_chunks import PendingChunks
 from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons, log_unreachable
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk
-from gateway.snapshot.table_errors import DENIED, errors_of, obstacle, passes_by_itself
+from gateway.snapshot.table_errors import DENIED, errors_of, foreign_obstacle, obstacle, passes_by_itself
 from gateway.snapshot.table_task import CHANGED, TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unreachable_partitions
@@ -44,8 +44,9 @@ AHEAD_CHUNKS: Final = 8
 """A reader goes on while its unpublished chunks are at most AHEAD_CHUNKS and have at most
 AHEAD_BYTES. With small tables, it would otherwise wait for the stream longer than it reads."""
 FOREIGN_ATTEMPTS: Final = 3
-"""A partitioned table is read without its unreadable foreign partitions after this many failed
-attempts."""
+"""After this many failed attempts, a partitioned table is read without its unreadable foreign
+partitions. This does not apply to REPLACE and VERIFY: consumers would delete the rows of these
+partitions, or report them."""
 BLOCKED_S: Final = 10.0
 """The longest pause before another attempt, if the error passes without intervention."""
 
@@ -211,11 +212,20 @@ class ReaderTasks:
         is_new = task.obstacle is None or task.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
         if is_new and plan is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):
             fault = await find_fault(sql, chunk, plan)
-        if plan is not None and sql is not None and await self._leaves_out(task, plan, chunk, sql):
+        unreachable = () if plan is None or sql is None else await self._unreachable(task, plan, chunk, sql)
+        if unreachable and task.state.purpose == "FILL":
+            assert plan is not None
+            plan.leave_out(unreachable)
+            log_unreachable(task.full_name, unreachable)
+            self._tasks.partitions_left_out(task, chunk)
             return
-        if is_new or task.obstacle is None:
+        name = task.state.schema, task.state.name
+        if unreachable:
+            is_new = task.obstacle is None or task.obstacle.passes
+            blocked = foreign_obstacle(error, name, unreachable)
+        elif is_new or task.obstacle is None:
             role = "" if sql is None else sql.get_settings().session_authorization
-            blocked = obstacle(error, (task.state.schema, task.state.name), role, fault)
+            blocked = obstacle(error, name, role, fault)
         else:
             blocked = task.obstacle
         pause = 2.0 ** min(task.attempts, 10)
@@ -236,22 +246,19 @@ class ReaderTasks:
         if task.is_hopeless:
             self._pending.wake.set()
 
-    async def _leaves_out(self, task: TableTask, plan: ReadPlan, chunk: Chunk, sql: asyncpg.Connection) -> bool:
-        """Return whether foreign partitions cause the error. If so, the table is read without
-        them."""
+    async def _unreachable(
+        self, task: TableTask, plan: ReadPlan, chunk: Chunk, sql: asyncpg.Connection
+    ) -> tuple[str, ...]:
+        """Return the foreign partitions that cause the error, if it has occurred repeatedly."""
         if not (chunk.all_ranges and plan.surveyed.foreign_names and task.attempts >= FOREIGN_ATTEMPTS):
-            return False
+            return ()
         if plan.unreachable or sql.is_closed():
-            return False
+            return ()
         try:
-            plan.leave_out(await unreachable_partitions(sql, plan))
+            return await unreachable_partitions(sql, plan)
         except DRIVER_ERRORS:
             sql.terminate()
-            return False
-        if plan.unreachable:
-            log_unreachable(task.full_name, plan.unreachable)
-            self._tasks.partitions_left_out(task, chunk)
-        return bool(plan.unreachable)
+            return ()
 
     def _plan_outdated(self, task: TableTask, reason: str, *, begins_again: bool) -> None:
         """Report that the read plan is outdated. A reselection gets a new plan. A table begins

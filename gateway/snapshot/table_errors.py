@@ -10,7 +10,7 @@ gateway/runtime/quarantine.py stops the gateway or puts the table in quarantine.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -45,6 +45,10 @@ _FILTER: Final = (
 _COLUMN: Final = (
     "PostgreSQL cannot print a value of this column. Correct the output function of its type, or leave the column out of the "
     "publication (PostgreSQL 15 and later, with a column list). The table is read as soon as that is done"
+)
+_FOREIGN: Final = (
+    "copies keep the rows that they have. The table is read as soon as the foreign tables can be read. If they are no longer "
+    "needed: ALTER TABLE ... DETACH PARTITION ..."
 )
 _OTHER: Final = "see the server's log. The other tables are read, and this one as soon as PostgreSQL can read it"
 
@@ -134,6 +138,17 @@ def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Faul
     if fault.is_filter:
         return Obstacle(sqlstate, reason, _FILTER, passes=False)
     return Obstacle(sqlstate, reason, _COLUMN, passes=False, column=fault.column, type_name=fault.type_name)
+
+
+def foreign_obstacle(error: BaseException, name: tuple[str, str], partitions: Sequence[str]) -> Obstacle:
+    """Return the obstacle of a partitioned table whose foreign partitions cannot be read, and whose
+    rows consumers are to replace or compare."""
+    return Obstacle(
+        getattr(error, "sqlstate", None) or "",
+        f"reading {'.'.join(name)}: these foreign partitions cannot be read: {', '.join(partitions)}",
+        _FOREIGN,
+        passes=False,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,9 @@ class PublicationFacts:
     """Quoted names of a partitioned table and of its partition, for each DETACH ... CONCURRENTLY
     that has not finished. They are looked up only where a row that is written to such a partition
     crashes the server: FOR ALL TABLES, with publish_via_partition_root."""
+    foreign: tuple[tuple[str, str], ...] = ()
+    """Names of a published partitioned table and of its partition, for each partition that is a
+    foreign table."""
 
 
 @dataclass(frozen=True, slots=True)

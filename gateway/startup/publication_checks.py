@@ -46,6 +46,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
     yield from _column_lists(facts)
     yield from _keys_sent_in_part(facts)
     yield from _detaching(facts)
+    yield from _foreign_partitions(facts)
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:
@@ -159,6 +160,31 @@ def _detaching(facts: Facts) -> Iterator[Finding]:
                 "write no rows to the partition until this has run, when the statement that detaches it has ended or failed: "
                 f"ALTER TABLE {root} DETACH PARTITION {partition} FINALIZE. Detach partitions without CONCURRENTLY, or set "
                 "publish_via_partition_root = false for the publication",
+            )
+
+
+def _foreign_partitions(facts: Facts) -> Iterator[Finding]:
+    """Warn about partitions that are foreign tables: PostgreSQL writes no WAL for their rows. They
+    are read with a table that is sent as the root of its partitions, and else not at all."""
+    for publication in facts.publications.values():
+        names = some_names(sorted({partition for _, partition in publication.foreign}))
+        if not names:
+            continue
+        if publication.via_root:
+            yield OperatorWarning(
+                f"partitions of tables in publication {publication.name} are foreign tables: {names}. A snapshot reads their rows, "
+                "but PostgreSQL sends no changes of them",
+                "after changes of these rows, take a new snapshot of the partitioned table: walgate snapshot start "
+                f"{publication.foreign[0][0]}, for example",
+            )
+        else:
+            yield OperatorWarning(
+                f"partitions of tables in publication {publication.name} are foreign tables: {names}. PostgreSQL does not publish "
+                "foreign tables: their rows are neither read nor sent",
+                "to send the rows, publish the tables at the foreign server, and read them with a gateway of their own. If "
+                "snapshots are enough: ALTER PUBLICATION "
+                f"{quote_identifier(publication.name)} SET (publish_via_partition_root = true), after which rows of partitions go "
+                "to the topic of their partitioned table",
             )
 
 

@@ -15,7 +15,7 @@ import pytest
 from gateway.local import Postgres
 from gateway.postgres import publication
 from gateway.postgres.connection import connect_sql
-from gateway.postgres.publication import PublicationLoader, publication_facts, tables_that_held_rows
+from gateway.postgres.publication import PublicationLoader, publication_facts, published_tables, tables_that_held_rows
 from gateway.startup.facts import PublicationFacts
 from tests.conftest import Database
 
@@ -201,6 +201,46 @@ async def test_what_19_excepts_is_not_published(database: Database) -> None:
     for oid in await sql.fetch("SELECT unnest('{plain,root,low,other.high}'::regclass[])::oid::int8"):
         rows = await sql.fetch(query_of_some, ["leaves", "roots"], [oid[0]])
         assert rows == []
+
+
+FOREIGN = """
+CREATE SCHEMA s; CREATE FOREIGN DATA WRAPPER far; CREATE SERVER far FOREIGN DATA WRAPPER far;
+CREATE TABLE root (id int) PARTITION BY RANGE (id); CREATE TABLE near PARTITION OF root FOR VALUES FROM (0) TO (10);
+CREATE FOREIGN TABLE away PARTITION OF root FOR VALUES FROM (10) TO (20) SERVER far;
+CREATE TABLE s.sub PARTITION OF root FOR VALUES FROM (20) TO (30) PARTITION BY RANGE (id);
+CREATE FOREIGN TABLE deep PARTITION OF s.sub FOR VALUES FROM (20) TO (30) SERVER far;
+CREATE FOREIGN TABLE alone (id int) SERVER far;
+CREATE PUBLICATION listed FOR TABLE root; CREATE PUBLICATION listed_root FOR TABLE root WITH (publish_via_partition_root);
+CREATE PUBLICATION part FOR TABLE s.sub; CREATE PUBLICATION empty;
+CREATE PUBLICATION all_leaves FOR ALL TABLES; CREATE PUBLICATION all_roots FOR ALL TABLES WITH (publish_via_partition_root);
+"""
+OF_ROOT, OF_SUB = ("public.root", "public.away"), ("s.sub", "public.deep")
+OF_BOTH = (OF_ROOT, ("public.root", "public.deep"))
+
+
+async def test_foreign_partitions_are_no_published_tables_and_are_named(source: Database) -> None:
+    """pg_publication_tables lists those of a table that is not published as a root."""
+    sql = await source.connect()
+    await sql.execute(FOREIGN)
+    expected = {
+        "listed": (["public.near"], OF_BOTH),
+        "listed_root": (["public.root"], OF_BOTH),
+        "part": ([], (OF_SUB,)),
+        "empty": ([], ()),
+        "all_leaves": (["public.near"], OF_BOTH),
+        "all_roots": (["public.root"], OF_BOTH),
+    }
+    if source.server.version >= 15:
+        await sql.execute("CREATE PUBLICATION by_schema FOR TABLES IN SCHEMA s")
+        expected["by_schema"] = ([], (OF_SUB,))
+    facts = await publication_facts(sql, list(expected))
+    found = {name: ([each.full_name for each in facts[name].relations], facts[name].foreign) for name in expected}
+    assert found == expected
+    some = await publication_facts(sql, ["listed", "part"], excluded=["deep"])
+    assert {name: each.foreign for name, each in some.items()} == {"listed": (OF_ROOT,), "part": ()}
+    listed = await sql.fetch("SELECT tablename FROM pg_publication_tables WHERE pubname = 'listed' ORDER BY 1")
+    assert [row[0] for row in listed] == ["away", "deep", "near"]
+    assert await published_tables(sql, ["listed"], 10) == [("public", "near")]
 
 
 async def test_a_filter_is_the_same_however_it_is_spelled(database: Database) -> None:

@@ -249,6 +249,20 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "source.dsn",
     ),
     (
+        "a foreign partition",
+        World(facts=with_publication(foreign=(("shop.root", "shop.far"),))),
+        WARN,
+        "shop.far. PostgreSQL does not publish foreign tables",
+        "publish_via_partition_root = true",
+    ),
+    (
+        "a foreign partition of a root",
+        World(facts=with_publication(via_root=True, foreign=(("shop.root", "shop.far"),))),
+        WARN,
+        "shop.far. A snapshot reads their rows",
+        "walgate snapshot start shop.root",
+    ),
+    (
         "no identity",
         published(replace(ITEMS, replica_identity="NOTHING", identity_columns=())),
         WARN,
