@@ -12,12 +12,12 @@ from typing import Final
 
 import structlog
 
+from gateway.cli.stream_server import stream_login
 from gateway.config.settings import Settings
 from gateway.errors import Retry
 from gateway.observe.logs import RepeatedMessages
 from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_sql, end_session
-from gateway.postgres.credentials import login_of
 from gateway.runtime.bootstrap import Bootstrap
 from gateway.runtime.dialect import dialect_of
 from gateway.runtime.session_memory import SessionMemory
@@ -53,7 +53,7 @@ async def carry_out(settings: Settings, steps: PositionChange) -> Position:
 
 async def _attempt(settings: Settings, steps: PositionChange) -> Position:
     async with AsyncExitStack() as stack:
-        sql = await connect_sql(login_of(settings.source))
+        sql = await connect_sql(await stream_login(settings.source))
         stack.push_async_callback(end_session, sql)
         memory = SessionMemory()
         start = Bootstrap(settings, dialect_of(settings), memory, stack, StatusBoard())

@@ -20,6 +20,7 @@ import asyncpg
 
 from gateway.cli.check_report import CheckReport, CheckResult
 from gateway.cli.pattern_checks import check_patterns
+from gateway.cli.stream_server import stream_login
 from gateway.config.settings import Settings
 from gateway.errors import RetrySlowly, WalgateError
 from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
@@ -31,7 +32,7 @@ from gateway.names import transactional_id
 from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
 from gateway.postgres.connection import address_text, connect_replication, connect_sql
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.publication import filters_that_can_fail, publication_names
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
@@ -71,6 +72,7 @@ class _Check:
         self._settings = settings
         self._report = CheckReport()
         self._facts: Facts | None = None
+        self._login: Credentials | None = None
         self._registry_answers = False
         self._moment = 0
         self._table_topics: list[str] = []
@@ -111,11 +113,16 @@ class _Check:
 
     @asynccontextmanager
     async def _sql(self) -> AsyncIterator[asyncpg.Connection]:
-        sql = await connect_sql(login_of(self._settings.source), timeout_s=_TIMEOUT_S)
+        sql = await connect_sql(await self._stream_login(), timeout_s=_TIMEOUT_S)
         try:
             yield sql
         finally:
             sql.terminate()
+
+    async def _stream_login(self) -> Credentials:
+        if self._login is None:
+            self._login = await stream_login(self._settings.source, timeout_s=_TIMEOUT_S)
+        return self._login
 
     async def _look(self, sql: asyncpg.Connection) -> Facts:
         source = self._settings.source
@@ -207,7 +214,7 @@ class _Check:
     async def _replication(self, facts: Facts) -> None:
         """Check that the server accepts a replication connection, and that this connection reaches
         the same server."""
-        stream = await connect_replication(login_of(self._settings.source), timeout_s=_TIMEOUT_S)
+        stream = await connect_replication(await self._stream_login(), timeout_s=_TIMEOUT_S)
         try:
             identity = await stream.identify()
         finally:

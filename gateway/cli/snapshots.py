@@ -66,10 +66,13 @@ def snapshot_cancel(config: ConfigOption = None) -> None:
 def snapshot_status(config: ConfigOption = None) -> None:
     """Show the durable progress: each table, and the number of rows read from it."""
     with exit_codes.command():
+        from gateway.cli.stream_server import stream_login
         from gateway.runtime.snapshot_status import snapshot_status as read_status
         from gateway.runtime.snapshot_status import status_lines
 
-        for line in status_lines(*asyncio.run(read_status(load_settings(config)))):
+        settings = load_settings(config)
+        login = asyncio.run(stream_login(settings.source))
+        for line in status_lines(*asyncio.run(read_status(settings, login))):
             print(line)
 
 
@@ -142,14 +145,13 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
     with exit_codes.command():
         settings = load_settings(config)
         _check_commands(settings, purpose)
-        from gateway.postgres.credentials import login_of
+        from gateway.cli.stream_server import stream_login
         from gateway.snapshot.commands import InvalidCommand, emit_command, encode_command, unpublished
 
         try:
             text = encode_command(command, tables, purpose, settings.source.slot)
         except InvalidCommand as error:
             raise StopForOperator(f"snapshot {command}: {error}") from None
-        login = login_of(settings.source)
         patterns = settings.source.excluded_tables
         if excluded := [table for table in tables if is_table(table, patterns)]:
             raise StopForOperator(
@@ -157,6 +159,7 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
                 hint="to read and send these tables, set source.excluded_tables to patterns that do not match them, and restart "
                 "the gateway",
             )
+        login = asyncio.run(stream_login(settings.source))
         if tables and (unknown := asyncio.run(unpublished(login, settings.source.publications, tables))):
             near = [name for name in unknown.values() if name]
             meant = f"did you mean {', '.join(near)}? " if near else ""

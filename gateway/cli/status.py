@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gateway.cli.check import run_check
 from gateway.cli.status_text import UNKNOWN, render
+from gateway.cli.stream_server import stream_login
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
@@ -31,7 +32,6 @@ from gateway.observe.lag import Progress
 from gateway.observe.status_board import StatusBoard
 from gateway.observe.status_types import Counts
 from gateway.postgres.connection import address_text, connect_sql
-from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import published_tables
 from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status
 from gateway.runtime.monitor import ask_mirror, wal_held
@@ -115,7 +115,7 @@ def _without_answer(slot: str, board: StatusBoard, in_kafka: _InKafka) -> str:
 async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[str, str]]:
     """Fill in what PostgreSQL knows; return (schema, table) of some published tables."""
     try:
-        sql = await connect_sql(login_of(settings.source), timeout_s=_TIMEOUT_S)
+        sql = await connect_sql(await stream_login(settings.source, timeout_s=_TIMEOUT_S), timeout_s=_TIMEOUT_S)
         try:
             address = address_text(sql)
             server_time, lsn = await read_clock(sql, _TIMEOUT_S)

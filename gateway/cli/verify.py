@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from gateway.cli.stream_server import stream_login
 from gateway.cli.verify_mirror_folder import MirrorFolder
 from gateway.config.settings import Settings
 from gateway.errors import Retry, StopForOperator, WalgateError
 from gateway.names import is_table
 from gateway.postgres.connection import connect_sql
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.server import load_facts
 from gateway.runtime.snapshot_status import snapshot_states
 from gateway.runtime.stored_positions import quarantined_tables
@@ -76,7 +77,8 @@ async def verify(
     Raises WalgateError."""
     folder = MirrorFolder(mirror)
     source = settings.source
-    sql = await connect_sql(login_of(source))
+    login = await stream_login(source)
+    sql = await connect_sql(login)
     try:
         facts = await load_facts(sql, source.slot, source.publications, 0, excluded=source.excluded_tables)
     finally:
@@ -88,7 +90,7 @@ async def verify(
     in_quarantine = await quarantined_tables(settings, key) if states.tables else ()
     quarantined = [tables.pop(each.relation_oid) for each in in_quarantine if each.relation_oid in tables]
     check_read(states, tables)
-    verification = _Verification(settings, folder, key, patience_s, tell)
+    verification = _Verification(settings, login, folder, key, patience_s, tell)
     first = await verification.run("VERIFY", sorted(tables.values())) if tables else []
     absent = sorted(set(tables.values()) - {verdict.table for verdict in first})
     different = [verdict.table for verdict in first if verdict.difference_count]
@@ -145,6 +147,7 @@ def _is_read(states: StoredStates, oid: int) -> bool:
 @dataclass(slots=True)
 class _Verification:
     settings: Settings
+    login: Credentials
     folder: MirrorFolder
     position_key: bytes
     patience_s: float
@@ -154,7 +157,7 @@ class _Verification:
         """Send the command for `tables`, and return the verdicts on those that the mirror has.
         Raises Retry if there is no progress."""
         text = encode_command("start", tables, purpose, self.settings.source.slot)
-        lsn = await emit_command(login_of(self.settings.source), text)
+        lsn = await emit_command(self.login, text)
         waiting = _Waiting(purpose, lsn, set(tables), [], time.monotonic())
         while waiting.tables:
             ended = await asyncio.to_thread(self.folder.ended_lsn)

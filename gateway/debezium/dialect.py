@@ -21,6 +21,7 @@ from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
 from gateway.kafka.topics import Topics
+from gateway.postgres.credentials import Credentials
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter
@@ -64,9 +65,9 @@ class DebeziumDialect:
         return []
 
     async def find_written(
-        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset, login: Credentials
     ) -> DebeziumOffset:
-        return await find_written(self._settings, registry, topics, offset)
+        return await find_written(self._settings, registry, topics, offset, login)
 
     def record_writer(
         self, position: Position, topics: Topics, writer: BatchWriter, schemas: FixedSchemas

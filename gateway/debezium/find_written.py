@@ -26,7 +26,7 @@ from gateway.kafka.shutdown import close_with_timeout
 from gateway.pgoutput import letters
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import connect_sql, end_session
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.slot import DECODING_TIMEOUT_S
 from gateway.postgres.start_replication import quoted_identifier
 from gateway.schema_errors import classified_schema_errors
@@ -62,10 +62,15 @@ Event = tuple[str, int, int, int]
 
 
 async def find_written(
-    settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+    settings: Settings,
+    registry: RegistryClient,
+    topics: Collection[str],
+    offset: DebeziumOffset,
+    login: Credentials,
 ) -> DebeziumOffset:
     """Return the offset after the last change whose records were all written. `topics` are the
-    topics of the published tables. Raises WalgateError."""
+    topics of the published tables, and `login` that to the server of the slot. Raises
+    WalgateError."""
     found = await _written(settings, registry, topics, offset)
     total = sum(each.total() for place, each in found.items() if place != (offset.written_xid, offset.lsn))
     if not total:
@@ -73,7 +78,7 @@ async def find_written(
     through, count = offset, 0
     skipped = settings.debezium.options().skipped_operations
     if skipped <= {"t"}:
-        transactions = await _transactions(settings.source, found, skips_truncates="t" in skipped)
+        transactions = await _transactions(settings.source, login, found, skips_truncates="t" in skipped)
         through, count = advanced(offset, transactions, found, tombstones=settings.debezium.tombstones_on_delete)
     log.info("records_beyond_offset", count=total, through_lsn=str(through.lsn), written_again=total - count)
     return through
@@ -202,13 +207,15 @@ def _plain(schema: Any) -> Any:
 # -------------------------------------------------------------------------------------------------------------
 
 
-async def _transactions(source: SourceSettings, written: Written, *, skips_truncates: bool) -> list[Committed]:
+async def _transactions(
+    source: SourceSettings, login: Credentials, written: Written, *, skips_truncates: bool
+) -> list[Committed]:
     """Return the transactions that the slot still has, at least up to the one that made the newest
     change in `written`."""
     newest_xid, newest_lsn = max(written, key=lambda place: place[1])
     names = ",".join(map(quoted_identifier, source.publications))
     peeked = _PEEKED_BYTES
-    sql = await connect_sql(login_of(source))
+    sql = await connect_sql(login)
     try:
         flushed = int(await sql.fetchval(_FLUSHED))
         while True:

@@ -103,6 +103,13 @@ async def log_in(
     raise _joined(failures)
 
 
+async def addresses_of(login: Credentials) -> list[Address]:
+    """Return the hosts that the DSN names, in its order. Raises classified errors."""
+    options = {"command_timeout": None, "statement_cache_size": 0}
+    target = await _read_dsn(login, "connection to PostgreSQL", {}, options, asyncpg.Connection)
+    return list(target.addresses)
+
+
 def _with_names(hint: str, parameters: Any) -> str:
     """Return the hint with the names of the role and the database that were used."""
     role, database = (quote_identifier(name) for name in (parameters.user, parameters.database))

@@ -252,7 +252,7 @@ class Bootstrap:
                 await self._delivery.deliver_now(list(markers), position, forgets, states)
             case FindWritten(offset):
                 topics = {name for each in self._catalog.relations for name in self._topics.possible_names(each)}
-                return await self._dialect.find_written(self._registry, topics, offset)
+                return await self._dialect.find_written(self._registry, topics, offset, self._catalog.login)
             case DropSlot():
                 await self._catalog.drop_slot()
             case FenceFormer(system_identifier):

@@ -16,6 +16,7 @@ from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas
 from gateway.kafka.topics import Name, Topics
+from gateway.postgres.credentials import Credentials
 from gateway.relations.attributes import Attribute
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.transactions.position import Position
@@ -93,10 +94,10 @@ class Dialect(Protocol):
         ...
 
     async def find_written(
-        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset, login: Credentials
     ) -> DebeziumOffset:
         """Return the offset after the last change whose records a replaced connector has all
-        written. Raises WalgateError."""
+        written. `login` is that to the server of the slot. Raises WalgateError."""
         ...
 
     def record_writer(

@@ -17,6 +17,7 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
 from gateway.kafka.topics import Name, Topics, topic_of_another
+from gateway.postgres.credentials import Credentials
 from gateway.relations.attributes import Attribute, attribute_numbers, needs_earlier
 from gateway.schema_errors import register_both
 from gateway.startup.connect_offset import DebeziumOffset
@@ -166,7 +167,7 @@ class NativeDialect:
         return [Marker("EPOCH", 0, position.resume_lsn)]
 
     async def find_written(
-        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
+        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset, login: Credentials
     ) -> DebeziumOffset:
         raise InternalError("the topics of a connector cannot be continued in this dialect")
 

@@ -10,7 +10,7 @@ from gateway.kafka.position_topic import read_snapshot_states
 from gateway.kafka.topic_admin import TopicAdmin
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus, TableSnapshotStatus
 from gateway.postgres.connection import connect_sql
-from gateway.postgres.credentials import login_of
+from gateway.postgres.credentials import Credentials
 from gateway.postgres.server import load_facts
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.schema_errors import open_registry
@@ -31,11 +31,11 @@ from schemas.registry_client import RegistryClient
 from schemas.topic_names import SNAPSHOT_TOPIC, counted
 
 
-async def snapshot_status(settings: Settings) -> tuple[StoredStates, tuple[Quarantined, ...]]:
+async def snapshot_status(settings: Settings, login: Credentials) -> tuple[StoredStates, tuple[Quarantined, ...]]:
     """Return the stored states of the slot's snapshots (empty if none was taken), and the tables in
     quarantine. Queries PostgreSQL for its identity. Raises WalgateError."""
     source = settings.source
-    sql = await connect_sql(login_of(source))
+    sql = await connect_sql(login)
     try:
         server = (await load_facts(sql, source.slot, source.publications, 0)).server
     finally:

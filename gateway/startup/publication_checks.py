@@ -172,19 +172,19 @@ def _foreign_partitions(facts: Facts) -> Iterator[Finding]:
             continue
         if publication.via_root:
             yield OperatorWarning(
-                f"partitions of tables in publication {publication.name} are foreign tables: {names}. A snapshot reads their rows, "
-                "but PostgreSQL sends no changes of them",
+                f"partitions of tables in publication {publication.name} are foreign tables: {names}. A snapshot reads their "
+                "rows, but PostgreSQL sends no changes of them",
                 "after changes of these rows, take a new snapshot of the partitioned table: walgate snapshot start "
                 f"{publication.foreign[0][0]}, for example",
             )
         else:
             yield OperatorWarning(
-                f"partitions of tables in publication {publication.name} are foreign tables: {names}. PostgreSQL does not publish "
-                "foreign tables: their rows are neither read nor sent",
+                f"partitions of tables in publication {publication.name} are foreign tables: {names}. PostgreSQL does not "
+                "publish foreign tables: their rows are neither read nor sent",
                 "to send the rows, publish the tables at the foreign server, and read them with a gateway of their own. If "
                 "snapshots are enough: ALTER PUBLICATION "
-                f"{quote_identifier(publication.name)} SET (publish_via_partition_root = true), after which rows of partitions go "
-                "to the topic of their partitioned table",
+                f"{quote_identifier(publication.name)} SET (publish_via_partition_root = true), after which rows of partitions "
+                "go to the topic of their partitioned table",
             )
 
 

@@ -15,6 +15,7 @@ from gateway.debezium.find_written import find_written, read_to
 from gateway.errors import Retry, StopForOperator
 from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.local import Kafka, Registry
+from gateway.postgres.credentials import login_of
 from gateway.startup.connect_offset import DebeziumOffset
 from schemas.lsn import Lsn
 from schemas.registry_client import RegistryClient
@@ -53,7 +54,8 @@ def settings_of(dsn: str, kafka: Kafka, registry: Registry, prefix: str, skipped
 async def written_beyond(start: Lsn, settings: Settings, topic: str) -> DebeziumOffset:
     client = RegistryClient(settings.registry.url)
     try:
-        return await find_written(settings, client, {topic}, DebeziumOffset(start, start))
+        login = login_of(settings.source)
+        return await find_written(settings, client, {topic}, DebeziumOffset(start, start), login)
     finally:
         await client.close()
 

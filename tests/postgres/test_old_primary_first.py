@@ -5,13 +5,17 @@ mistake or by a tool, and takes connections. The gateway saw that it was left be
 asked the same host again at each attempt. Later, only the stream and the queries of the catalog
 left the old primary alone: a snapshot was read there, and the monitor wrote heartbeats there.
 
+Commands asked the first host that answers: `walgate snapshot start` was sent to the old primary,
+`walgate status` had no slot, and `walgate accept-gap` refused the old primary.
+
 Scenario: the gateway has read the new primary, and starts with the old one in front of it. A
-snapshot is taken.
+snapshot is taken, and commands are run with the gateway's settings.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -19,6 +23,7 @@ import pytest
 from gateway.local import Kafka, Postgres, Registry
 from gateway.names import APPLICATION_NAME
 from tests.conftest import TEST_SETTINGS
+from tests.support.gateway_process import ended
 from tests.support.theatre import theatre
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -45,17 +50,25 @@ async def test_the_next_host_is_tried_behind_an_old_primary(
             await left_behind.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
             await left_behind.close()
             own = new.database_dsn(topic_prefix)
-            await stage.gateway.streaming(source__dsn=own.replace("@", f"@127.0.0.1:{old.port},"))
+            both = {"source__dsn": own.replace("@", f"@127.0.0.1:{old.port},")}
+            environment = stage.gateway.environment(**both)
+            await stage.gateway.streaming(**both)
             (again,) = stage.gateway.events("restarting")
             assert "is an old primary" in again["reason"]
             await stage.sql.execute("INSERT INTO t VALUES (1)")
             found = await asyncio.wait_for(stage.delivered(lambda found: bool(found.committed("t"))), 60)
             found.close()
             assert found.rows("t") == [{"id": 1}]
-            command = '{"command": "start", "tables": ["public.t"]}'
-            await stage.sql.execute("SELECT pg_logical_emit_message(true, 'walgate.snapshot', $1)", command)
+            sent = await ended(("snapshot", "start", "public.t"), environment)
+            assert sent.returncode == 0, sent.stderr
             await stage.gateway.logged('"snapshot_done"')
             admin = await old.connect()
             assert await admin.fetchval(SESSIONS, APPLICATION_NAME) == 0
             await admin.close()
             assert await stage.gateway.stop() == 0
+            status = json.loads((await ended(("status", "--json"), environment)).stdout)
+            assert status["slot"] is not None and status["slot"]["active_pid"] is None, status
+            checked = await ended(("check",), environment)
+            assert checked.returncode == 0 and f"127.0.0.1:{new.port}" in checked.stdout, checked.stdout
+            refused = await ended(("accept-gap",), environment)
+            assert "can still be read through slot" in refused.stderr + refused.stdout, refused

@@ -69,7 +69,9 @@ async def test_rows_of_foreign_partitions_are_read_with_their_root_and_else_name
         await scene.snapshot_done()
         await _judge(scene)
         said = [event["message"] for event in gateway.events("warning")]
-        assert any("public.away_far, public.partly_far. A snapshot reads their rows, but" in text for text in said), said
+        assert any("public.away_far, public.partly_far. A snapshot reads their rows, but" in text for text in said), (
+            said
+        )
         assert any("public.leafy_far. PostgreSQL does not publish foreign tables" in text for text in said), said
 
         # The rows of a foreign server that is down stay in copies.

@@ -16,6 +16,7 @@ from typing import Any, Final, TypeVar
 import asyncpg
 import structlog
 
+from gateway.cli.stream_server import stream_login
 from gateway.cli.tail.filters import MessageFilter
 from gateway.cli.tail.message_json import MessageRenderer, Shown
 from gateway.cli.tail.output import Output
@@ -24,7 +25,6 @@ from gateway.errors import StopForOperator
 from gateway.postgres.classify_errors import DRIVER_ERRORS, LossReported, classify_exception
 from gateway.postgres.connection import connect_replication, connect_sql
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, Received, drained_size
-from gateway.postgres.credentials import login_of
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import server_facts
 from gateway.postgres.slot_creation_blockers import naming_blockers
@@ -53,7 +53,7 @@ async def tail_slot(
 ) -> None:
     """Show transactions that commit from now on, until `output` has ended; with `in_progress` also
     changes that are not committed yet. Raises WalgateError."""
-    login = login_of(source)
+    login = await stream_login(source)
     sql = await connect_sql(login)
     try:
         try:

@@ -1,0 +1,73 @@
+"""Choose the host of a DSN with several hosts that a command asks: the server that the gateway
+reads, or would read.
+
+The first host that answers may be a standby, or an old primary that was started again after a
+failover. The gateway notices this by its position, and tries the next host
+(gateway/startup/timeline_checks.py). A command may have no position yet, or may be about to change
+it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+from typing import Final
+
+from gateway.config.source import SourceSettings
+from gateway.errors import WalgateError
+from gateway.postgres.classify_errors import DRIVER_ERRORS
+from gateway.postgres.connection import connect_sql
+from gateway.postgres.credentials import Credentials, login_of, names_one_host
+from gateway.postgres.login import addresses_of
+
+_QUERY: Final = """
+SELECT ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int AS timeline,
+       EXISTS (SELECT FROM pg_catalog.pg_replication_slots AS s
+               WHERE s.slot_name = $1 AND s.database = pg_catalog.current_database() AND s.active) AS is_read
+WHERE NOT pg_catalog.pg_is_in_recovery()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Primary:
+    """A server that is not a standby. `is_read`: a process reads the gateway's slot there."""
+
+    login: Credentials
+    timeline: int
+    is_read: bool
+
+
+async def stream_login(source: SourceSettings, *, timeout_s: float = 30.0) -> Credentials:
+    """Return the login to the primary where the slot is being read, or else to the primary on the
+    newest timeline. If no host answers as a primary, all hosts are left to the caller, whose
+    connection then fails with their errors. Raises classified errors about the DSN."""
+    login = login_of(source)
+    if names_one_host(login.dsn):
+        return login
+    addresses = await addresses_of(login)
+    primaries = await asyncio.gather(
+        *(_look_at(replace(login, server=address), source.slot, timeout_s / len(addresses)) for address in addresses)
+    )
+    return choose(login, [primary for primary in primaries if primary is not None])
+
+
+def choose(login: Credentials, primaries: list[Primary]) -> Credentials:
+    """Return the login of the primary to ask; the first of equal ones, as the DSN names them."""
+    if not primaries:
+        return login
+    return max(primaries, key=lambda primary: (primary.is_read, primary.timeline)).login
+
+
+async def _look_at(login: Credentials, slot: str, timeout_s: float) -> Primary | None:
+    """Return None if the host does not answer, or is a standby."""
+    try:
+        sql = await connect_sql(login, timeout_s=timeout_s)
+    except WalgateError:
+        return None
+    try:
+        row = await sql.fetchrow(_QUERY, slot, timeout=timeout_s)
+    except DRIVER_ERRORS:
+        return None
+    finally:
+        sql.terminate()
+    return None if row is None else Primary(login, row["timeline"], row["is_read"])
