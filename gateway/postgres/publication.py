@@ -112,8 +112,8 @@ CROSS JOIN LATERAL (
     FROM pg_catalog.pg_index AS i
     CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (attnum, place)
     JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
-    WHERE i.indrelid = c.oid AND i.indisvalid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate
-                                                                      WHEN 'i' THEN i.indisreplident END) AS keys
+    WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary AND i.indimmediate {is_key}
+                                                     WHEN 'i' THEN i.indisreplident AND i.indisvalid END) AS keys
 ORDER BY p.pubname, n.nspname, c.relname
 """
 # Additions of PostgreSQL 15: schemas, column lists, row filters. The column lists and filters of a
@@ -135,6 +135,9 @@ LEFT JOIN LATERAL (
 _OF_FAMILY: Final = """AND c.oid IN (
         SELECT pg_catalog.unnest($2::oid[]) UNION ALL SELECT ancestor FROM part_of WHERE relid = ANY ($2::oid[]))"""
 _OF_WANTED: Final = "AND c.oid = ANY ($2::oid[])"
+# Since PostgreSQL 18, the primary key of a partitioned table is its replica identity even while not
+# all partitions have it (RelationGetIndexList), as with partitions that are foreign tables.
+_KEY_OF_ROOT: Final = "AND (i.indisvalid OR c.relkind = 'p')"
 _NOTHING_CHOSEN: Final = "CROSS JOIN (SELECT NULL::int2[] AS attnums, NULL::text AS row_filter) AS chosen"
 
 
@@ -150,6 +153,7 @@ def relation_query(major_version: int, *, of_some: bool = False) -> str:
     return _RELATION_QUERY.format(
         named_by_schema=_NAMED_BY_SCHEMA if has_lists else "",
         chosen=_CHOSEN if has_lists else _NOTHING_CHOSEN,
+        is_key=_KEY_OF_ROOT if major_version >= 18 else "AND i.indisvalid",
         of_family=_OF_FAMILY if of_some else "",
         of_wanted=_OF_WANTED if of_some else "",
     )

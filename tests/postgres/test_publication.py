@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 
 from gateway.local import Postgres
+from gateway.pgoutput import Relation, decode
 from gateway.postgres import publication
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.publication import PublicationLoader, publication_facts, published_tables, tables_that_held_rows
@@ -241,6 +242,32 @@ async def test_foreign_partitions_are_no_published_tables_and_are_named(source: 
     listed = await sql.fetch("SELECT tablename FROM pg_publication_tables WHERE pubname = 'listed' ORDER BY 1")
     assert [row[0] for row in listed] == ["away", "deep", "near"]
     assert await published_tables(sql, ["listed"], 10) == [("public", "near")]
+
+
+KEY_OF_ROOT_ONLY = """
+CREATE TABLE root (id int NOT NULL, v text) PARTITION BY RANGE (id);
+CREATE TABLE near PARTITION OF root FOR VALUES FROM (0) TO (10);
+ALTER TABLE ONLY root ADD PRIMARY KEY (id);
+CREATE PUBLICATION p FOR TABLE root WITH (publish_via_partition_root);
+"""
+SENT = """
+SELECT data FROM pg_logical_slot_get_binary_changes('key_of_root', NULL, NULL, 'proto_version', '1', 'publication_names', 'p')
+"""
+
+
+async def test_the_key_of_a_root_is_that_of_its_relation_message(source: Database) -> None:
+    """A primary key that not all partitions have is not valid. The stream is the judge."""
+    sql = await source.connect()
+    await sql.execute(KEY_OF_ROOT_ONLY)
+    await sql.execute("SELECT pg_create_logical_replication_slot('key_of_root', 'pgoutput')")
+    try:
+        await sql.execute("INSERT INTO root VALUES (1, 'a')")
+        sent = [decode(row[0], in_stream=False, protocol_version=1) for row in await sql.fetch(SENT)]
+        (relation,) = [each for each in sent if isinstance(each, Relation) and each.name == "root"]
+        (found,) = (await publication_facts(sql, ["p"]))["p"].relations
+        assert list(found.identity_columns) == [column.name for column in relation.columns if column.key]
+    finally:
+        await sql.execute("SELECT pg_drop_replication_slot('key_of_root')")
 
 
 async def test_a_filter_is_the_same_however_it_is_spelled(database: Database) -> None:
