@@ -56,7 +56,9 @@ from gateway.startup.publication_checks import check_actions, excluded_names, so
 from gateway.startup.role_checks import RoleFacts, check_role
 from gateway.startup.server_checks import check_left_behind, check_slot_capacity
 from gateway.startup.start import check_without_position
+from gateway.startup.timeline_checks import parse_history, position_at_fork
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic, transaction_topic, value_subject
 
 _TIMEOUT_S: Final = 10.0
@@ -73,6 +75,7 @@ class _Check:
         self._report = CheckReport()
         self._facts: Facts | None = None
         self._login: Credentials | None = None
+        self._left_at: dict[int, Lsn] = {}
         self._registry_answers = False
         self._moment = 0
         self._table_topics: list[str] = []
@@ -217,6 +220,8 @@ class _Check:
         stream = await connect_replication(await self._stream_login(), timeout_s=_TIMEOUT_S)
         try:
             identity = await stream.identify()
+            has_history = identity.timeline > 1
+            history = parse_history(await stream.timeline_history(identity.timeline)) if has_history else {}
         finally:
             await stream.close()
         if identity.system_identifier != facts.server.system_identifier:
@@ -231,6 +236,7 @@ class _Check:
             )
         else:
             self._report.ok("postgresql", "the server accepts replication connections")
+            self._left_at = history
 
     # -- Kafka
     # -------------------------------------------------------------------------------------------------------
@@ -401,4 +407,5 @@ class _Check:
             return  # a gateway reads the slot: its position advances during the check
         expected = replace(self._expected, timeline=known.timeline)
         left_behind = list(check_left_behind(after, expected))
+        known = position_at_fork(known, self._left_at.get(known.timeline))
         yield from left_behind or check_progress(before, stored, after, known)

@@ -258,16 +258,18 @@ class KafkaTransactions:
 
     # -- where a Kafka transaction ends
 
+    @property
+    def _has_content(self) -> bool:
+        """Whether the Kafka transaction that is filled contains records or markers."""
+        has_records = self._writer.has_records or self._delivery.holds_unclosed
+        return has_records or self._machine.pending_marker_count > 0
+
     def _filling(self, *, one_by_one: bool = False) -> Filling:
         """Return the facts from which the policy decides."""
         machine, writer, delivery = self._machine, self._writer, self._delivery
         return Filling(
             machine.at_boundary,
-            machine.undelivered_count > 0
-            or machine.pending_marker_count > 0
-            or writer.has_records
-            or delivery.holds_unclosed
-            or self._has_unwritten_states,
+            machine.undelivered_count > 0 or self._has_content or self._has_unwritten_states,
             delivery.is_free,
             self._unclosed_bytes,
             len(writer.open),
@@ -289,7 +291,11 @@ class KafkaTransactions:
     def _close(self) -> None:
         machine = self._machine
         position = advance(
-            self._position, machine.resume_lsn, machine.last_commit_lsn, tuple(machine.prepared.values())
+            self._position,
+            machine.resume_lsn,
+            machine.last_commit_lsn,
+            tuple(machine.prepared.values()),
+            has_content=self._has_content,
         )
         states = {} if self._states is None else self._states.take_states()
         self._delivery.close(machine.take_markers(), position, states)

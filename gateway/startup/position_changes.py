@@ -153,6 +153,7 @@ def accept_gap(
     position = replace(
         position,
         resume_lsn=resume_lsn,
+        content_lsn=resume_lsn,
         timeline=after.server.timeline,
         skip_lsn=Lsn(0),
         epoch=position.epoch + 1,
@@ -244,6 +245,7 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
         system_identifier=fresh.system_identifier,
         timeline=facts.server.timeline,
         resume_lsn=facts.slot.confirmed_flush_lsn,
+        content_lsn=facts.slot.confirmed_flush_lsn,
         epoch=known.epoch + 1,
     )
     marker = Marker("EPOCH", 0, position.resume_lsn, detail=f"adopted from system identifier {from_system}")

@@ -43,7 +43,7 @@ from gateway.startup.server_checks import check_left_behind, check_sender_capaci
 from gateway.startup.server_notices import LeftOut, Reported, judge_reported
 from gateway.startup.slot_checks import check_holder, check_retention, check_slot
 from gateway.startup.synchronous_standby import check_synchronous
-from gateway.startup.timeline_checks import check_promotion, check_timeline
+from gateway.startup.timeline_checks import check_promotion, check_timeline, parse_history, position_at_fork
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import Quarantined
 
@@ -216,16 +216,19 @@ def start(
     if former is not None:
         stored = after_rename(stored, former, fresh)
         yield Warn((_renamed(former, fresh),))
-    known = stored.positions.get(fresh.key)
+    known, promotion = stored.positions.get(fresh.key), None
     is_interrupted = known is not None and (known.state, known.prefix) == ("INTENT", fresh.prefix)
     yield from _judge_prefix(stored, fresh, after, withdraws=is_interrupted and after.slot is None)
     if known is not None and known.state == "ACTIVE":
+        promotion = yield from _promotion(after, known)
         position = replace(known, publications=fresh.publications, version=fresh.version)
+        if promotion is not None:
+            position = position_at_fork(position, parse_history(promotion.history).get(position.timeline))
         of_server = _reported(after, position, expected, reported, adopt_slot=adopt_slot)
         yield from _judge_known(before, stored, after, position, expected, of_server)
     else:
         position = yield from _first_start(stored, after, fresh, expected, adopt_slot=adopt_slot, reported=reported)
-    timeline = yield from _same_server(after, position)
+    timeline = yield from _same_server(after, position, promotion)
     position = replace(
         position,
         state="ACTIVE",
@@ -346,7 +349,22 @@ def _first_start(
     return replace(fresh, resume_lsn=facts.slot.confirmed_flush_lsn)
 
 
-def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
+@dataclass(frozen=True, slots=True)
+class _Promotion:
+    """The timeline of a server that was promoted since the position was stored, and its history."""
+
+    timeline: int
+    history: str
+
+
+def _promotion(facts: Facts, position: Position) -> Generator[Step, Any, _Promotion | None]:
+    if facts.server.in_recovery or facts.server.timeline <= position.timeline:
+        return None
+    timeline = yield from _identify(facts)
+    return _Promotion(timeline, (yield TimelineHistory(timeline)))
+
+
+def _identify(facts: Facts) -> Generator[Step, Any, int]:
     """Check that both connections reach the same server, and return its timeline. A DSN may name
     several hosts, and a server may be promoted."""
     identity: SystemIdentity = yield Identify()
@@ -354,15 +372,22 @@ def _same_server(facts: Facts, position: Position) -> Generator[Step, Any, int]:
     is_other = identity.system_identifier != server.system_identifier
     if is_other or identity.timeline != server.timeline:
         raise Retry("the replication connection and the regular connection reached different servers")
-    # With a position of epoch 0, nothing was delivered: its timeline was taken from these facts.
-    if position.epoch > 0 and identity.timeline != position.timeline:
-        yield from _judge(check_timeline(identity.timeline, position.timeline))
-        history: str = yield TimelineHistory(identity.timeline)
+    return identity.timeline
+
+
+def _same_server(facts: Facts, position: Position, promotion: _Promotion | None) -> Generator[Step, Any, int]:
+    """Check the server of the replication connection, and return its timeline."""
+    if promotion is not None:
         findings = check_promotion(
-            position.resume_lsn, position.last_commit_lsn, position.timeline, identity.timeline, history
+            position.resume_lsn, position.last_commit_lsn, position.timeline, promotion.timeline, promotion.history
         )
         yield from _judge_behind_fence(findings)
-    return identity.timeline
+        return promotion.timeline
+    timeline = yield from _identify(facts)
+    # With a position of epoch 0, nothing was delivered: its timeline was taken from these facts.
+    if position.epoch > 0:
+        yield from _judge(check_timeline(timeline, position.timeline))
+    return timeline
 
 
 def check_without_position(facts: Facts, expected: Expected) -> Report:

@@ -9,9 +9,11 @@ Changes that were read beyond that LSN are in Kafka, and in no database.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from gateway.errors import UNTIL_NOW_BEHIND_RESUME_LSN, DataGap, NextSession, RetrySlowly
 from gateway.startup.findings import Finding, OperatorWarning
+from gateway.transactions.position import Position
 from schemas.lsn import Lsn
 
 
@@ -55,6 +57,22 @@ def parse_history(content: str) -> dict[int, Lsn]:
     return switches
 
 
+def position_at_fork(position: Position, left_at: Lsn | None) -> Position:
+    """Return the position on a server that left the position's timeline at `left_at`. An idle
+    position may be after the fork, because it follows WAL that has nothing for Kafka. If everything
+    that was delivered precedes the fork, the position goes back to it: nothing in Kafka is missing
+    on the server, and whatever the server commits comes after the fork."""
+    content_lsn = position.content_lsn or position.resume_lsn
+    if left_at is None or position.resume_lsn <= left_at or content_lsn > left_at:
+        return position
+    return replace(
+        position,
+        resume_lsn=left_at,
+        last_commit_lsn=min(position.last_commit_lsn, Lsn(content_lsn - 1)),
+        skip_lsn=position.skip_lsn if position.skip_lsn < left_at else Lsn(0),
+    )
+
+
 def check_promotion(
     resume_lsn: Lsn, last_commit_lsn: Lsn, old_timeline: int, new_timeline: int, history: str
 ) -> Iterator[Finding]:
@@ -85,6 +103,6 @@ def check_promotion(
     else:
         yield OperatorWarning(
             f"the server was promoted: timeline {new_timeline} forked off timeline {old_timeline} at {left_at}, "
-            "after the stored resume LSN",
+            f"{'at' if resume_lsn == left_at else 'after'} the resume LSN",
             "nothing is lost; make sure that the old primary is not restarted",
         )

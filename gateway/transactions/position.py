@@ -91,6 +91,9 @@ class Position:
     that LSN.
     """
     written_lsn: Lsn = _START
+    content_lsn: Lsn = _START
+    """Everything that was delivered comes from the WAL before this LSN. WAL from here to `resume_lsn`
+    had nothing to deliver. 0 if it is not known (an earlier release did not store it)."""
     failed_place: FailedPlace | None = None
     """The failure that was counted last when the epoch began."""
     schema_id: int = field(default=0, compare=False)
@@ -157,12 +160,22 @@ def not_a_position_hint(key: bytes) -> str:
     )
 
 
-def advance(position: Position, resume_lsn: int, last_commit_lsn: int, prepared: tuple[Prepared, ...]) -> Position:
-    """Return the position after a Kafka transaction. `skip_lsn` is kept until replication has
-    passed the transaction at this LSN, whose end LSN is higher."""
+def advance(
+    position: Position,
+    resume_lsn: int,
+    last_commit_lsn: int,
+    prepared: tuple[Prepared, ...],
+    *,
+    has_content: bool = True,
+) -> Position:
+    """Return the position after a Kafka transaction. `has_content`: it contains records or markers.
+    `skip_lsn` is kept until replication has passed the transaction at this LSN, whose end LSN is
+    higher."""
+    is_changed = has_content or prepared != position.prepared
     return replace(
         position,
         resume_lsn=Lsn(resume_lsn),
+        content_lsn=Lsn(resume_lsn) if is_changed else position.content_lsn or position.resume_lsn,
         last_commit_lsn=Lsn(last_commit_lsn),
         prepared=prepared,
         skip_lsn=position.skip_lsn if position.skip_lsn >= resume_lsn else _START,
@@ -208,6 +221,7 @@ def _as_record(position: Position) -> dict[str, Any]:
         "gap": None if position.gap is None else _gap_record(position.gap),
         "written_xid": position.written_xid,
         "written_lsn": int(position.written_lsn),
+        "content_lsn": int(position.content_lsn),
         "standstill": None if position.failed_place is None else _failed_place_record(position.failed_place),
     }
 
@@ -300,6 +314,7 @@ def _from_record(record: dict[str, Any]) -> Position:
         gap=None if record["gap"] is None else _gap_from_record(record["gap"]),
         written_xid=record["written_xid"],
         written_lsn=Lsn(record["written_lsn"]),
+        content_lsn=Lsn(record["content_lsn"]),
         failed_place=_failed_place(record["standstill"]),
     )
 

@@ -1,5 +1,6 @@
-"""Ways on after a promotion, without `synchronized_standby_slots`: where the standby had everything
-the gateway goes on by itself, where it had not a gap is accepted."""
+"""Ways on after a promotion, without `synchronized_standby_slots`: where the standby had everything,
+or lacked only WAL that had nothing for Kafka, the gateway goes on by itself, else a gap is
+accepted."""
 
 from __future__ import annotations
 
@@ -22,9 +23,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.timeout(300
 _SYNCED = "SELECT synced AND NOT temporary FROM pg_replication_slots WHERE slot_name = $1"
 
 
-@pytest.mark.parametrize("lost", [False, True])
+@pytest.mark.parametrize("lost", ["nothing", "idle WAL", "rows"])
 async def test_a_standby_is_promoted(
-    lost: bool, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+    lost: str, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
     async with Postgres(18, settings=PRIMARY_SETTINGS) as primary:
         standby = Postgres(18, settings=STANDBY_SETTINGS, standby_of=primary)
@@ -37,13 +38,18 @@ async def test_a_standby_is_promoted(
             place.set(source__failover=True)
             await place.streams()
             await _slot_is_synced(standby, place)
-            if lost:
+            if lost != "nothing":
+                await _has_everything(place)
                 await standby.stop("fast")
+            if lost == "rows":
                 await place.insert()
                 await place.insert()
+            if lost == "idle WAL":
+                for _ in range(3):
+                    await place.sql.execute("SELECT pg_current_xact_id(); SELECT pg_switch_wal()")
             await until_confirmed(place.sql, place.slot)
             await place.stop()
-            if not lost:
+            if lost == "nothing":
                 await _has_everything(place)
             await primary.kill()
             await standby.start()
@@ -51,8 +57,11 @@ async def test_a_standby_is_promoted(
             place.sql = await place.database.connect()
             await place.sql.execute("SELECT pg_promote()")
             place.set(source__dsn=place.database.dsn)
-            if lost:
+            if lost == "rows":
                 await _go_on_behind_the_gap(place)
+            if lost == "idle WAL":
+                place.wrong.clear()
+                await place.insert()  # before the old resume LSN
             await place.streams()
             await place.stop()
 

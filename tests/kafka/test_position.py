@@ -49,6 +49,7 @@ POSITIONS = st.builds(
     gap=st.none() | st.builds(Gap, LSNS, LSNS, TEXTS),
     written_xid=LONGS,
     written_lsn=LSNS,
+    content_lsn=LSNS,
     failed_place=st.none() | st.builds(FailedPlace, TEXTS, LSNS, st.integers(0, 2**31 - 1), TEXTS),
 )
 

@@ -254,6 +254,19 @@ def test_another_sender_is_refused(
     assert type(caught.value) is kind
 
 
+def test_an_idle_position_goes_back_to_the_fork_before_it_is_judged() -> None:
+    """The WAL of the promoted server ends before the resume LSN."""
+    idle = replace(ACTIVE, resume_lsn=Lsn(2500), content_lsn=Lsn(1500))
+    stored = Stored({ACTIVE.key: idle}, marker_topic_used=True)
+    answers: dict[type, Answer] = {TimelineHistory: lambda _: f"1\t{Lsn(1600)}\tno recovery target specified\n"}
+    position, done = started(with_server(timeline=2), stored, answers=answers, identity=replaying(2))
+    assert (position.resume_lsn, position.timeline) == (1600, 2)
+    assert kinds(done).count(Identify) == 1
+    stored = Stored({ACTIVE.key: replace(idle, content_lsn=Lsn(1601))}, marker_topic_used=True)
+    with pytest.raises(DataGap, match="after the end of the WAL"):
+        started(with_server(timeline=2), stored, answers=answers, identity=replaying(2))
+
+
 @pytest.mark.parametrize(("publications", "now"), [(FACTS.publications, "recreated"), ({}, "still do not exist: p")])
 def test_left_out_changes_are_a_gap_once_something_was_delivered(publications: Any, now: str) -> None:
     facts = replace(FACTS, publications=publications)
