@@ -23,7 +23,8 @@ It follows the rules of docs/topics.md:
 
 Key columns must have the same type in `old_key` and in the row (docs/types.md). A value that its
 Avro type cannot represent stops the job. Surplus rows of a REPLACE snapshot, tables without a key
-and columns that change are left to `walgate mirror`.
+and columns that change are left to `walgate mirror`. Even an ALTER TABLE that was rolled back may
+have changed the newest schema, to which this program decodes all records.
 """
 
 from __future__ import annotations

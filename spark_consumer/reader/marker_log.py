@@ -117,6 +117,19 @@ class MarkerLog:
             last = self._fetch(max(low, end - _LOOK_BACK), end)
         return next((entry.commit_lsn for entry in reversed(last) if not entry.is_notice), 0)
 
+    def last_where(self, holds: Callable[[CommittedTransaction], bool], most: int) -> CommittedTransaction | None:
+        """Return the last transaction for which `holds` is true, among the last `most` markers;
+        None if there is none."""
+        low, end = self.bounds()
+        low, width = max(low, end - most), _LOOK_BACK
+        while low < end:
+            start = max(low, end - width)
+            found = next((entry for entry in reversed(self._fetch(start, end)) if holds(entry)), None)
+            if found is not None:
+                return found
+            end, width = start, min(4 * width, STEP)
+        return None
+
     def first_between(
         self,
         start: int,

@@ -79,15 +79,19 @@ class Registry:
         # Not every registry supports `subjectPrefix`.
         return sorted(subject for subject in found if subject.startswith(prefix))
 
-    def versions(self, subject: str) -> list[int]:
-        """Return the schema ids of all versions of a subject, oldest first. Raises
+    def versions(self, subject: str) -> dict[int, Schema]:
+        """Return all versions of a subject, schema id -> schema, oldest first. Raises
         SourceUnavailable."""
         try:
             client = self._client()
-            found = [client.get_version(subject, version).schema_id for version in client.get_versions(subject)]
+            found = [client.get_version(subject, version) for version in sorted(client.get_versions(subject))]
         except Exception as problem:
             raise _unavailable(f"the versions of subject {subject}", problem) from problem
-        return [schema_id for schema_id in found if schema_id is not None]
+        return {
+            version.schema_id: _record(version.schema.schema_str, subject)
+            for version in found
+            if version.schema_id is not None and version.schema is not None
+        }
 
 
 @atexit.register

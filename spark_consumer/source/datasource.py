@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from schemas.topic_names import value_subject
 from spark_consumer.arrow import spark_schema
 from spark_consumer.errors import OptionError, RangeExpired, UnsupportedSchema, briefly
 from spark_consumer.reader.marker_log import STEP, MarkerLog
@@ -29,11 +28,10 @@ from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, c
 from spark_consumer.reader.positions import Position, resolve
 from spark_consumer.reader.read_planning import first_complete
 from spark_consumer.reader.registry import SchemaCache
-from spark_consumer.reader.topics import refuse_debezium, topic_of_table
+from spark_consumer.reader.topics import refuse_debezium
 from spark_consumer.source.batch_admission import Admission
 from spark_consumer.source.earlier_spark import EarlierStreamReader
 from spark_consumer.source.filters import FilterPushdown, Wanted
-from spark_consumer.source.frames import TableFrame
 from spark_consumer.source.offsets import (
     StreamOffset,
     check_last,
@@ -44,8 +42,8 @@ from spark_consumer.source.offsets import (
 )
 from spark_consumer.source.options import Options, parse_options
 from spark_consumer.source.shapes import ChangeShape, Shape, TransactionShape
+from spark_consumer.source.table_columns import table_frame
 from spark_consumer.source.table_options import noted_options, options_of_table, with_options
-from spark_consumer.tables import TableName
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit, SupportsTriggerAvailableNow
@@ -320,10 +318,3 @@ class WalgateTransactions(WalgateChanges):
 
     def _shape(self, options: Options) -> Shape:
         return TransactionShape(options)
-
-
-def table_frame(options: Options, table: TableName) -> TableFrame:
-    """Return the columns of the newest version of a table's schema. Raises SourceUnavailable,
-    UnsupportedSchema."""
-    topic = topic_of_table(options.registry, options.prefix, table)
-    return TableFrame.of(options.registry.latest(value_subject(topic))[1])

@@ -16,13 +16,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DateType, StructType, TimestampNTZType, TimestampType
 
-from schemas.topic_names import value_subject
 from spark_consumer.errors import UnsupportedSchema
-from spark_consumer.reader.registry import SchemaCache
-from spark_consumer.reader.topics import topic_of_table
 from spark_consumer.source.decode import typed
-from spark_consumer.source.frames import TableFrame
 from spark_consumer.source.options import parse_options
+from spark_consumer.source.table_columns import frame_and_schemas
 from spark_consumer.tables import TableName
 
 POSITION = ("commit_lsn", "ordinal")
@@ -49,12 +46,9 @@ def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
     """
     parsed = parse_options(options, streaming=None)
     name = TableName.parse(table)
-    schemas = SchemaCache(parsed.registry)
-    subject = value_subject(topic_of_table(parsed.registry, parsed.prefix, name))
-    newest, change = parsed.registry.latest(subject)
-    ids = parsed.registry.versions(subject)
-    texts = KnownSchemas({schema_id: json.dumps(schemas[schema_id]) for schema_id in {newest, *ids}})
-    return typed(raw.where(f.col("table") == str(name)), TableFrame.of(change), texts)
+    frame, schemas = frame_and_schemas(parsed, name)
+    texts = KnownSchemas({schema_id: json.dumps(schema) for schema_id, schema in schemas.items()})
+    return typed(raw.where(f.col("table") == str(name)), frame, texts)
 
 
 def flat(changes: DataFrame) -> DataFrame:
