@@ -48,6 +48,8 @@ from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame
 from spark_consumer.tables import TableName
 
+_MARKS_SUCCESS = "mapreduce.fileoutputcommitter.marksuccessfuljobs"  # may be disabled in Spark's settings
+
 
 @dataclass
 class Changelog:
@@ -129,7 +131,7 @@ class Changelog:
         changes = not_applied(changes, applied, "commit_lsn")
         del self._applied[location]  # if the write fails, it is not known what was written
         if self.format == "parquet":
-            changes.write.mode("overwrite").parquet(f"{location}/batch={commit_lsn}")
+            changes.write.mode("overwrite").option(_MARKS_SUCCESS, "true").parquet(f"{location}/batch={commit_lsn}")
         else:
             names = {column.name for row in rows for column in row.type}
             try:
@@ -149,7 +151,8 @@ class Changelog:
                 "was created.",
             )
         if in_folders:
-            return last_folder(spark, location, commit_lsn)
+            assert self._position is not None
+            return last_folder(spark, location, commit_lsn, self._position.commit_lsn)
         return (
             TABLE_FORMAT.applied_commit_lsn(spark, location, CHANGELOG) if TABLE_FORMAT.exists(spark, location) else -1
         )
@@ -186,15 +189,18 @@ def _folder_lsns(spark: SparkSession, location: str) -> list[int]:
     return sorted((int(word) for word in words if word.isdigit()), reverse=True)
 
 
-def last_folder(spark: SparkSession, location: str, commit_lsn: int) -> int:
-    """Return the highest commit LSN of a finished folder; -1 if there is none. A crash may have
-    left later folders that are not finished. Raises MirrorError if such a folder has rows, unless
-    the batch up to `commit_lsn` overwrites it. A folder without rows is removed; if a process still
-    writes to it, the write fails."""
+def last_folder(spark: SparkSession, location: str, commit_lsn: int, complete_lsn: int = -1) -> int:
+    """Return the highest commit LSN of a finished folder; -1 if there is none. The changelog is
+    complete up to `complete_lsn`, and so is each folder up to there.
+
+    A crash may have left later folders that are not finished. Raises MirrorError if such a folder
+    has rows, unless the batch up to `commit_lsn` overwrites it. A folder without rows is removed;
+    if a process still writes to it, the write fails.
+    """
     for lsn in _folder_lsns(spark, location):
         folder = f"{location}/batch={lsn}"
         files = folder_names(spark, folder)
-        if "_SUCCESS" in files:
+        if lsn <= complete_lsn or "_SUCCESS" in files:
             return lsn
         if lsn == commit_lsn:
             continue

@@ -123,7 +123,29 @@ def test_a_folder_that_was_not_written_to_its_end_does_not_count(spark: SparkSes
     assert last_folder(spark, str(tmp_path), 20) == 10
     assert not (tmp_path / "batch=15").exists(), "no row of it was there"
     with pytest.raises(MirrorError, match=r"batch=20 has no _SUCCESS file"):
-        last_folder(spark, str(tmp_path), 30)
+        last_folder(spark, str(tmp_path), 30, complete_lsn=19)
+    assert last_folder(spark, str(tmp_path), 30, complete_lsn=20) == 20, "the changelog is complete up to there"
+
+
+def test_folders_are_marked_as_finished_even_if_spark_is_not_to_do_it(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """An older release has written folders without the mark; they count, too."""
+    items = feeder.table(ITEMS)
+    folders = tmp_path / "tables" / "public" / "items"
+    conf = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+    conf.set("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+    try:
+        for number in range(3):
+            commit_lsn = commit(feeder, items, {"id": number, "name": ""})
+            take(spark, feeder, opened(feeder, tmp_path))
+            mark = folders / f"batch={commit_lsn}" / "_SUCCESS"
+            assert mark.exists()
+            if number == 1:
+                mark.unlink()
+    finally:
+        conf.unset("mapreduce.fileoutputcommitter.marksuccessfuljobs")
+    assert len(list(folders.glob("batch=*"))) == spark.read.parquet(str(folders)).count() == 3
 
 
 @pytest.mark.parametrize("format", ["delta", "parquet"])
