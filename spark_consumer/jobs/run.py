@@ -280,9 +280,9 @@ class Run:
         self._goes_on()
         self._position = end["position"]
         newest = offset_of(progress.sources[0].latestOffset)
-        # Spark 4.0 and 4.1 do not request the end of the topic from the source: use the last known
-        # one.
-        newest_position = self._newest_position if newest is None else newest["position"]
+        # The progress is that of the last batch: while the next one runs, `_measure` knows a later
+        # end. Spark 4.0 and 4.1 do not request the end of the topic from the source at all.
+        newest_position = max(self._newest_position, 0 if newest is None else newest["position"])
         self.status.set("lag_markers", max(0, newest_position - end["position"]))
         is_behind = newest_position > max(end["position"], self._nothing_up_to)
         if is_behind and not self.status.is_behind and newest_position != self._looked_up_to:

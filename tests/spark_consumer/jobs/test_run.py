@@ -8,6 +8,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,10 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from spark_consumer.errors import BatchInterrupted, MirrorError, told_by
+from spark_consumer.jobs import run as run_module
 from spark_consumer.jobs.run import Run, offset_of
 from spark_consumer.mirror.report import BatchReport
+from spark_consumer.reader.backlog import Backlog
 from spark_consumer.source.options import parse_options
 from tests.spark_consumer.jobs.test_jobs import foreign_folder
 from tests.support.gateway_process import COMMAND
@@ -212,6 +215,23 @@ def test_transactions_without_changes_move_only_the_commit_lsn(capsys: pytest.Ca
     assert made.status.values == {**before, "walgate_job_commit_lsn": 50}
     line = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (line["commit_lsn"], line["changes"], line["stale"], line["filling"]) == ("0/32", 0, 2, 1)
+
+
+def test_a_job_is_behind_while_a_batch_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The query's progress is still that of the batch before."""
+    made, clock = Run(parse_options(NEEDED, streaming=True), None, "lines"), SimpleNamespace(now=100.0)
+    told = '{"position":5,"commit_lsn":50}'
+    progress = SimpleNamespace(batchId=1, sources=[SimpleNamespace(endOffset=told, latestOffset=told)])
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(made.log, "bounds", lambda patience_s: (0, 9))
+    monkeypatch.setattr(run_module, "backlog", lambda *_: Backlog(3, 90, 1_000_000))
+    for _ in range(3):
+        made._catch_up(progress)
+        clock.now += 0.2
+    assert made.status.is_behind and made.status.values["walgate_job_lag_markers"] == 4
+    told = '{"position":9,"commit_lsn":90}'
+    made._catch_up(SimpleNamespace(batchId=2, sources=[SimpleNamespace(endOffset=told, latestOffset=told)]))
+    assert not made.status.is_behind and made.status.values["walgate_job_lag_markers"] == 0
 
 
 def test_a_query_that_failed_is_not_ready_again_until_a_batch_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
