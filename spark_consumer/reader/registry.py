@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import atexit
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_consumer.errors import SourceRefused, SourceUnavailable
 
@@ -15,8 +16,10 @@ if TYPE_CHECKING:  # its import takes 0.3 s, and most Python workers never use a
 
 Schema = dict[str, Any]
 
-_NOT_FOUND = (40401, 40402)
-"""Error codes for a missing subject or version."""
+_NOT_FOUND = (40401, 40402, 40403)
+"""Error codes for a missing subject, version or schema."""
+
+T = TypeVar("T")
 
 _clients: dict[tuple[tuple[str, str], ...], SchemaRegistryClient] = {}
 
@@ -59,12 +62,11 @@ class Registry:
 
     def find(self, subject: str) -> tuple[int, Schema] | None:
         """Return what `latest` returns; None if the registry has no such subject."""
-        try:
-            return self.latest(subject)
-        except SourceUnavailable as problem:
-            if getattr(problem.__cause__, "error_code", None) in _NOT_FOUND:
-                return None
-            raise
+        return _if_found(partial(self.latest, subject))
+
+    def find_schema(self, schema_id: int) -> Schema | None:
+        """Return what `schema` returns; None if the registry has no such schema."""
+        return _if_found(partial(self.schema, schema_id))
 
     def subjects(self, prefix: str) -> list[str]:
         """Return the subjects that begin with `prefix`. Raises SourceUnavailable."""
@@ -98,6 +100,15 @@ class Registry:
 def _close_clients() -> None:
     while _clients:
         _clients.popitem()[1].close()
+
+
+def _if_found(ask: Callable[[], T]) -> T | None:
+    try:
+        return ask()
+    except SourceUnavailable as problem:
+        if getattr(problem.__cause__, "error_code", None) in _NOT_FOUND:
+            return None
+        raise
 
 
 def _record(text: str | None, what: str) -> Schema:
@@ -135,3 +146,12 @@ class SchemaCache(dict[int, Schema]):
     def __missing__(self, schema_id: int) -> Schema:
         schema = self[schema_id] = self._registry.schema(schema_id)
         return schema
+
+    def find(self, schema_id: int) -> Schema | None:
+        """Return the schema with this id; None if the registry does not have it."""
+        if schema_id not in self:
+            found = self._registry.find_schema(schema_id)
+            if found is None:
+                return None
+            self[schema_id] = found
+        return self[schema_id]

@@ -148,7 +148,7 @@ class TableFrame:
             if schema_id not in schemas:
                 raise MalformedRecord(
                     f"{place} offset {chunk.offsets[rows[0]]}: a record with schema {schema_id}, which the manifests in "
-                    "the markers do not list for its table"
+                    "the markers do not list for its table, or which the schema registry does not have"
                 )
             whole = len(rows) == len(ids)
             values = chunk.values if whole else chunk.values.take(numbers(rows))

@@ -66,13 +66,21 @@ class ChangeShape:
         options = self._options
         tasks = plan(transactions, self.wants, records_per_task=options.records_per_task)
         marks = marks_of(transactions, self._wants_table) if options.include_markers else []
-        texts: dict[int, str] = {}
-        if tasks and options.table is not None:
-            namespace = options.table.record_namespace(options.prefix)
-            ids = {schema_id for transaction in transactions for schema_id in transaction.schema_ids}
-            texts = {i: json.dumps(schemas[i]) for i in sorted(ids) if schemas[i].get("namespace") == namespace}
+        texts = {} if options.table is None else self._schema_texts(options.table, transactions, schemas)
         reads: list[InputPartition] = [ReadTask(reads, texts) for reads in tasks]
         return [*reads, MarkTask(marks)] if marks else reads
+
+    def _schema_texts(
+        self, table: TableName, transactions: list[CommittedTransaction], schemas: SchemaCache
+    ) -> dict[int, str]:
+        """Return the schemas of a table's records in these transactions, schema id -> JSON text.
+        The registry may lack schemas of other tables; a record whose own schema is missing ends
+        the read."""
+        owners = [each for each in transactions if any(self.wants(item.topic) for item in each.ranges)]
+        ids = sorted({schema_id for transaction in owners for schema_id in transaction.schema_ids})
+        found = {schema_id: schemas.find(schema_id) for schema_id in ids}
+        namespace = table.record_namespace(self._options.prefix)
+        return {i: json.dumps(schema) for i, schema in found.items() if schema and schema.get("namespace") == namespace}
 
     def weight(self, transaction: CommittedTransaction) -> int:
         """Return the approximate number of rows that the frame has for a transaction.

@@ -1,0 +1,55 @@
+"""Which schemas and tables the tasks of a read get on the driver."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from schemas.change_schema import change_schema
+from spark_consumer.errors import SourceUnavailable
+from spark_consumer.reader.markers import CommittedTransaction, Range
+from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.source.frames import TableFrame
+from spark_consumer.source.options import Options, parse_options
+from spark_consumer.source.shapes import ChangeShape, ReadTask
+from tests.spark_consumer.feeder import INT8, relation
+
+NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
+ITEMS, OTHER = (change_schema(relation(name, {"id": INT8}, ("id",)), "cdc") for name in ("items", "other"))
+
+
+def options(**more: str) -> Options:
+    return parse_options({**NEEDED, **more}, streaming=None)
+
+
+def transaction(number: int, schema_ids: tuple[int, ...], *topics: str) -> CommittedTransaction:
+    ranges = tuple(Range(topic, 0, number, number, 1) for topic in topics)
+    return CommittedTransaction(
+        number, "COMMIT", 100 + number, 0, None, 700 + number, 1, None, None, 1, (), schema_ids, ranges
+    )
+
+
+class NotFound(Exception):
+    error_code = 40403
+
+
+def test_a_missing_schema_of_another_table_stops_no_typed_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Schema 3 was deleted; nothing needs schema 4."""
+    asked: list[int] = []
+
+    def schema(_: Registry, schema_id: int) -> dict[str, Any]:
+        asked.append(schema_id)
+        if schema_id == 3:
+            raise SourceUnavailable("schema 3: 404") from NotFound()
+        return {1: ITEMS, 2: OTHER}[schema_id]
+
+    monkeypatch.setattr(Registry, "schema", schema)
+    chosen = options(table="public.items")
+    transactions = [
+        transaction(0, (1, 2, 3), "cdc.public.items", "cdc.public.other"),
+        transaction(1, (4,), "cdc.public.other"),
+    ]
+    (task,) = ChangeShape(chosen, TableFrame.of(ITEMS)).tasks(transactions, SchemaCache(chosen.registry))
+    assert isinstance(task, ReadTask) and list(task.schemas) == [1]
+    assert asked == [1, 2, 3]
