@@ -4,7 +4,6 @@ full name; otherwise `pg.relation` of its schema does."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
 
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import (
@@ -16,7 +15,7 @@ from schemas.topic_names import (
     transaction_topic,
     value_subject,
 )
-from spark_consumer.errors import OptionError, SourceUnavailable
+from spark_consumer.errors import OptionError, SourceRefused, SourceUnavailable
 from spark_consumer.reader.registry import Registry, Schema
 from spark_consumer.tables import TableName
 
@@ -52,28 +51,43 @@ def refuse_debezium(registry: Registry, prefix: str) -> None:
         )
 
 
-def topic_of_table(registry: Registry, prefix: str, table: TableName) -> str:
-    """Return the topic of a table. Raises SourceRefused, and SourceUnavailable if the registry has
-    no schema of the table."""
-    names = topic_names(prefix, table.namespace, table.name)
-    for topic in chain(names, _named_by_setting(registry, prefix)):
-        found = registry.find(value_subject(topic))
-        if found is not None and table_of_schema(found[1]) == table:
-            return topic
-    raise SourceUnavailable(
-        f"the schema registry has no schema of {table} under the prefix {prefix!r}",
-        hint="Check the options `prefix` and `registry.url`, and that the gateway has written to this prefix.",
-    )
+def schemas_of_table(registry: Registry, prefix: str, table: TableName) -> dict[int, Schema]:
+    """Return all schemas of a table by id, the newest last. Raises SourceRefused, and
+    SourceUnavailable if the registry has no schema of the table.
+
+    The table may have had several topics: the setting kafka.topic_names can be changed.
+    """
+    namespace = table.record_namespace(prefix)
+    newest = {}
+    for subject in _subjects_of_table(registry, prefix, table):
+        found = registry.find(subject)
+        if found is not None and found[1].get("namespace") == namespace:
+            newest[subject] = found[0]
+    if not newest:
+        raise SourceUnavailable(
+            f"the schema registry has no schema of {table} under the prefix {prefix!r}",
+            hint="Check the options `prefix` and `registry.url`, and that the gateway has written to this prefix.",
+        )
+    schemas: dict[int, Schema] = {}
+    for subject in sorted(newest, key=lambda subject: newest[subject]):
+        schemas |= registry.versions(subject)
+    return schemas
 
 
-def _named_by_setting(registry: Registry, prefix: str) -> Iterator[str]:
-    """Yield the topics that the setting kafka.topic_names has named. The names of all other topics
-    follow from their tables."""
+def _subjects_of_table(registry: Registry, prefix: str, table: TableName) -> Iterator[str]:
+    """Yield the subjects that may be those of a table: of its default names, and of all topics that
+    the setting kafka.topic_names has named. The names of all other topics follow from their
+    tables."""
+    yield from map(value_subject, topic_names(prefix, table.namespace, table.name))
+    try:
+        subjects = registry.subjects(f"{prefix}.")
+    except SourceRefused:  # a reader may have the permission to read subjects, but not to list them
+        return
     others = {transaction_topic(prefix), message_topic(prefix)}
-    for subject in registry.subjects(f"{prefix}."):
+    for subject in subjects:
         topic = subject.removesuffix(_SUFFIX)
         if not (topic in others or topic == subject or is_hashed(topic) or relation_of_topic(prefix, topic)):
-            yield topic
+            yield subject
 
 
 def table_of_schema(schema: Schema) -> TableName | None:

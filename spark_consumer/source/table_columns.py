@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from schemas.topic_names import value_subject
 from spark_consumer.errors import UnsupportedSchema
 from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import MarkerDecoder
 from spark_consumer.reader.registry import Schema, SchemaCache
-from spark_consumer.reader.topics import topic_of_table
+from spark_consumer.reader.topics import schemas_of_table
 from spark_consumer.source.frames import TableFrame
 from spark_consumer.source.options import Options
 from spark_consumer.tables import TableName
@@ -30,8 +29,7 @@ def table_frame(options: Options, table: TableName) -> TableFrame:
 def frame_and_schemas(options: Options, table: TableName) -> tuple[TableFrame, dict[int, Schema]]:
     """Return the frame of a table, and all schemas that the registry has for it, by id. Raises what
     `table_frame` raises."""
-    registry = options.registry
-    schemas = registry.versions(value_subject(topic_of_table(registry, options.prefix, table)))
+    schemas = schemas_of_table(options.registry, options.prefix, table)
     used = _last_used(options, schemas) if len(schemas) > 1 else []
     *others, last = used or list(schemas)[-1:]
     try:

@@ -13,9 +13,11 @@ from pyspark.sql import SparkSession
 from schemas.topic_names import message_topic, topic_names, transaction_topic, value_subject
 from spark_consumer.errors import SourceUnavailable
 from spark_consumer.reader.registry import Registry
-from spark_consumer.reader.topics import table_of_topic, topic_of_table
+from spark_consumer.reader.topics import schemas_of_table, table_of_topic
 from spark_consumer.reader.transactions import TransactionReader
+from spark_consumer.source.options import parse_options
 from spark_consumer.source.rows import decode
+from spark_consumer.source.table_columns import table_frame
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
 from tests.support import stock_registry
@@ -71,13 +73,33 @@ def test_topics_and_tables_lead_to_each_other(feeder: Feeder) -> None:
     registry = Registry({"url": feeder.registry_url})
     for name, topic in names.items():
         assert table_of_topic(registry, feeder.prefix, topic) == TableName.parse(name)
-        assert topic_of_table(registry, feeder.prefix, TableName.parse(name)) == topic
+        schemas = schemas_of_table(registry, feeder.prefix, TableName.parse(name))
+        assert list(schemas) == [registry.latest(value_subject(topic))[0]]
     for topic in (transaction_topic(feeder.prefix), message_topic(feeder.prefix)):
         assert table_of_topic(registry, feeder.prefix, topic) is None
+    assert registry.find_schema(2**31 - 1) is None
     with pytest.raises(SourceUnavailable, match="subject"):
         table_of_topic(registry, feeder.prefix, f"{feeder.prefix}.nobody-knows")
     with pytest.raises(SourceUnavailable):
-        topic_of_table(Registry({"url": "http://127.0.0.1:1", "max.retries": "0"}), feeder.prefix, TableName("a", "b"))
+        schemas_of_table(
+            Registry({"url": "http://127.0.0.1:1", "max.retries": "0"}), feeder.prefix, TableName("a", "b")
+        )
+
+
+def test_a_table_keeps_the_schemas_of_its_earlier_topics(feeder: Feeder) -> None:
+    """After it got a name in kafka.topic_names, whose subject begins with the schema of then. A
+    table of another prefix has the same name."""
+    old, new = relation("items", {"id": INT8}, ("id",)), relation("items", {"id": INT8, "note": TEXT}, ("id",))
+    topic = f"{feeder.prefix}.chosen-name"
+    ids = [feeder.table(old).schema_id, feeder.table(new, topic).schema_id]
+    registry, table = Registry({"url": feeder.registry_url}), TableName("public", "items")
+    prefix, feeder.prefix = feeder.prefix, f"{feeder.prefix}.other"
+    other_id = feeder.table(relation("items", {"id": TEXT}, ("id",))).schema_id
+    feeder.prefix = prefix
+    schemas = schemas_of_table(registry, prefix, table)
+    assert list(schemas) == ids and other_id not in ids
+    frame = table_frame(parse_options(feeder.options(), streaming=None), table)
+    assert [column.name for column in frame.schema.field("after").type] == ["id", "note"]
 
 
 def test_the_newest_schema_is_asked_for_each_time(spark: SparkSession, feeder: Feeder) -> None:
