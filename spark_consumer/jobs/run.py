@@ -146,13 +146,23 @@ class Run:
         self.when_available(lambda: self.log.bounds(patience_s=0))
 
     def when_available(self, ask: Callable[[], object]) -> None:
-        """Call `ask` until Kafka and the registry can answer it, or the job is stopped."""
+        """Call `ask` until Kafka and the registry can answer it, or the job is stopped. A read
+        that stands still is repeated until the option noProgressTimeout is over; its error is then
+        raised."""
         told = False
+        since: float | None = None  # it stands still
         while not self.stopping.is_set():
+            asked = time.monotonic()
             try:
                 ask()
                 return
-            except SourceUnavailable as problem:
+            except (SourceUnavailable, TransactionIncomplete) as problem:
+                if isinstance(problem, SourceUnavailable):
+                    since = None
+                else:
+                    since = asked if since is None else since
+                    if time.monotonic() - since >= self.options.broker.no_progress_s:
+                        raise
                 topic = self.options.marker_topic
                 if not told:
                     self.say({"waiting": topic}, f"waiting for {topic}: {problem}")

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from spark_consumer.errors import BatchInterrupted, MirrorError, told_by
+from spark_consumer.errors import BatchInterrupted, MirrorError, SourceUnavailable, TransactionIncomplete, told_by
 from spark_consumer.jobs import run as run_module
 from spark_consumer.jobs.run import Run, offset_of
 from spark_consumer.mirror.report import BatchReport
@@ -122,6 +122,29 @@ def test_a_query_whose_python_process_did_not_start_in_time_is_started_again(
     assert "trying again in 2 s: Python worker failed to connect back" in capsys.readouterr().out
     with pytest.raises(StreamingQueryException):
         run(monkeypatch, [Query(OF_THE_DRIVER), Query()], outages=False)
+
+
+def test_a_stall_before_the_query_is_waited_for_as_long_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each request takes 5 s."""
+    made = Run(parse_options({**NEEDED, "noProgressTimeout": "30"}, streaming=True), None, "lines")
+    clock = SimpleNamespace(now=100.0)
+    answers: list[Exception | None] = []
+
+    def ask() -> None:
+        clock.now += 5
+        if answer := answers.pop(0) if answers else TransactionIncomplete("no record at offset 1 for 5 s"):
+            raise answer
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(made.stopping, "wait", lambda _: False)
+    stalls, down = [TransactionIncomplete("no record")] * 5, SourceUnavailable("the broker is down")
+    answers = [*stalls, *[down] * 100, *stalls, None]
+    made.when_available(ask)
+    assert not answers and "no record" in made.status.answer("/readyz")[1]
+    began = clock.now
+    with pytest.raises(TransactionIncomplete):
+        made.when_available(ask)
+    assert clock.now == began + 30
 
 
 @dataclass
