@@ -48,7 +48,8 @@ def decode(raw: DataFrame, table: str, options: Mapping[str, str]) -> DataFrame:
     name = TableName.parse(table)
     frame, schemas = frame_and_schemas(parsed, name)
     texts = KnownSchemas({schema_id: json.dumps(schema) for schema_id, schema in schemas.items()})
-    return typed(raw.where(f.col("table") == str(name)), frame, texts)
+    records = raw.where((f.col("table") == str(name)) & f.col("schema_id").isNotNull())  # without markers
+    return typed(records, frame, texts)
 
 
 def flat(changes: DataFrame) -> DataFrame:

@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from schemas.topic_names import transaction_topic
 from spark_consumer.reader.broker import POLL_S
 from spark_consumer.source.options import parse_options
+from spark_consumer.source.rows import decode
 from tests.spark_consumer.feeder import INT8, TEXT, Change, Feeder, Table, relation
 from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import Workload
@@ -83,6 +84,22 @@ def test_transactions_are_a_frame_of_their_own(spark: SparkSession, feeder: Feed
     assert (row.commit_lsn, row.xid, row.kind, row.tables, row.event_count) == (
         commit_lsn, transaction.xid, "COMMIT", ["public.accounts"], 1,
     )  # fmt: skip
+
+
+def exclude_accounts(marker: dict[str, Any]) -> None:
+    facts = {"relation_oid": 1, "schema": "public", "name": "accounts", "topic": "", "event_count": 1, "reason": ""}
+    marker["manifest"]["excluded"] = [facts]
+
+
+def test_decode_leaves_the_markers_of_a_table_out(spark: SparkSession, feeder: Feeder) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    transaction = feeder.begin()
+    transaction.insert(accounts, {"id": 1, "owner": None})
+    transaction.commit(damage=exclude_accounts)
+    feeder.kafka_commit()
+    raw = load(spark, feeder, includeMarkers="true")
+    assert sorted(row.op for row in raw.where("table = 'public.accounts'").collect()) == ["EXCLUDED", "INSERT"]
+    assert [row.op for row in decode(raw, "public.accounts", feeder.options()).collect()] == ["INSERT"]
 
 
 def test_a_view_in_sql_has_the_typed_columns(spark: SparkSession, feeder: Feeder) -> None:
