@@ -8,7 +8,7 @@ nullability, names of list elements, and time zones.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -350,9 +350,9 @@ TRANSACTIONS = pa.schema(
 
 
 def transactions_batch(
-    transactions: list[CommittedTransaction], table_of: Callable[[str], TableName | None]
+    transactions: list[CommittedTransaction], table_of: Mapping[str, TableName | None]
 ) -> pa.RecordBatch:
-    """Return one row per transaction. `table_of` returns the table of a topic."""
+    """Return one row per transaction. `table_of`: topic -> table."""
     rows = [
         {
             "commit_lsn": transaction.commit_lsn,
@@ -374,6 +374,6 @@ def transactions_batch(
     return pa.RecordBatch.from_pylist(rows, schema=TRANSACTIONS)
 
 
-def _tables(transaction: CommittedTransaction, table_of: Callable[[str], TableName | None]) -> set[str]:
-    tables = {table_of(topic) for topic in {item.topic for item in transaction.ranges}}
+def _tables(transaction: CommittedTransaction, table_of: Mapping[str, TableName | None]) -> set[str]:
+    tables = {table_of[item.topic] for item in transaction.ranges}
     return {str(table) for table in tables if table is not None}

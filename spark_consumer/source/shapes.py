@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import partial
 from typing import TypeAlias
 
 import pyarrow as pa
@@ -25,12 +24,16 @@ from spark_consumer.tables import TableName, is_one_of
 
 _TRANSACTIONS_PER_TASK = 10_000
 
+Tables: TypeAlias = dict[str, TableName | None]  # by topic; None for the topics of markers and messages
+
 
 class ReadTask(InputPartition):
-    """The reads of one Spark task. `schemas`: id -> JSON text, for a typed table only."""
+    """The reads of one Spark task. `tables` has the tables of its topics, so that the task does not
+    need the registry. `schemas`: id -> JSON text, for a typed table only."""
 
-    def __init__(self, reads: list[Read], schemas: dict[int, str]) -> None:
+    def __init__(self, reads: list[Read], tables: Tables, schemas: dict[int, str]) -> None:
         self.reads = reads
+        self.tables = tables
         self.schemas = schemas
 
 
@@ -42,10 +45,12 @@ class MarkTask(InputPartition):
 
 
 class TransactionTask(InputPartition):
-    """A slice of the transactions, which are already known when the read is planned."""
+    """A slice of the transactions, which are already known when the read is planned. `tables` has
+    the tables of their topics."""
 
-    def __init__(self, transactions: list[CommittedTransaction]) -> None:
+    def __init__(self, transactions: list[CommittedTransaction], tables: Tables) -> None:
         self.transactions = transactions
+        self.tables = tables
 
 
 class ChangeShape:
@@ -67,7 +72,9 @@ class ChangeShape:
         tasks = plan(transactions, self.wants, records_per_task=options.records_per_task)
         marks = marks_of(transactions, self._wants_table) if options.include_markers else []
         texts = {} if options.table is None else self._schema_texts(options.table, transactions, schemas)
-        reads: list[InputPartition] = [ReadTask(reads, texts) for reads in tasks]
+        reads: list[InputPartition] = [
+            ReadTask(reads, _tables_of(options, {read.topic for read in reads}), texts) for reads in tasks
+        ]
         return [*reads, MarkTask(marks)] if marks else reads
 
     def _schema_texts(
@@ -116,7 +123,7 @@ class ChangeShape:
         if not isinstance(task, ReadTask):  # including Spark's own empty partition, if a batch read has nothing to read
             return
         for chunk in read_chunks(self._options.broker, task.reads):
-            table = table_of_topic(self._options.registry, self._options.prefix, chunk.read.topic)
+            table = task.tables[chunk.read.topic]
             if table is not None:  # all messages have the same op
                 chunk = chunk.of_operations(self.wanted.operations)
             if not len(chunk):
@@ -141,7 +148,8 @@ class TransactionShape:
     def tasks(self, transactions: list[CommittedTransaction], _: SchemaCache) -> list[InputPartition]:
         transactions = [transaction for transaction in transactions if not transaction.is_notice]
         starts = range(0, len(transactions), _TRANSACTIONS_PER_TASK)
-        return [TransactionTask(transactions[start : start + _TRANSACTIONS_PER_TASK]) for start in starts]
+        slices = [transactions[start : start + _TRANSACTIONS_PER_TASK] for start in starts]
+        return [TransactionTask(each, _tables_of(self._options, _topics_of(each))) for each in slices]
 
     def weight(self, transaction: CommittedTransaction) -> int:
         return 0 if transaction.is_notice else 1
@@ -151,8 +159,15 @@ class TransactionShape:
 
     def read(self, task: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(task, TransactionTask):
-            table_of = partial(table_of_topic, self._options.registry, self._options.prefix)
-            yield transactions_batch(task.transactions, table_of)
+            yield transactions_batch(task.transactions, task.tables)
+
+
+def _topics_of(transactions: list[CommittedTransaction]) -> set[str]:
+    return {item.topic for transaction in transactions for item in transaction.ranges}
+
+
+def _tables_of(options: Options, topics: set[str]) -> Tables:
+    return {topic: table_of_topic(options.registry, options.prefix, topic) for topic in topics}
 
 
 Shape: TypeAlias = ChangeShape | TransactionShape

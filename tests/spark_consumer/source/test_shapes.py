@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from schemas.change_schema import change_schema
+from spark_consumer.columnar.head import OPERATIONS
 from spark_consumer.errors import SourceUnavailable
+from spark_consumer.reader import topics
 from spark_consumer.reader.markers import CommittedTransaction, Range
+from spark_consumer.reader.read_planning import Read
 from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.source import shapes
 from spark_consumer.source.frames import TableFrame
 from spark_consumer.source.options import Options, parse_options
-from spark_consumer.source.shapes import ChangeShape, ReadTask
+from spark_consumer.source.reading import Chunk
+from spark_consumer.source.shapes import ChangeShape, ReadTask, TransactionShape
 from tests.spark_consumer.feeder import INT8, relation
 
 NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
@@ -53,3 +61,27 @@ def test_a_missing_schema_of_another_table_stops_no_typed_read(monkeypatch: pyte
     (task,) = ChangeShape(chosen, TableFrame.of(ITEMS)).tasks(transactions, SchemaCache(chosen.registry))
     assert isinstance(task, ReadTask) and list(task.schemas) == [1]
     assert asked == [1, 2, 3]
+
+
+def test_workers_do_not_ask_the_registry_for_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_chunks(_: object, reads: list[Read]) -> list[Chunk]:
+        one = np.zeros(1, np.int64)
+        insert = np.array([OPERATIONS.index("INSERT")])
+        return [Chunk(read, one, pa.array([b"\0\0\0\0\1"]), insert, one, one, one, one, one) for read in reads]
+
+    def fails(*_: object) -> tuple[int, dict[str, Any]]:
+        raise AssertionError("the registry was asked")
+
+    monkeypatch.setattr(Registry, "latest", lambda *_: (1, ITEMS))
+    monkeypatch.setattr(shapes, "read_chunks", read_chunks)
+    chosen, transactions = options(), [transaction(0, (1,), "cdc.chosen-name", "cdc.message")]
+    found = {}
+    for shape in (ChangeShape(chosen, None), TransactionShape(chosen)):
+        planned = pickle.dumps((shape, shape.tasks(transactions, SchemaCache(chosen.registry))))
+        with monkeypatch.context() as on_worker:
+            on_worker.setattr(topics, "_tables", {})
+            on_worker.setattr(Registry, "latest", fails)
+            shape, (task,) = pickle.loads(planned)
+            found[type(shape)] = [row for batch in shape.read(task) for row in batch.to_pylist()]
+    assert [row["table"] for row in found[ChangeShape]] == ["public.items"]
+    assert [row["tables"] for row in found[TransactionShape]] == [["public.items"]]
