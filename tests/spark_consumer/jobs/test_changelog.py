@@ -133,7 +133,7 @@ def test_folders_are_marked_as_finished_even_if_spark_is_not_to_do_it(
     """An older release has written folders without the mark; they count, too."""
     items = feeder.table(ITEMS)
     folders = tmp_path / "tables" / "public" / "items"
-    conf = spark.sparkContext._jsc.hadoopConfiguration()  # type: ignore[union-attr]
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
     conf.set("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
     try:
         for number in range(3):
