@@ -23,6 +23,7 @@ from schemas.classify_registry_answers import NOT_FOUND, Refused, error_of, is_p
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.compatibility_levels import CompatibilityLevels, LevelChange
 from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable, RegistryUnwilling
+from schemas.schema_metadata import recorded_oid
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
@@ -191,12 +192,13 @@ class RegistryClient:
 
     async def _changes(self, subject: str, in_force: Schema | None, newest: Schema, schema: Schema) -> list[TypeChange]:
         """Return the changes that readers cannot follow: compared with the version in force and,
-        for columns that this version lacks, with earlier versions. `BACKWARD` compares with one
-        version only."""
+        for columns that this version lacks, with earlier versions of the same table. `BACKWARD`
+        compares with one version only. A key is not compared with earlier versions: its columns are
+        also in the value's schema, which names its table."""
         compared = in_force or _schema(newest)
         changes = incompatible_columns(compared, schema)
         added = added_columns(compared, schema)
-        if not added:
+        if not added or schema["name"] == "Key":
             return changes
         path = f"/subjects/{_quoted(subject)}"
         if in_force is not None:  # newer versions belong to transactions that were rolled back
@@ -206,6 +208,8 @@ class RegistryClient:
             found = await self._find("GET", f"{path}/versions/{version}")
             if found is not None:  # versions may have been deleted
                 earlier = _schema(found)
+                if recorded_oid(earlier) not in (None, recorded_oid(schema)):
+                    break  # a table that had the same name and was dropped
                 changes += incompatible_columns(earlier, schema, added)
                 added = added_columns(earlier, schema) & added
         return changes

@@ -8,6 +8,7 @@ import contextlib
 import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ from schemas.errors import (
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
 from schemas.relation import ColumnDescription
-from schemas.topic_names import value_subject
+from schemas.topic_names import key_subject, value_subject
 from tests.events.rows import EVERYDAY, wire_row
 from tests.events.rows import relation as everyday_relation
 from tests.events.test_row_encoder import CONTEXT, encode, new
@@ -267,6 +268,32 @@ async def test_a_dropped_column_that_comes_back_is_compared_with_what_it_was(
         await lenient.register(subject, schema(note, column("c", "int4")))
         await schemas.register(subject, schema())
         await schemas.register(subject, schema(note, column("c", "int8")))
+
+
+@pytest.mark.integration
+async def test_a_column_is_not_compared_with_that_of_a_dropped_table_of_the_same_name(
+    registry: Registry, topic_prefix: str
+) -> None:
+    topic = f"{topic_prefix}.public.orders"
+    former, c = column("code", "text", key=True), column("c", "date")
+    described = [
+        relation(former, c),
+        replace(relation(column("id", "int8", key=True)), oid=2),
+        replace(relation(column("id", "int8", key=True), column("c", "int4")), oid=2),
+        replace(relation(column("id", "int8"), column("c", "int4"), column("code", "int4", key=True)), oid=2),
+    ]
+    async with client(registry.url) as schemas:
+        for before, now in zip([None, *described], described, strict=False):
+            for subject, schema_of in ((value_subject(topic), change_schema), (key_subject(topic), key_schema)):
+                schema = schema_of(now, topic_prefix)
+                in_force = None if before is None or before.oid != now.oid else schema_of(before, topic_prefix)
+                assert schema is not None
+                await schemas.register(subject, schema, in_force, regardless=before is described[0])
+        with pytest.raises(IncompatibleSchema, match="column id changed from int8"):  # of the same table
+            without = replace(relation(column("code", "int4", key=True)), oid=2)
+            await schemas.register(value_subject(topic), change_schema(without, topic_prefix))
+            again = replace(relation(column("code", "int4", key=True), column("id", "text")), oid=2)
+            await schemas.register(value_subject(topic), change_schema(again, topic_prefix))
 
 
 @pytest.mark.integration
