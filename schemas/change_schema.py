@@ -61,6 +61,7 @@ def change_schema(description: RelationDescription, prefix: str) -> Schema:
             "schema": description.namespace,
             "name": description.name,
             "replica_identity": description.replica_identity.name,
+            **protected_columns(description),
         },
         "fields": [
             {"name": "op", "type": {"type": "enum", "name": "Operation", "symbols": list(OPERATIONS)}},
@@ -93,6 +94,13 @@ def change_schema(description: RelationDescription, prefix: str) -> Schema:
             },
         ],
     }
+
+
+def protected_columns(description: RelationDescription) -> Schema:
+    """Return the part of `pg.relation` that names the columns under a rule, each with its attnum: a
+    column under `drop` has no field."""
+    names = {column.name: column.attnum for column in description.columns if column.protection is not None}
+    return {"protected": names} if names else {}
 
 
 def key_schema(description: RelationDescription, prefix: str) -> Schema | None:

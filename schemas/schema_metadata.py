@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
@@ -67,6 +68,27 @@ def recorded_relation(schema: Schema) -> tuple[str, str] | None:
     """Return the schema and the name of the relation."""
     relation = schema.get("pg.relation")
     return None if relation is None else (relation["schema"], relation["name"])
+
+
+@dataclass(frozen=True, slots=True)
+class FormerRelation:
+    """A relation as an earlier version describes it. `columns` has attnum by name, or None where it
+    is not known."""
+
+    namespace: str
+    name: str
+    columns: Mapping[str, int | None]
+
+
+def recorded_relation_and_columns(schema: Schema, namespace: str, name: str) -> FormerRelation:
+    """Return the relation with all of its columns, also those that a rule leaves out of the rows.
+    `namespace` and `name` are for a schema that does not name its relation, as Debezium's."""
+    columns: dict[str, int | None] = {
+        str(field.get("pg.name", field["name"])): field.get("pg.type", {}).get("attnum")
+        for field in _row_fields(schema)
+    }
+    columns |= schema.get("pg.relation", {}).get("protected", {})
+    return FormerRelation(*(recorded_relation(schema) or (namespace, name)), columns)
 
 
 def _row_fields(schema: Schema) -> list[Schema]:

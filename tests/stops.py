@@ -108,6 +108,8 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/postgres/start_replication.py pgoutput_options", ""): _OLDER,
     ("gateway/postgres/authentication.py not_postgresql", ""): _SERVICE,
     ("gateway/runtime/assign_column_rules.py _check_key", ""): _STATE,
+    ("gateway/runtime/assign_column_rules.py _renamed", ""): "runtime/test_assign_column_rules.py::"
+    "test_a_column_that_leaves_its_rule_by_a_new_name_stops_the_gateway_until_the_rule_follows",
     ("gateway/schema_errors.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
     ("gateway/runtime/session.py _stop_if_again", ""): _KAFKA
     + "test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out",

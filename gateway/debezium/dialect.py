@@ -86,7 +86,8 @@ class DebeziumDialect:
         self, sql: asyncpg.Connection, writer: RecordWriter, optional: set[tuple[int, str]]
     ) -> DebeziumRelations:
         assert isinstance(writer, DebeziumWriter)
-        return DebeziumRelations(sql, writer, self._options, optional)
+        follows_columns = bool(self._settings.columns.rules)
+        return DebeziumRelations(sql, writer, self._options, optional, reads_attributes=follows_columns)
 
 
 def debezium_topics(

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from gateway.config.debezium_options import DebeziumOptions
 from gateway.debezium.connect_type import ConnectType, Form, binary_avro, connect_type
+from schemas.change_schema import protected_columns
 from schemas.compatibility import find_record
 from schemas.relation import ColumnDescription, Kind, Protect, Protection, RelationDescription, ReplicaIdentity
 from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD
@@ -184,6 +185,23 @@ def envelope_schema(relation: ConnectRelation, topic: str, *, adjusts_names: boo
         ],
         "connect.version": 2,
         "connect.name": f"{namespace}.Envelope",
+        **_relation(relation.description),
+    }
+
+
+def _relation(description: RelationDescription) -> Schema:
+    """Return `pg.relation` for a relation with columns under a rule, for an error if one of them
+    is renamed. Other schemas are Debezium's."""
+    protected = protected_columns(description)
+    if not protected:
+        return {}
+    return {
+        "pg.relation": {
+            "oid": description.oid,
+            "schema": description.namespace,
+            "name": description.name,
+            **protected,
+        }
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import asyncpg
@@ -32,7 +33,7 @@ from gateway.kafka.batches import TopicSink
 from gateway.kafka.topics import Name, Topics, topic_of_two
 from gateway.observe import metrics
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
-from gateway.relations.attributes import Attribute
+from gateway.relations.attributes import Attribute, attribute_numbers
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, read_key
 from gateway.schema_errors import register_both
 from schemas.errors import IncompatibleSchema
@@ -86,20 +87,24 @@ class DebeziumRelations:
     """The relations of a registrar in Debezium's dialect. `optional` has the pairs (relation oid,
     column name) whose fields must accept NULL, whatever the catalog says."""
 
-    reads_attributes = False
-
     def __init__(
         self,
         sql: asyncpg.Connection,
         writer: DebeziumWriter,
         options: DebeziumOptions,
         optional: set[tuple[int, str]],
+        *,
+        reads_attributes: bool = False,
     ) -> None:
+        self.reads_attributes = reads_attributes
         self._sql = sql
         self._writer = writer
         self._options = options
         self._optional = optional
         self._warned: set[tuple[str, str, str]] = set()
+
+    def field_name(self, column: str) -> str:
+        return field_name(column, self._options)
 
     async def check_topic(self, registry: RegistryClient, topics: Topics, relation: Name) -> None:
         other = topics.shared_with(relation)
@@ -115,7 +120,14 @@ class DebeziumRelations:
         xid: int | None,
         attributes: Sequence[Attribute],
     ) -> DebeziumRelation:
-        return DebeziumRelation(self, await self.relation(description, registry, topic))
+        """Add attnum to the columns if there are `attributes`: column rules are followed by it."""
+        known = {} if in_use is None else {c.name: c.attnum for c in in_use.columns if c.attnum is not None}
+        names = [column.name for column in description.columns]
+        numbers = attribute_numbers(names, attributes, xid, known)
+        columns = tuple(replace(column, attnum=numbers.get(column.name)) for column in description.columns)
+        return DebeziumRelation(
+            self, await self.relation(replace(description, columns=columns), registry, topic)
+        )
 
     async def relation(self, description: RelationDescription, registry: RegistryClient, topic: str) -> ConnectRelation:
         """Describe the relation with the columns and the key that the catalog has for it now.

@@ -138,6 +138,12 @@ class TopicAdmin:
                     there[facts["topic"]] = ExistingTopic(len(partitions), copies)
         return there
 
+    async def names(self) -> list[str]:
+        """Return the names of all topics that the client may describe."""
+        async with self._asking("listing all topics"):
+            names: list[str] = await self._admin.list_topics()
+        return names
+
     @property
     def broker_count(self) -> int:
         """The number of brokers that were alive when the metadata was last read."""

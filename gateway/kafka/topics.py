@@ -218,6 +218,13 @@ class Topics:
             return (debezium_topic(self._settings.prefix, *relation),)
         return topic_names(self._settings.prefix, *relation)
 
+    async def of_relations(self) -> list[str]:
+        """Return the existing topics that may be those of relations, whatever their names are
+        now."""
+        given = set(self._settings.topic_names.values())
+        names = await self._admin.names()
+        return [topic for topic in names if topic in given or topic.startswith(f"{self._settings.prefix}.")]
+
     def is_given(self, relation: Name) -> bool:
         """Return whether kafka.topic_names names the relation's topic."""
         return format_relation(*relation) in self._settings.topic_names

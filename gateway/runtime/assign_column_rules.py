@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from gateway.config.columns import ColumnRule, ColumnSettings
-from gateway.errors import StopForOperator
+from gateway.errors import StopForOperator, UnwritableRelation
 from gateway.startup.facts import PublicationFacts
 from gateway.startup.findings import OperatorWarning
 from schemas.relation import ColumnDescription, Protect, Protection, RelationDescription
+from schemas.schema_metadata import FormerRelation
 
 
 def protect(description: RelationDescription, settings: ColumnSettings) -> RelationDescription:
@@ -54,6 +55,48 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
         f"{description.qualified_name}, column {column.name} is part of the key, so the rule in [[columns]] with the "
         f"pattern {rule.pattern} ({rule.action}) cannot be applied to it",
         hint=hint,
+    )
+
+
+def refuse_renamed(
+    description: RelationDescription,
+    former: FormerRelation,
+    settings: ColumnSettings,
+    field_name: Callable[[str], str],
+) -> None:
+    """Raise UnwritableRelation if a rule matches the former name of a column, but no rule matches
+    its present name: its values would be sent as they are. `field_name` returns the name under
+    which a schema has a column.
+
+    A column is the same if it has the same attnum. Where numbers are not known, a column is also
+    taken for a new unprotected one if its name has disappeared.
+    """
+    names = {field_name(column.name) for column in description.columns}
+    numbers = {column.attnum for column in description.columns} - {None}
+    for former_name, number in former.columns.items():
+        rule = settings.rule_of(former.namespace, former.name, former_name)
+        if rule is None:
+            continue
+        for column in description.columns:
+            if number in numbers:
+                is_same = column.attnum == number
+            elif field_name(former_name) in names:
+                is_same = field_name(column.name) == field_name(former_name)
+            else:
+                is_known = column.attnum is not None and number is not None
+                is_same = not is_known and not {column.name, field_name(column.name)} & former.columns.keys()
+            if is_same and column.protection is None:
+                raise _renamed(description, column, f"{former.namespace}.{former.name}.{former_name}", rule)
+
+
+def _renamed(
+    description: RelationDescription, column: ColumnDescription, former: str, rule: ColumnRule
+) -> UnwritableRelation:
+    return UnwritableRelation(
+        f"{description.qualified_name}: column {column.name} was {former}, which the rule in [[columns]] with the pattern "
+        f"{rule.pattern} ({rule.action}) hides, but no rule matches its new name",
+        hint=f"extend the pattern, so that it matches {description.qualified_name}.{column.name} too. To send the values as "
+        f"they are, change the pattern so that it no longer matches {former}",
     )
 
 

@@ -53,6 +53,11 @@ class DialectRelations(Protocol):
     reads_attributes: bool
     """Whether `describe` needs the relation's attributes as the catalog has them."""
 
+    def field_name(self, column: str) -> str:
+        """Return the name that a schema has for a column, from which readers take the column's
+        name."""
+        ...
+
     async def check_topic(self, registry: RegistryClient, topics: Topics, relation: Name) -> None:
         """Raise StopForOperator if the relation's topic has records of another relation."""
         ...

@@ -114,6 +114,9 @@ class NativeRelations:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
 
+    def field_name(self, column: str) -> str:
+        return column  # `pg.name` has the name where the field's is another
+
     async def check_topic(self, registry: RegistryClient, topics: Topics, relation: Name) -> None:
         if topics.is_given(relation):
             topic = topics.of_relation(relation)

@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 
 import asyncpg
 import structlog
@@ -36,16 +37,22 @@ from gateway.relations.type_catalog import (
     TYPES_QUERY,
     read_types,
 )
-from gateway.runtime.assign_column_rules import check_key, protect
+from gateway.runtime.assign_column_rules import check_key, protect, refuse_renamed
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_errors import classified_schema_errors
 from gateway.transactions.record_writer import RelationVersion
 from schemas.avro_types import is_numeric
-from schemas.change_schema import columns_without_default, enums_without_labels
+from schemas.change_schema import Schema, columns_without_default, enums_without_labels
 from schemas.registry_client import RegistryClient
 from schemas.relation import Kind, RelationDescription, TypeFacts
-from schemas.schema_metadata import recorded_key, recorded_oid, recorded_types
+from schemas.schema_metadata import (
+    FormerRelation,
+    recorded_key,
+    recorded_oid,
+    recorded_relation_and_columns,
+    recorded_types,
+)
 from schemas.topic_names import format_relation, value_subject
 
 log = structlog.get_logger()
@@ -288,6 +295,7 @@ class RelationRegistrar:
             in_use = None  # renamed, so that its rows go to another topic
         topic = self._topics.of_relation((description.namespace, description.name))
         with classified_schema_errors():
+            await self._refuse_renamed(description, in_force, topic)
             failpoint("before_registry_call")
             await described.register(self._registry, topic, in_use)
             failpoint("after_registry_call")
@@ -320,6 +328,35 @@ class RelationRegistrar:
         self._on_announced(version.name, version.schema_id, len(description.columns))
         log.debug("relation", name=version.name, schema_id=version.schema_id)
         return version
+
+    async def _refuse_renamed(
+        self, description: RelationDescription, in_force: RelationVersion | None, topic: str
+    ) -> None:
+        """Raise UnwritableRelation if a column has left a rule by a new name. The names are compared
+        with those in force or, in a new session, with those of the newest schema."""
+        if not self._columns.rules:
+            return
+        if in_force is not None:
+            in_use = in_force.description
+            former = FormerRelation(in_use.namespace, in_use.name, {c.name: c.attnum for c in in_use.columns})
+        else:
+            newest = await self._newest_schema(description, topic)
+            former = recorded_relation_and_columns(newest, description.namespace, description.name)
+        refuse_renamed(description, former, self._columns, self._dialect.field_name)
+
+    async def _newest_schema(self, description: RelationDescription, topic: str) -> Schema:
+        """Return the newest schema of a relation, which another topic has if the relation had
+        another name; {} if there is none."""
+        newest = await self._registry.latest(value_subject(topic))
+        if newest is not None and recorded_oid(newest) in (None, description.oid):
+            return newest
+        found: list[tuple[int, Schema]] = []
+        others = [] if self._is_first_epoch else await self._topics.of_relations()
+        for start in range(0, len(others), _ASKED_AT_ONCE):
+            some = others[start : start + _ASKED_AT_ONCE]
+            schemas = await asyncio.gather(*(self._registry.newest(value_subject(each)) for each in some))
+            found += [each for each in schemas if each is not None and recorded_oid(each[1]) == description.oid]
+        return max(found, key=itemgetter(0))[1] if found else {}
 
     async def _look(self, relations: Sequence[Relation]) -> _Catalog:
         failpoint("before_catalog_query")

@@ -13,11 +13,19 @@ from pydantic import SecretStr
 
 from gateway.config.columns import ColumnRule, ColumnSettings
 from gateway.config.debezium_options import DebeziumOptions
-from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
-from gateway.errors import StopForOperator
+from gateway.debezium.envelope_schema import (
+    CatalogColumn,
+    adjusted_name,
+    connect_relation,
+    envelope_schema,
+    key_schema,
+)
+from gateway.errors import StopForOperator, UnwritableRelation
 from gateway.pgoutput import UNCHANGED
-from gateway.runtime.assign_column_rules import check_key, protect
+from gateway.runtime.assign_column_rules import check_key, protect, refuse_renamed
+from schemas.change_schema import change_schema
 from schemas.relation import Kind, Protect, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.schema_metadata import FormerRelation, recorded_relation_and_columns
 from tests.debezium.test_dialect import TOPIC, Dialect, new, old
 from tests.events.rows import INT4, INT8, TEXT, relation, rows, wire_row
 from tests.events.test_protection import ACTIONS, KINDS, expected, protected, protection, shown
@@ -150,3 +158,56 @@ def test_a_rule_on_a_key_that_is_not_the_replica_identity_must_say_so() -> None:
         check_key(found, (0,), _rules())
     check_key(found, (1,), _rules())
     check_key(found, (0,), _rules(in_key=True))
+
+
+def _renamed(*columns: tuple[str, int | None], name: str = "t") -> RelationDescription:
+    described = tuple(
+        replace(relation((TEXT,)).columns[0], name=column, attnum=number, identity=False) for column, number in columns
+    )
+    return replace(relation((TEXT,)), namespace="s", name=name, columns=described)
+
+
+RULE_OF_MAIL = ColumnSettings(rules=(ColumnRule(pattern=r"s\.t\.e-mail", action="null"),))
+
+
+@pytest.mark.parametrize(
+    ("former", "now", "stops"),
+    [
+        ({"e-mail": 1, "n": 2}, _renamed(("contact", 1), ("n", 2)), "contact"),
+        ({"e-mail": 1, "n": 2}, _renamed(("n", 1), ("e-mail", 2)), "n"),
+        ({"e-mail": 1}, _renamed(("e-mail", 1), name="other"), "e-mail"),
+        ({"e-mail": 1, "n": 2}, _renamed(("e-mail", 1), ("n", 2), ("new", 3)), None),
+        ({"e-mail": 1, "n": 2}, _renamed(("n", 2), ("new", 3)), None),
+        ({"e-mail": 1, "n": 2}, _renamed(("contact", None), ("n", 2)), "contact"),
+        ({"e-mail": None, "n": None}, _renamed(("contact", 1), ("n", 2)), "contact"),
+        ({"e-mail": None, "n_1": None}, _renamed(("n-1", 2), ("e-mail", 3)), None),
+        ({"e-mail": None, "n_1": None}, _renamed(("n-1", 2)), None),
+        ({"mail": 1}, _renamed(("contact", 1)), None),
+        ({}, _renamed(("contact", 1)), None),
+    ],
+)
+def test_a_column_leaves_a_rule_by_its_name_alone(
+    former: dict[str, int | None], now: RelationDescription, stops: str | None
+) -> None:
+    found = protect(now, RULE_OF_MAIL)
+    before = FormerRelation("s", "t", former)
+    if stops is None:
+        refuse_renamed(found, before, RULE_OF_MAIL, adjusted_name)
+    else:
+        with pytest.raises(UnwritableRelation, match=rf"s\.\w+: column {stops} was s\.t\.e-mail, which the rule"):
+            refuse_renamed(found, before, RULE_OF_MAIL, adjusted_name)
+
+
+@pytest.mark.parametrize("action", list(Protect))
+def test_a_schema_says_which_columns_have_a_rule_even_if_they_have_no_field(action: Protect) -> None:
+    described = protected((INT8, TEXT), (None, action), (0,), full=False)
+    described = replace(described, columns=(described.columns[0], replace(described.columns[1], attnum=7)))
+    connect = connect_relation(described, [], ["c0"], DebeziumOptions())
+    for schema in (change_schema(described, "cdc"), envelope_schema(connect, TOPIC)):
+        former = recorded_relation_and_columns(schema, "", "")
+        assert (former.namespace, former.name) == (described.namespace, described.name)
+        assert former.columns == {"c0": None, "c1": 7}
+    plain = connect_relation(relation((INT8, TEXT)), [], ["c0"], DebeziumOptions())
+    assert "pg.relation" not in envelope_schema(plain, TOPIC)
+    former = recorded_relation_and_columns(envelope_schema(plain, TOPIC), "public", "t")
+    assert former == FormerRelation("public", "t", {"c0": None, "c1": None})

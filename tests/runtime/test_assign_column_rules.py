@@ -132,3 +132,75 @@ async def change(sql: asyncpg.Connection, chance: random.Random) -> None:
             )
             await sql.execute(f"delete from logins where mail = 'mail{MARK}' || $1::int", chance.randrange(1, ROWS))
         await asyncio.sleep(0.002)
+
+
+@pytest.mark.parametrize("dialect", ["walgate", "debezium"])
+async def test_a_column_that_leaves_its_rule_by_a_new_name_stops_the_gateway_until_the_rule_follows(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, dialect: str
+) -> None:
+    """While it runs and after each restart. The last rename is of the table, too."""
+    sql = await database.connect()
+    await sql.execute("create table people (id int primary key, mail text, secret text)")
+    await sql.execute("create publication walgate for all tables")
+    patterns = {"secret": [r"public\.people\.secret"], "mail": [r"public\.people\.mail"]}
+
+    def rules() -> str:
+        return json.dumps(
+            [
+                {"pattern": "|".join(patterns["secret"]), "action": "drop"},
+                {"pattern": "|".join(patterns["mail"]), "action": "hash"},
+            ]
+        )
+
+    settings = {
+        "source__dsn": database.dsn,
+        "source__slot": topic_prefix,
+        "kafka__bootstrap_servers": kafka.bootstrap_servers,
+        "kafka__prefix": topic_prefix,
+        "kafka__dialect": dialect,
+        "kafka__partitions": "1",
+        "registry__url": registry.url,
+        "columns__rules": rules(),
+        "columns__hash_key": HASH_KEY,
+    }
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+
+    async def stops(said: str) -> None:
+        assert await gateway.wait(60) == 78, gateway.log_tail()
+        assert said in gateway.log_tail(1)
+
+    async def row(number: int, table: str = "people") -> None:
+        await sql.execute(f"insert into {table} values ($1, 'mail{MARK}', 'secret{MARK}')", number)
+
+    async def arrives(number: int, table: str = "people") -> list[Record]:
+        reader = Reader(kafka.bootstrap_servers, registry.url, [f"{topic_prefix}.public.{table}"])
+        return await reader.until(lambda record: record.key == {"id": number})
+
+    await gateway.streaming()
+    await row(1)
+    await arrives(1)
+    await sql.execute("alter table people rename secret to hidden")
+    await row(2)
+    await stops("column hidden was public.people.secret")
+    gateway.start()
+    await stops("extend the pattern, so that it matches public.people.hidden too")
+    patterns["secret"].append(r"public\.people\.hidden")
+    await gateway.streaming(columns__rules=rules())
+    await sql.execute("alter table people drop hidden, add note text")
+    await sql.execute("insert into people values (3, 'x', 'a new column of no rule')")
+    records = await arrives(3)
+    assert [record.value and record.value["after"].get("note") for record in records][-1] == "a new column of no rule"
+    assert await gateway.stop() == 0, gateway.log_tail()
+    await sql.execute("alter table people rename mail to contact; alter table people rename to persons")
+    await row(4, "persons")
+    for _ in range(2):
+        gateway.start(columns__rules=rules())
+        await stops("public.persons: column contact was public.people.mail")
+    patterns["mail"].append(r"public\.persons\.contact")
+    await gateway.streaming(columns__rules=rules())
+    records += await arrives(4, "persons")
+    assert await gateway.stop() == 0, gateway.log_tail()
+    assert records[-1].value is not None and records[-1].value["after"]["contact"] == hashed(f"mail{MARK}")
+    for record in records:
+        assert f"mail{MARK}" not in f"{record.key} {record.value} {record.value_schema}"
+    assert f"secret{MARK}" not in f"{[record.value for record in records if record.topic.endswith('people')]}"
