@@ -223,14 +223,15 @@ def key_schema(relation: ConnectRelation, topic: str, *, adjusts_names: bool = T
 def made_optional(relation: ConnectRelation, newest: Schema, newest_key: Schema | None) -> ConnectRelation:
     """Return the relation with an optional field for each required column that is optional in
     `newest`, the topic's newest schema, or is missing there and has no default. A registry with the
-    level BACKWARD then accepts the schema. A column of the key must also be optional in
-    `newest_key`."""
+    level BACKWARD then accepts the schema. The same applies to the key and `newest_key`. A field
+    that is required in `newest_key` stays so: otherwise the bytes of its keys would change."""
     in_row, in_key = _optional_fields(find_record(newest, "Value")), _optional_fields(newest_key)
 
     def is_wanted(column: ConnectColumn, *, is_key: bool) -> bool:
-        if is_key and not in_key.get(column.field, newest_key is None):
+        if column.is_optional or (is_key and not in_key.get(column.field, True)):
             return False
-        return not column.is_optional and in_row.get(column.field, not column.has_default)
+        is_new_in_key = is_key and newest_key is not None and column.field not in in_key
+        return in_row.get(column.field, not column.has_default) or (is_new_in_key and not column.has_default)
 
     columns = [
         replace(column, is_optional=True)
