@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import re
 import struct
+from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal, InvalidOperation
 from math import isfinite
 from typing import Any, Final
@@ -17,8 +19,10 @@ from typing import Any, Final
 from gateway.debezium.connect_codec import encode_text
 from gateway.debezium.connect_type import ConnectType, Form
 from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, ConnectRelation, with_default
+from gateway.values.column_readers import some_bytes
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.relation import Kind
+from schemas.varint import encode_long
 
 _LITERAL = re.compile(r"'((?:[^']|'')*)'")
 _FUNCTION = re.compile(r"^[(]?[A-Za-z0-9_.]+\(")
@@ -53,6 +57,47 @@ def with_defaults(relation: ConnectRelation, catalog: list[CatalogColumn]) -> Co
         for column, described in zip(relation.columns, relation.description.columns, strict=True)
     )
     return ConnectRelation(relation.description, columns, relation.key)
+
+
+def as_recorded(relation: ConnectRelation, fields: Mapping[str, Mapping[str, Any]]) -> ConnectRelation:
+    """Return the relation with columns of its key as an earlier key schema has them, so that equal
+    keys keep their bytes. `fields` has the fields of that schema by the names of the columns."""
+    columns = list(relation.columns)
+    for at in relation.key:
+        column = columns[at]
+        if column is not None and column.name in fields:
+            columns[at] = _as_recorded(column, fields[column.name])
+    return replace(relation, columns=tuple(columns))
+
+
+def _as_recorded(column: ConnectColumn, field: Mapping[str, Any]) -> ConnectColumn:
+    is_optional = isinstance(field["type"], list)
+    (avro,) = (each for each in (field["type"] if is_optional else [field["type"]]) if each != "null")
+    column = replace(column, is_optional=is_optional)
+    default = field.get("default")
+    if default is None or _without_default(avro) != _without_default(column.type.avro):
+        return column
+    return with_default(column, default, _encoded_default(column.type.avro, default))
+
+
+def _without_default(avro: Any) -> dict[str, Any]:
+    attributes = avro if isinstance(avro, dict) else {"type": avro}
+    return {name: value for name, value in attributes.items() if name != "connect.default"}
+
+
+def _encoded_default(avro: Any, default: Any) -> bytes:
+    """Return a default of a schema in Avro's binary form: the inverse of `_json_form`."""
+    match _without_default(avro)["type"]:
+        case "boolean":
+            return b"\1" if default else b"\0"
+        case "int" | "long":
+            return encode_long(default)
+        case "float":
+            return _FLOAT.pack(default)
+        case "double":
+            return struct.pack("<d", default)
+        case primitive:
+            return some_bytes(default.encode("latin-1" if primitive == "bytes" else "utf-8"))[1:]
 
 
 def _with_default(column: ConnectColumn, expression: str, kind: Kind) -> ConnectColumn:

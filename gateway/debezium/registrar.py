@@ -10,7 +10,7 @@ import asyncpg
 import structlog
 
 from gateway.config.debezium_options import DebeziumOptions
-from gateway.debezium.column_defaults import with_defaults
+from gateway.debezium.column_defaults import as_recorded, with_defaults
 from gateway.debezium.envelope_schema import (
     CatalogColumn,
     ConnectRelation,
@@ -140,8 +140,14 @@ class DebeziumRelations:
         catalog = [CatalogColumn(name, not_null, default) for name, not_null, default in columns]
         key = read_key(keys)
         sent = {column.name for column in description.columns}
+        recorded: dict[str, Any] = {}
+        known = {column.name for column in catalog}
+        if not known.issuperset(sent):
+            recorded = await self._recorded_fields(description, registry, topic)
         if description.replica_identity is ReplicaIdentity.FULL and not (columns and sent.issuperset(key)):
-            key = await self._recorded_key(description, registry, topic)
+            recorded = recorded or await self._recorded_fields(description, registry, topic)
+            key = list(recorded) if sent.issuperset(recorded) else []
+        gone = [name for name in recorded.keys() - known if (description.oid, name) not in self._optional]
         catalog = self._as_it_was(description, catalog)
         try:
             relation = connect_relation(description, catalog, key, self._options)
@@ -164,18 +170,18 @@ class DebeziumRelations:
                 self._warn(
                     description.qualified_name, described.name, f"Debezium does not support {described.facts.name}"
                 )
-        return with_defaults(relation, catalog)
+        return as_recorded(with_defaults(relation, catalog), {name: recorded[name] for name in gone})
 
-    async def _recorded_key(self, description: RelationDescription, registry: RegistryClient, topic: str) -> list[str]:
-        """Return the key of the topic's newest schema if the stream sends all of its columns,
-        otherwise an empty list. The catalog no longer has this key if, after the change, the table
-        was dropped or a column of the key was renamed."""
+    async def _recorded_fields(
+        self, description: RelationDescription, registry: RegistryClient, topic: str
+    ) -> dict[str, Any]:
+        """Return the fields of the topic's newest key schema, in the key's order and by the names
+        of their columns. The catalog no longer has this key if, after the change, the table was
+        dropped or a column of the key was renamed."""
         newest = await registry.latest(key_subject(topic)) if self.registers_schemas else None
-        if newest is None:
-            return []
         names = {field_name(column.name, self._options): column.name for column in description.columns}
-        fields = [field["name"] for field in newest["fields"]]
-        return [names[field] for field in fields] if names.keys() >= set(fields) else []
+        fields = [] if newest is None else newest["fields"]
+        return {names.get(field["name"], field["name"]): field for field in fields}
 
     def _as_it_was(self, description: RelationDescription, catalog: list[CatalogColumn]) -> list[CatalogColumn]:
         """Return the catalog's columns as they were at the change. A column of the replica identity

@@ -3,9 +3,11 @@ refuse if each NOT NULL column became a required field."""
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
@@ -72,9 +74,9 @@ async def test_rows_of_a_table_that_is_gone_keep_their_key(
     sql = await database.connect()
     tables = ("dropped", "renamed", "keyless")
     for name in tables:
-        await sql.execute(
-            f'create table {name} ("the id" int primary key, n int); alter table {name} replica identity full'
-        )
+        type_of_key = "serial" if name == "dropped" else "int"
+        await sql.execute(f'create table {name} ("the id" {type_of_key} primary key, n int)')
+        await sql.execute(f"alter table {name} replica identity full")
         await sql.execute(f"insert into {name} values (1, 1)")
     await sql.execute("create publication walgate for all tables")
     gateway = GatewayProcess(tmp_path / "gateway.log", _settings(database, kafka, registry, topic_prefix))
@@ -94,10 +96,26 @@ async def test_rows_of_a_table_that_is_gone_keep_their_key(
         reader = Reader(kafka.bootstrap_servers, registry.url, [topic])
         records = await reader.until(lambda record: record.value is None)
         assert [record.key for record in records] == 3 * [{"the_id": 2}], "a row, its deletion and the tombstone"
+        assert len(await asyncio.to_thread(_keys, kafka.bootstrap_servers, topic)) == 1, "their bytes are equal too"
+    await sql.execute("insert into renamed values (4, 4)")
+    await Reader(kafka.bootstrap_servers, registry.url, topics[1:2]).reaches(lambda record: record.key == {"number": 4})
     reader = Reader(kafka.bootstrap_servers, registry.url, topics[2:])
     records = await reader.until(lambda record: bool(record.value and record.value["op"] == "c" and record.key is None))
     assert records[-1].value is not None and records[-1].value["after"]["the_id"] == 3
     assert await gateway.stop() == 0, gateway.log_tail()
+
+
+def _keys(bootstrap_servers: str, topic: str) -> set[bytes]:
+    """The keys of a topic, to its end."""
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "keys", "enable.partition.eof": True})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found: set[bytes] = set()
+    while (message := consumer.poll(30)) is not None and message.error() is None:
+        key = message.key()
+        assert isinstance(key, bytes)
+        found.add(key)
+    consumer.close()
+    return found
 
 
 def _settings(database: Database, kafka: Kafka, registry: Registry, prefix: str) -> dict[str, object]:
