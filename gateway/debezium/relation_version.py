@@ -124,7 +124,7 @@ class DebeziumVersion(RelationVersion):
         """Write rows of a snapshot, each a pair of its key and its tuple."""
         source = self._writer.source_of(transaction, is_read=True)
         self._writer.refresh(source)
-        read, append = self.records.read, self.sink.append_hashed
+        read, append = self.records.of_copies().read, self.sink.append_hashed
         for _, data in rows:
             append(*read(data, source, change_lsn))
             transaction.ordinal += 1

@@ -70,6 +70,8 @@ class DebeziumEncoder:
         self._name = relation.description.qualified_name
         self._columns = relation.columns
         self._count = len(relation.columns)
+        self._schema_ids = value_schema_id, key_schema_id
+        self._options = options
         self._frame = frame(value_schema_id)
         self._head = self._frame + _ONLY_AFTER
         self._key_frame = None if key_schema_id is None else frame(key_schema_id)
@@ -97,6 +99,9 @@ class DebeziumEncoder:
         self._table = names
         self._source: SourceContext | None = None
         self._tail = b""
+        self._copies: DebeziumEncoder | None = None
+        self._copied_in_binary: list[bool] | None = None
+        """In an encoder of copies, whether each column came in binary form last; else None."""
         self._read_with(self._text, self._text_of_keys)
 
     def expect_rows_of_leaves(self) -> None:
@@ -120,9 +125,17 @@ class DebeziumEncoder:
     ) -> tuple[Key, bytes]:
         return self._only_new(_CREATE, data, position, end, source, change_lsn, block)
 
+    def of_copies(self) -> DebeziumEncoder:
+        """Return the encoder for `read`. Its readers are not those of the stream: COPY may send
+        binary while the stream is text, or only some columns in binary."""
+        if self._copies is None:
+            self._copies = DebeziumEncoder(self.relation, *self._schema_ids, self._options, self._unconvertible)
+            self._copies._copied_in_binary = [False] * self._count
+        return self._copies
+
     def read(self, data: bytes, source: SourceContext, change_lsn: int) -> tuple[Key, bytes]:
         """Encode a row of a snapshot, which has the form of a message's new tuple and belongs to no
-        transaction."""
+        transaction. This is a method of `of_copies`."""
         return self._only_new(_READ, data, 0, len(data), source, change_lsn, _NULL)
 
     def new_tuple_only(self, data: bytes, position: int, end: int) -> bool:
@@ -249,9 +262,18 @@ class DebeziumEncoder:
 
     def _checked(self, part: TuplePart, cursor: Cursor) -> TuplePart:
         """Check the number of columns, and switch to the binary readers once the server sends
-        binary."""
+        binary; for copies, to the readers of the forms that the columns have."""
         check_column_count(part, self._count, cursor)
-        if self._readers is not self._binary and Binary in map(type, part.values):
+        if self._copied_in_binary is not None:
+            forms = [
+                isinstance(value, Binary) if isinstance(value, Text | Binary) else known
+                for value, known in zip(part.values, self._copied_in_binary, strict=True)
+            ]
+            if forms != self._copied_in_binary:
+                self._copied_in_binary = forms
+                readers = RowReaders(_readers(self._codecs, forms), like=self._text_of_keys)
+                self._read_with(readers, readers)
+        elif self._readers is not self._binary and Binary in map(type, part.values):
             self._read_with(self._binary, self._binary_of_keys)
         return part
 

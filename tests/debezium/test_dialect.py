@@ -687,3 +687,23 @@ def test_a_table_whose_name_has_empty_parts_has_a_valid_schema(name: str) -> Non
         assert schema is not None
         parsed: Any = fastavro.parse_schema(schema)
         assert "" not in parsed["name"].split("."), parsed["name"]
+
+
+def test_copied_rows_leave_the_readers_of_the_stream_and_are_read_in_place_whatever_their_forms() -> None:
+    """COPY sends binary to a stream in text, and text for a type without a binary decoder."""
+    dialect = Dialect()
+    encoder, source = dialect.encoder, dialect.writer.source
+    stream = encoder._runs
+    texts, binaries = (wire_row(EVERYDAY, (5, 6, "text", None, None, True, "x"), binary=each) for each in (False, True))
+    copies = encoder.of_copies()
+    assert encoder.of_copies() is copies
+    expected = copies.read(new(*texts), source, 1)
+    for row in (binaries, (*binaries[:2], *texts[2:]), texts, binaries):
+        assert copies.read(new(*row), source, 1) == expected
+        for sent in (new(*row), new(row[0], None, *row[2:])):
+            parts: list[bytes] = []
+            place = 3
+            for read in copies._runs:
+                place = read(sent, place, parts)
+            assert place == len(sent)
+    assert encoder._runs is stream
