@@ -62,6 +62,15 @@ class ConnectRelation:
     columns: tuple[ConnectColumn | None, ...]
     key: tuple[int, ...]
 
+    @property
+    def without_values(self) -> frozenset[int]:
+        """Return the indexes of the columns of whose values nothing is sent."""
+        return frozenset(
+            at
+            for at, column in enumerate(self.columns)
+            if column is None or (column.protection is not None and column.protection.is_hidden)
+        )
+
 
 class NameCollision(ValueError):
     """Two columns have the same field name."""

@@ -56,7 +56,8 @@ class DebeziumVersion(RelationVersion):
 
     def tracked(self, changes: RelationChangeTracker) -> RelationVersion:
         if self._keys is None:
-            self._keys = ChangeKeys(self.encoder.description, self.encoder.key_frame)
+            without_values = self.records.relation.without_values
+            self._keys = ChangeKeys(self.encoder.description, self.encoder.key_frame, without_values)
         return DebeziumVersion(
             self.name, self.schema_id, self.encoder, self.records, self.sink, self._writer, changes, self._keys
         )

@@ -70,6 +70,7 @@ class DebeziumEncoder:
         self._name = relation.description.qualified_name
         self._columns = relation.columns
         self._count = len(relation.columns)
+        self._without_values = relation.without_values
         self._schema_ids = value_schema_id, key_schema_id
         self._options = options
         self._frame = frame(value_schema_id)
@@ -321,7 +322,9 @@ class DebeziumEncoder:
         self, new: TuplePart, data: bytes, position: int, end: int, earlier: TuplePart | None = None
     ) -> None:
         if self._left_out is not None and any(
-            value is UNCHANGED and (earlier is None or not self._is_sent_in(earlier, index))
+            value is UNCHANGED
+            and index not in self._without_values
+            and (earlier is None or not self._is_sent_in(earlier, index))
             for index, value in enumerate(new.values)
         ):
             self._left_out(self.relation.description.oid, data, position, end)

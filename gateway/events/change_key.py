@@ -7,6 +7,7 @@ Both have the same bytes in every dialect.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Final
 
 from librt.strings import read_i16_be, read_i32_be
@@ -35,10 +36,14 @@ _NAMES: Final = {INSERT: "Insert", UPDATE: "Update", DELETE: "Delete"}
 
 class ChangeKeys:
     """Reads the keys of row messages, for one version of a relation. `key_frame` is None for a
-    relation without identity. Raises PgOutputError, UnreadableValue, KeyNotSent."""
+    relation without identity. `without_values` has the indexes of columns of whose values nothing
+    is sent. Raises PgOutputError, UnreadableValue, KeyNotSent."""
 
-    def __init__(self, description: RelationDescription, key_frame: bytes | None) -> None:
+    def __init__(
+        self, description: RelationDescription, key_frame: bytes | None, without_values: Set[int] = frozenset()
+    ) -> None:
         self._tuples = TupleCodec(description)
+        self._without_values = without_values | self._tuples.hidden
         self._count = len(description.columns)
         self._key_frame = key_frame
         self._codecs: list[Codec | None] = [None] * self._count
@@ -86,7 +91,7 @@ class ChangeKeys:
                     raise SlowPathNeeded
                 parts.append(AVRO_NULL)
             elif form == KIND_UNCHANGED:
-                lacks_values = lacks_values or index not in self._tuples.hidden
+                lacks_values = lacks_values or index not in self._without_values
             elif form != KIND_NULL:
                 raise SlowPathNeeded
         return None if self._key_frame is None else self._key_frame + b"".join(parts), place, lacks_values
@@ -107,7 +112,7 @@ class ChangeKeys:
         key = self._framed(self._tuples.encode_key(newest, earlier))
         old_key = key if earlier is None else self._framed(self._tuples.encode_key(earlier, None))
         lacks_values = kind == UPDATE and any(
-            value is UNCHANGED and index not in self._tuples.hidden for index, value in enumerate(newest.values)
+            value is UNCHANGED and index not in self._without_values for index, value in enumerate(newest.values)
         )
         return key, old_key, lacks_values
 

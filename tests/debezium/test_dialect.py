@@ -31,6 +31,7 @@ from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceContext, SourceNames
 from gateway.errors import StopForOperator, UnwritableRelation
+from gateway.events.change_key import ChangeKeys
 from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
 from gateway.events.row_encoder import RowEncoder
 from gateway.names import HEARTBEAT_PREFIX
@@ -53,7 +54,15 @@ from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.ordinary import OutOfOrder
 from gateway.transactions.transaction import CHUNK_PREFIX, ExcludedMessage, MessageSelection
 from schemas.lsn import Lsn
-from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
+from schemas.relation import (
+    ColumnDescription,
+    Kind,
+    Protect,
+    Protection,
+    RelationDescription,
+    ReplicaIdentity,
+    TypeFacts,
+)
 from schemas.topic_names import debezium_topic
 from schemas.wire_format import frame
 from tests.debezium.encoded import Record, Schemas, Sink, without_times
@@ -707,3 +716,27 @@ def test_copied_rows_leave_the_readers_of_the_stream_and_are_read_in_place_whate
                 place = read(sent, place, parts)
             assert place == len(sent)
     assert encoder._runs is stream
+
+
+def test_an_unchanged_value_that_is_never_sent_is_not_read_again() -> None:
+    """Neither for reselect_unavailable_values nor for a snapshot of the table."""
+    pair = TypeFacts(20003, "public", "pair", Kind.COMPOSITE)
+    first, _, text = relation().columns[:3]
+    columns = (
+        first,
+        ColumnDescription("pair", pair, -1, False),
+        replace(text, protection=Protection(Protect.DROP)),
+        replace(text, name="none", protection=Protection(Protect.NULL)),
+        replace(text, name="sent"),
+    )
+    dialect = Dialect(description=replace(relation(), columns=columns))
+    asked: list[int] = []
+    dialect.machine.on_left_out = lambda oid: bool(asked.append(oid))
+    keys = ChangeKeys(dialect.version.encoder.description, frame(1), dialect.encoder.relation.without_values)
+    dialect.begin()
+    for last, is_read in ((Text(b"x"), False), (UNCHANGED, True)):
+        row = new(Text(b"1"), UNCHANGED, UNCHANGED, UNCHANGED, last)
+        dialect.row(b"U", row)
+        dialect.row(b"U", old(Text(b"2"), *[None] * 4, letter=b"K") + row)
+        assert asked == [OID, OID] * is_read
+        assert keys.of(row, b"U"[0], 0, len(row))[2] is is_read
