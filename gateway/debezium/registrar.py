@@ -61,6 +61,14 @@ class DebeziumRelation:
     def key(self) -> Sequence[int]:
         return self.relation.key
 
+    @property
+    def identifies_rows(self) -> bool:
+        """Return whether there is a key that is the table's identity, or whose columns are NOT
+        NULL. A unique index has as many rows with NULL as there are."""
+        columns = zip(self.relation.columns, self.description.columns, strict=True)
+        may_repeat = [column is None or (column.is_optional and not of.identity) for column, of in columns]
+        return bool(self.key) and not any(may_repeat[at] for at in self.key)
+
     async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
         """Register the relation's schemas, but only for Avro: JSON records contain their schemas,
         or have none. If the registry refuses a schema because of a NOT NULL column, register it

@@ -85,8 +85,8 @@ def topic_of_two(topic: str, relation: Name, other: Name) -> StopForOperator:
 
 def compacted_without_key(topic: str, relation: str) -> StopForOperator:
     return StopForOperator(
-        f"{relation} has no key, but with debezium.compacted_topics the topic {topic} accepts only records with a key",
-        hint="set cleanup.policy = delete for its topic, both with kafka-configs.sh and in kafka.topics. Adding a primary "
+        f"{relation} has no key of NOT NULL columns, but with debezium.compacted_topics the topic {topic} needs one",
+        hint="set cleanup.policy = delete for its topic, both with kafka-configs.sh and in kafka.topics. Adding such a "
         "key, or removing the table from the publication, is not enough: it affects only later changes",
     )
 

@@ -37,6 +37,11 @@ class DescribedRelation(Protocol):
         """Return the indexes of the columns in the key of the relation's records."""
         ...
 
+    @property
+    def identifies_rows(self) -> bool:
+        """Return whether different rows always have different keys."""
+        ...
+
     async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
         """Register the schemas. `in_use` is the description with which changes have been encoded so
         far, under the same name. Raises SchemaError."""

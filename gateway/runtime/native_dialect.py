@@ -50,6 +50,10 @@ class NativeRelation:
     def key(self) -> Sequence[int]:
         return [index for index, column in enumerate(self.description.columns) if column.identity]
 
+    @property
+    def identifies_rows(self) -> bool:
+        return bool(self.key)
+
     async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
         try:
             self._schema_ids = await self._register(registry, topic, in_use)

@@ -284,7 +284,7 @@ class RelationRegistrar:
         attributes = catalog.attributes.get(relation.relation_oid, [])
         described = await self._dialect.describe(self._registry, description, topic, in_use, xid, attributes)
         check_key(description, described.key, self._columns)
-        if not described.key and self._topics.makes_compacted(topic):
+        if not described.identifies_rows and self._topics.makes_compacted(topic):
             raise compacted_without_key(topic, description.qualified_name)
         return described
 

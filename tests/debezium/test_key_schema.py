@@ -19,6 +19,7 @@ from gateway.debezium.envelope_schema import (
     key_schema,
     made_optional,
 )
+from gateway.debezium.registrar import DebeziumRelation, DebeziumRelations
 from schemas.relation import ColumnDescription, Kind, TypeFacts
 from tests.debezium.test_dialect import TOPIC
 from tests.events.rows import relation
@@ -88,3 +89,24 @@ def test_a_key_column_that_the_catalog_lacks_is_as_the_newest_key_schema_has_it(
     text = _relation(("id", False), key=("id",), types=(TypeFacts(114, "pg_catalog", "json", Kind.BASE),))
     (column,) = as_recorded(text, {"id": recorded["fields"][0]}).columns
     assert column is not None and not column.has_default, "of another type"
+
+
+@pytest.mark.parametrize(
+    ("columns", "identity", "key", "identifies"),
+    [
+        ((("id", True), ("n", False)), (), ("n",), False),
+        ((("id", True), ("n", False)), (), ("id", "n"), False),
+        ((("id", True), ("n", False)), (), ("id",), True),
+        ((("id", False),), ("id",), ("id",), True),
+        ((("id", False),), (), (), False),
+    ],
+)
+def test_a_unique_index_with_null_does_not_identify_rows(
+    columns: tuple[tuple[str, bool], ...], identity: tuple[str, ...], key: tuple[str, ...], identifies: bool
+) -> None:
+    """Debezium takes it as the key all the same. The identity may be one that the catalog lacks."""
+    found = _relation(*columns, key=key)
+    described = tuple(replace(column, identity=column.name in identity) for column in found.description.columns)
+    found = replace(found, description=replace(found.description, columns=described))
+    relations = DebeziumRelations(None, None, DebeziumOptions(), set())  # type: ignore[arg-type]
+    assert DebeziumRelation(relations, found).identifies_rows is identifies

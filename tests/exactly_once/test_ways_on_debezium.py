@@ -83,6 +83,12 @@ async def _no_key(place: Place) -> None:
     await place.sql.execute("CREATE TABLE keyless (v text); INSERT INTO keyless VALUES ('x')")
 
 
+async def _key_with_null(place: Place) -> None:
+    place.set(debezium__compacted_topics=True, debezium__tombstones_on_delete=True, debezium__skipped_operations="t")
+    await place.sql.execute("CREATE TABLE keyless (v text UNIQUE); ALTER TABLE keyless REPLICA IDENTITY FULL")
+    await place.sql.execute("INSERT INTO keyless VALUES (NULL), (NULL)")
+
+
 async def _topic_not_compacted(place: Place, said: str) -> None:
     topic = f"{place.prefix}.public.keyless"
     assert "set cleanup.policy = delete for its topic, both with kafka-configs.sh and in kafka.topics" in said
@@ -177,7 +183,8 @@ WALKS: Mapping[str, Walk] = {
     "not a number, as text": Walk("column v: ", _not_a_number, _set_as_told),
     "not a number, as null": Walk("column v: ", _not_a_number, _null_instead),
     "not a number, in a key": Walk("column v is part of the key: ", _not_a_number_in_the_key, _text_key),
-    "no key": Walk("has no key, but with debezium.compacted_topics", _no_key, _topic_not_compacted),
+    "no key": Walk("has no key of NOT NULL columns, but with", _no_key, _topic_not_compacted),
+    "a key with NULL": Walk("has no key of NOT NULL columns, but with", _key_with_null, _topic_not_compacted),
     "prepared": Walk("prepared transactions are sent before they commit", _prepared, _two_phase_taken_away, first=True),
     "dialect": Walk("were written with kafka.dialect = debezium", _with(kafka__dialect="walgate"), _set_as_told),
     "unreadable": Walk("column b: the value at byte", _unreadable, _left_out_and_reported),
