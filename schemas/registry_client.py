@@ -11,7 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 from urllib.parse import quote, urlsplit
@@ -28,6 +29,8 @@ from schemas.schema_metadata import recorded_oid
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
 
+_READ_AT_ONCE: Final = 50
+"""Subjects that are read concurrently."""
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 """Errors of a connection that the server may have closed while the connection was idle. All
@@ -113,6 +116,8 @@ class RegistryClient:
         self._levels = CompatibilityLevels(self._ask, self._find, self._put_settings, on_level_change)
         self._ids: dict[tuple[str, str], int] = {}
         self._schemas: dict[int, Schema] = {}
+        self._relation_oids: dict[str, int | None] = {}
+        self._finding = asyncio.Lock()
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -131,6 +136,7 @@ class RegistryClient:
         if schema_id is None:
             regardless = regardless or self._on_incompatible == "register"
             schema_id = self._ids[subject, text] = await self._register(subject, schema, text, in_force, regardless)
+            self._relation_oids[subject] = recorded_oid(schema)
         return schema_id
 
     async def schema(self, schema_id: int) -> Schema:
@@ -153,6 +159,20 @@ class RegistryClient:
         exist."""
         found = await self._newest(subject)
         return None if found is None else (_number(found, "id"), _schema(found))
+
+    async def find_relation(self, relation_oid: int, subjects: Sequence[str]) -> Schema | None:
+        """Return the newest schema of the relation with this oid, which may have had other names;
+        None if no subject has one. Each subject is read once, however many relations are sought:
+        what changes later, this client has registered."""
+        async with self._finding:
+            unknown = [subject for subject in subjects if subject not in self._relation_oids]
+            for start in range(0, len(unknown), _READ_AT_ONCE):
+                some = unknown[start : start + _READ_AT_ONCE]
+                for subject, schema in zip(some, await asyncio.gather(*map(self.latest, some)), strict=True):
+                    self._relation_oids.setdefault(subject, recorded_oid(schema or {}))
+        asked = [self.newest(subject) for subject in subjects if self._relation_oids[subject] == relation_oid]
+        found = [each for each in await asyncio.gather(*asked) if each and recorded_oid(each[1]) == relation_oid]
+        return max(found, key=itemgetter(0))[1] if found else None
 
     async def _register(
         self, subject: str, schema: Schema, text: str, in_force: Schema | None, regardless: bool

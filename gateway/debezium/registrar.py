@@ -133,9 +133,7 @@ class DebeziumRelations:
         names = [column.name for column in description.columns]
         numbers = attribute_numbers(names, attributes, xid, known)
         columns = tuple(replace(column, attnum=numbers.get(column.name)) for column in description.columns)
-        return DebeziumRelation(
-            self, await self.relation(replace(description, columns=columns), registry, topic)
-        )
+        return DebeziumRelation(self, await self.relation(replace(description, columns=columns), registry, topic))
 
     async def relation(self, description: RelationDescription, registry: RegistryClient, topic: str) -> ConnectRelation:
         """Describe the relation with the columns and the key that the catalog has for it now.

@@ -130,8 +130,9 @@ class DebeziumEncoder:
         """Return the encoder for `read`. Its readers are not those of the stream: COPY may send
         binary while the stream is text, or only some columns in binary."""
         if self._copies is None:
-            self._copies = DebeziumEncoder(self.relation, *self._schema_ids, self._options, self._unconvertible)
-            self._copies._copied_in_binary = [False] * self._count
+            copies = DebeziumEncoder(self.relation, *self._schema_ids, self._options, self._unconvertible)
+            copies._copied_in_binary = [False] * self._count
+            self._copies = copies
         return self._copies
 
     def read(self, data: bytes, source: SourceContext, change_lsn: int) -> tuple[Key, bytes]:

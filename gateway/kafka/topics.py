@@ -139,6 +139,7 @@ class Topics:
         self._admin = TopicAdmin(settings)
         self._partition_counts: dict[str, int] = {}
         self._topics: dict[Name, str] = {}
+        self._listed: set[str] | None = None
 
     async def start(self) -> None:
         await self._admin.start()
@@ -219,11 +220,13 @@ class Topics:
         return topic_names(self._settings.prefix, *relation)
 
     async def of_relations(self) -> list[str]:
-        """Return the existing topics that may be those of relations, whatever their names are
-        now."""
-        given = set(self._settings.topic_names.values())
-        names = await self._admin.names()
-        return [topic for topic in names if topic in given or topic.startswith(f"{self._settings.prefix}.")]
+        """Return the existing topics that may be those of relations, whatever their names are now.
+        Kafka is asked once: later topics are those of `ensure_relations`."""
+        if self._listed is None:
+            given = set(self._settings.topic_names.values())
+            names = await self._admin.names()
+            self._listed = {each for each in names if each in given or each.startswith(f"{self._settings.prefix}.")}
+        return sorted(self._listed.union(self._topics.values()))
 
     def is_given(self, relation: Name) -> bool:
         """Return whether kafka.topic_names names the relation's topic."""

@@ -58,6 +58,11 @@ class DialectRelations(Protocol):
     reads_attributes: bool
     """Whether `describe` needs the relation's attributes as the catalog has them."""
 
+    @property
+    def registers_schemas(self) -> bool:
+        """Return whether the registry has the schemas of relations."""
+        ...
+
     def field_name(self, column: str) -> str:
         """Return the name that a schema has for a column, from which readers take the column's
         name."""

@@ -114,6 +114,7 @@ class NativeRelations:
     """The relations of a registrar. Raises WalgateError and SchemaError."""
 
     reads_attributes = True
+    registers_schemas = True
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix

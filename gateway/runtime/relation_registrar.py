@@ -13,7 +13,6 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from operator import itemgetter
 
 import asyncpg
 import structlog
@@ -332,8 +331,8 @@ class RelationRegistrar:
     async def _refuse_renamed(
         self, description: RelationDescription, in_force: RelationVersion | None, topic: str
     ) -> None:
-        """Raise UnwritableRelation if a column has left a rule by a new name. The names are compared
-        with those in force or, in a new session, with those of the newest schema."""
+        """Raise UnwritableRelation if a column has left a rule by a new name. The former names are
+        those in force or, in a new session, those of the newest schema."""
         if not self._columns.rules:
             return
         if in_force is not None:
@@ -350,13 +349,10 @@ class RelationRegistrar:
         newest = await self._registry.latest(value_subject(topic))
         if newest is not None and recorded_oid(newest) in (None, description.oid):
             return newest
-        found: list[tuple[int, Schema]] = []
-        others = [] if self._is_first_epoch else await self._topics.of_relations()
-        for start in range(0, len(others), _ASKED_AT_ONCE):
-            some = others[start : start + _ASKED_AT_ONCE]
-            schemas = await asyncio.gather(*(self._registry.newest(value_subject(each)) for each in some))
-            found += [each for each in schemas if each is not None and recorded_oid(each[1]) == description.oid]
-        return max(found, key=itemgetter(0))[1] if found else {}
+        if self._is_first_epoch or not self._dialect.registers_schemas:
+            return {}
+        subjects = [value_subject(each) for each in await self._topics.of_relations()]
+        return await self._registry.find_relation(description.oid, subjects) or {}
 
     async def _look(self, relations: Sequence[Relation]) -> _Catalog:
         failpoint("before_catalog_query")

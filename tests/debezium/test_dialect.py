@@ -731,7 +731,12 @@ def test_an_unchanged_value_that_is_never_sent_is_not_read_again() -> None:
     )
     dialect = Dialect(description=replace(relation(), columns=columns))
     asked: list[int] = []
-    dialect.machine.on_left_out = lambda oid: bool(asked.append(oid))
+
+    def left_out(oid: int) -> bool:
+        asked.append(oid)
+        return False
+
+    dialect.machine.on_left_out = left_out
     keys = ChangeKeys(dialect.version.encoder.description, frame(1), dialect.encoder.relation.without_values)
     dialect.begin()
     for last, is_read in ((Text(b"x"), False), (UNCHANGED, True)):

@@ -55,18 +55,22 @@ def _optional(found: ConnectRelation) -> list[str]:
     return [column.name for column in found.columns if column is not None and column.is_optional]
 
 
+ID_AND_N: Final = (("id", True), ("n", True))
+BY_ID: Final = _relation(*ID_AND_N, key=("id",))
+
+
 @pytest.mark.parametrize(
     ("before", "now", "optional"),
     [
-        (_relation(("id", True), ("n", True), key=("id",)), _relation(("number", True), ("n", True), key=("number",)), ["number"]),
-        (_relation(("id", True), ("n", True), key=("id",)), _relation(("id", True), ("n", True), key=("n",)), ["n"]),
-        (_relation(("id", True), ("n", True), key=("id",)), _relation(("id", True), ("n", True), key=("id", "n")), ["n"]),
-        (_relation(("id", True), ("n", True), key=()), _relation(("id", True), ("n", True), key=("n",)), []),
-        (_relation(("id", True), ("n", False), key=("id",)), _relation(("id", True), ("n", True), key=("id",)), ["n"]),
-        (_relation(("id", False), ("n", True), key=("id",)), _relation(("id", True), ("n", True), key=("id",)), ["id"]),
-        (_relation(("id", True), ("n", True), key=("id",)), _relation(("id", True), ("n", True), key=("id",)), []),
+        (BY_ID, _relation(("number", True), ("n", True), key=("number",)), ["number"]),
+        (BY_ID, _relation(*ID_AND_N, key=("n",)), ["n"]),
+        (BY_ID, _relation(*ID_AND_N, key=("id", "n")), ["n"]),
+        (_relation(*ID_AND_N, key=()), _relation(*ID_AND_N, key=("n",)), []),
+        (_relation(("id", True), ("n", False), key=("id",)), BY_ID, ["n"]),
+        (_relation(("id", False), ("n", True), key=("id",)), BY_ID, ["id"]),
+        (BY_ID, BY_ID, []),
     ],
-)  # fmt: skip
+)
 def test_a_field_that_is_new_in_the_key_becomes_optional_and_another_stays(
     before: ConnectRelation, now: ConnectRelation, optional: list[str]
 ) -> None:

@@ -32,6 +32,7 @@ from schemas.errors import (
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
 from schemas.relation import ColumnDescription
+from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import key_subject, value_subject
 from tests.events.rows import EVERYDAY, wire_row
 from tests.events.rows import relation as everyday_relation
@@ -289,11 +290,32 @@ async def test_a_column_is_not_compared_with_that_of_a_dropped_table_of_the_same
                 in_force = None if before is None or before.oid != now.oid else schema_of(before, topic_prefix)
                 assert schema is not None
                 await schemas.register(subject, schema, in_force, regardless=before is described[0])
+        without = replace(relation(column("code", "int4", key=True)), oid=2)
+        await schemas.register(value_subject(topic), change_schema(without, topic_prefix))
+        again = replace(relation(column("code", "int4", key=True), column("id", "text")), oid=2)
         with pytest.raises(IncompatibleSchema, match="column id changed from int8"):  # of the same table
-            without = replace(relation(column("code", "int4", key=True)), oid=2)
-            await schemas.register(value_subject(topic), change_schema(without, topic_prefix))
-            again = replace(relation(column("code", "int4", key=True), column("id", "text")), oid=2)
             await schemas.register(value_subject(topic), change_schema(again, topic_prefix))
+
+
+@pytest.mark.integration
+async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry, topic_prefix: str) -> None:
+    """Among those of other tables and of topics without a schema, also one registered meanwhile."""
+    names = ["a", "b", "c", "nothing"]
+    subjects = [value_subject(f"{topic_prefix}.public.{name}") for name in names]
+    schemas_of = [
+        change_schema(replace(relation(column("id", "int8", key=True), name=name), oid=oid), topic_prefix)
+        for name, oid in zip(names, (7, 8, 7), strict=False)
+    ]
+    async with client(registry.url) as before:
+        for subject, schema in zip(subjects[:2], schemas_of, strict=False):
+            await before.register(subject, schema)
+    async with client(registry.url) as schemas:
+        first = await schemas.find_relation(7, subjects)
+        assert first is not None and recorded_relation(first) == ("public", "a")
+        await schemas.register(subjects[2], schemas_of[2])
+        second = await schemas.find_relation(7, subjects)
+        assert second is not None and recorded_relation(second) == ("public", "c")
+        assert await schemas.find_relation(9, subjects) is None
 
 
 @pytest.mark.integration
