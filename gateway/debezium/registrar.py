@@ -146,13 +146,14 @@ class DebeziumRelations:
         catalog = [CatalogColumn(name, not_null, default) for name, not_null, default in columns]
         key = read_key(keys)
         sent = {column.name for column in description.columns}
-        recorded: dict[str, Any] = {}
         known = {column.name for column in catalog}
-        if not known.issuperset(sent):
+        recorded: dict[str, Any] = {}
+        if description.replica_identity is ReplicaIdentity.FULL:
+            if not (columns and sent.issuperset(key)):
+                recorded = await self._recorded_fields(description, registry, topic)
+                key = list(recorded) if sent.issuperset(recorded) else []
+        elif not known.issuperset(column.name for column in description.identity_columns):
             recorded = await self._recorded_fields(description, registry, topic)
-        if description.replica_identity is ReplicaIdentity.FULL and not (columns and sent.issuperset(key)):
-            recorded = recorded or await self._recorded_fields(description, registry, topic)
-            key = list(recorded) if sent.issuperset(recorded) else []
         gone = [name for name in recorded.keys() - known if (description.oid, name) not in self._optional]
         catalog = self._as_it_was(description, catalog)
         try:

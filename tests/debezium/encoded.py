@@ -212,7 +212,7 @@ async def _announce(
     oids = sorted({column.type_oid for column in message.columns})
     description = describe(message, read_types(await sql.fetch(TYPES_QUERY, oids)))
     topic = debezium_topic(PREFIX, message.namespace, message.name)
-    no_registry: Any = None  # it is asked for the keys of tables that the catalog no longer has
+    no_registry: Any = None  # it is asked for keys that the catalog no longer has
     relation = await relations.relation(description, no_registry, topic)
     value, key = relations.schemas_of(relation, topic)
     sink: Any = Sink(topic, records)
