@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
 from typing import Any
@@ -18,7 +18,7 @@ import structlog
 
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
-from gateway.errors import Retry, RetrySlowly
+from gateway.errors import Retry, RetrySlowly, StopForOperator
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.fixed_topics import FixedSchemas, message_selection, open_message_topic
@@ -39,6 +39,7 @@ from gateway.runtime.snapshot_status import load_states
 from gateway.runtime.source_catalog import SourceCatalog
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
 from gateway.schema_errors import classified_schema_errors, log_level_change
+from gateway.snapshot.resume import unwatched
 from gateway.snapshot.stored_state import StoredStates, of_slot
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.start import (
@@ -138,6 +139,14 @@ class StartResult:
         with classified_schema_errors():
             schema_id = await self.registry.register(value_subject(SNAPSHOT_TOPIC), SNAPSHOT_STATE)
             return await load_states(values, self.registry), frame(schema_id)
+
+    async def go_without_snapshots(self) -> None:
+        """Store that this session takes no snapshots, before it delivers changes. Call it after the
+        fence."""
+        if await _has_snapshot_topic(self.topics):
+            records = unwatched(*await self.snapshot_states(), self.position.key)
+            if records:
+                await self.delivery.deliver_now([], self.position, states=records)
 
 
 class Bootstrap:
@@ -364,7 +373,7 @@ class Bootstrap:
     async def _states_of_former(self, position: Position, former: bytes | None) -> dict[bytes, bytes]:
         """Return the snapshot states of a position that is being replaced, under the keys of the
         new one."""
-        if former is None or not self._settings.takes_snapshots:
+        if former is None or not (self._settings.takes_snapshots or await _has_snapshot_topic(self._topics)):
             return {}
         values = of_slot(former, await _snapshot_values(self._settings.kafka, self._topics, self._producer))
         return {position.key + key.removeprefix(former): value for key, value in values.items()}
@@ -382,6 +391,14 @@ async def _snapshot_values(kafka: KafkaSettings, topics: Topics, producer: Produ
     await topics.ensure([SNAPSHOT_TOPIC])
     await producer.learn([SNAPSHOT_TOPIC])
     return await read_snapshot_states(kafka, kafka.delivery_timeout_s)
+
+
+async def _has_snapshot_topic(topics: Topics) -> bool:
+    """Return whether the topic exists. A principal that may not describe the topic has never taken
+    snapshots."""
+    with suppress(StopForOperator):
+        return not await topics.missing([SNAPSHOT_TOPIC])
+    return False
 
 
 async def close(closing: Callable[[], Coroutine[Any, Any, None]]) -> None:

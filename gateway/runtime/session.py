@@ -275,9 +275,10 @@ class Session:
         writer: RecordWriter,
     ) -> SnapshotCoordinator | None:
         settings, position = self._settings, start.position
-        if not settings.takes_snapshots:
-            return None
         self._wait_for("the stored snapshot state")
+        if not settings.takes_snapshots:
+            await start.go_without_snapshots()
+            return None
         states, frame = await start.snapshot_states()
         login = start.catalog.login
         registrar = start.registrar(await self._connect_sql(stack, login), writer)

@@ -6,24 +6,57 @@ have the stored keys and the stored ranges. `begun` has the ranges that were beg
 whole, or if its columns, files or publications have changed (`fingerprint`). It also begins again
 after a gap, since rows that were read may have changed, or gone, without an event. A reselection
 goes on even after a gap, since it reads rows as they are now; if its key columns have changed, the
-whole table is read instead.
+whole table is read instead. The same applies after a session that takes no snapshots
+(`unwatched`): no keys of its changes were recorded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import structlog
 
 from gateway.snapshot.progress_log import log_quarantined
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans, Surveyed
 from gateway.snapshot.rules.table_progress import Status
-from gateway.snapshot.stored_state import TableState
+from gateway.snapshot.stored_state import (
+    RESELECT,
+    StoredStates,
+    TableState,
+    encode_keys,
+    encode_stream,
+    encode_table,
+    segment_key,
+    table_key,
+)
 from gateway.snapshot.table_task import TableTask
-from gateway.snapshot.table_tasks import TableTasks
+from gateway.snapshot.table_tasks import SETTLED, TableTasks
 from gateway.snapshot.toast_reselection import has_its_keys
 
 log = structlog.get_logger()
+
+
+def unwatched(states: StoredStates, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
+    """Return the records that a session without snapshots stores before it delivers changes: each
+    unfinished table begins again, and the recorded changes of the stream are void. Nothing is
+    returned if they are stored already, or if no snapshot was ever taken."""
+    stream = states.stream
+    if stream is None:
+        return {}
+    records = {}
+    for oid, state in states.tables.items():
+        if state.status in SETTLED or state.is_not_found or state.purpose == RESELECT:
+            continue
+        again = state.begun_again()
+        if state != again:
+            records[table_key(position_key, oid)] = encode_table(frame, again)
+        for segment in states.keys.get(oid, ()):
+            records[segment_key(position_key, oid, segment)] = encode_keys(frame, oid, segment, [])
+    void = replace(stream, floor=0, unseen=(), is_active=False, has_unwatched=True)
+    if stream != void:
+        records[position_key] = encode_stream(frame, void)
+    return records
 
 
 class Resumption:

@@ -50,13 +50,15 @@ may have changed without an event. The stored value keeps its old name, KNOWN.""
 @dataclass(frozen=True, slots=True)
 class StreamState:
     """The stored state of the stream. `floor` and `unseen` (see StalenessJudge) are valid while
-    `is_active`."""
+    `is_active`. `has_unwatched`: since the last check of the catalog, a session that takes no
+    snapshots has delivered changes. Consumers may have rows of tables that no check has found."""
 
     floor: int = 0
     unseen: tuple[int, ...] = ()
     is_active: bool = False
     snapshot_id: str = ""
     paused: bool = False
+    has_unwatched: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,12 @@ class TableState:
     @property
     def is_not_found(self) -> bool:
         return not self.schema
+
+    def begun_again(self) -> TableState:
+        """Return the state with which an unfinished table begins again: rows that were read may be
+        gone without an event."""
+        purpose = "REPLACE" if self.purpose == "FILL" else self.purpose
+        return TableState(self.relation_oid, self.schema, self.name, self.snapshot_id, purpose)
 
 
 @dataclass(slots=True)

@@ -154,8 +154,7 @@ class TableTasks:
         reselection; its new state is stored before anything that follows the gap."""
         oid = state.relation_oid
         if is_after_gap and state.purpose != RESELECT:
-            purpose = "REPLACE" if state.purpose == "FILL" else state.purpose
-            self.wait(TableState(oid, state.schema, state.name, state.snapshot_id, purpose))
+            self.wait(state.begun_again())
         else:
             segments = self._states.keys.get(oid, {})
             self._by_oid[oid] = TableTask(state, encoded=state, void_segments=segments, misses_keys=True)

@@ -24,6 +24,7 @@ class WholeSnapshot:
         self._stream_state = stream
         self._id = stream.snapshot_id if stream is not None else ""
         self._is_paused = stream is not None and stream.paused
+        self._has_unwatched = stream is not None and stream.has_unwatched
         # A table has the id from its set-up on, and is WAITING until SNAPSHOT_BEGIN is published.
         begun = [state for state in states.tables.values() if state.status != Status.WAITING.value]
         self._published_ids = {state.snapshot_id for state in begun}
@@ -38,6 +39,15 @@ class WholeSnapshot:
     @property
     def is_paused(self) -> bool:
         return self._is_paused
+
+    @property
+    def has_unwatched(self) -> bool:
+        """Whether changes were delivered without snapshots since the last check of the catalog."""
+        return self._has_unwatched
+
+    def catalog_checked(self) -> None:
+        """Report that a check has found all published tables."""
+        self._has_unwatched = False
 
     @property
     def stream_state(self) -> StreamState | None:
@@ -72,7 +82,7 @@ class WholeSnapshot:
     ) -> dict[bytes, bytes]:
         """Return the record of the stream's state, if it has changed. `has_tables`: there are
         unfinished tables, which need what `judge` has recorded."""
-        state = StreamState(snapshot_id=self._id, paused=self._is_paused)
+        state = StreamState(snapshot_id=self._id, paused=self._is_paused, has_unwatched=self._has_unwatched)
         if judge is not None and has_tables:
             state = replace(state, floor=judge.floor_to_store, unseen=tuple(sorted(judge.unseen)), is_active=True)
         if state == self._stream_state:

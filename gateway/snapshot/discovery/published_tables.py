@@ -114,11 +114,12 @@ class Discovery:
                 tasks.never_read(state)
                 if was_unpublished:
                     log_unsent(relation.namespace, relation.name, _NOT_FOUND, reads=False)
-            elif was_unpublished or self._is_after_gap:
+            elif was_unpublished or self._is_after_gap or tasks.snapshot.has_unwatched:
                 tasks.wait(replace(state, purpose="REPLACE"))
             else:
                 tasks.add(state, misses_keys=not self._is_first)
         self._has_streamed_before = self._is_first = self._is_after_gap = False
+        tasks.snapshot.catalog_checked()
         await self._compare()
 
     async def published(self, sql: asyncpg.Connection | None) -> dict[tuple[str, str], int]:
