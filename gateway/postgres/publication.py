@@ -86,6 +86,7 @@ SELECT jsonb_build_object(
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
     'has_column_list', chosen.attnums IS NOT NULL, 'columns', columns.columns,
     'identity', keys.identity, 'generated_identity', keys.generated,
+    'is_sent_as_root', c.oid IN (SELECT part.relid FROM part WHERE part.pubviaroot),
     'other_identity', CASE WHEN c.relkind = 'p' THEN (
         SELECT jsonb_agg(pg_catalog.format('%I.%I', pn.nspname, l.relname) ORDER BY l.oid)
         FROM part_of AS o JOIN pg_catalog.pg_class AS l ON l.oid = o.relid AND l.relkind = 'r'
@@ -256,10 +257,12 @@ def parse_publications(
 ) -> dict[str, PublicationFacts]:
     """Return the facts by publication. `excluded` has the patterns of source.excluded_tables."""
     sent: dict[str, list[PublishedRelation]] = {}
+    sent_as_root: dict[str, list[PublishedRelation]] = {}
     left_out: dict[str, list[PublishedRelation]] = {}
     for entry in relations:
         relation = _relation(entry)
         group = left_out if is_table(relation.full_name, excluded) else sent
+        group = sent_as_root if entry["is_sent_as_root"] else group
         group.setdefault(entry["publication"], []).append(relation)
     return {
         row["pubname"]: PublicationFacts(
@@ -270,6 +273,7 @@ def parse_publications(
             actions=frozenset(action for action in ("insert", "update", "delete", "truncate") if row["pub" + action]),
             relations=tuple(sent.get(row["pubname"], ())),
             excluded=tuple(left_out.get(row["pubname"], ())),
+            sent_as_root=tuple(sent_as_root.get(row["pubname"], ())),
             detaching=tuple((root, partition) for root, partition in row["detaching"] or ()),
             foreign=_foreign(row["foreign"] or (), excluded),
         )

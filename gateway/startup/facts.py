@@ -124,7 +124,7 @@ class PublishedRelation:
 class PublicationFacts:
     """A publication. A different oid means a different publication, even under the same name.
     `excluded` are published relations that source.excluded_tables leaves out; `relations` does not
-    contain them."""
+    contain them, nor `sent_as_root`."""
 
     oid: int
     name: str
@@ -133,6 +133,9 @@ class PublicationFacts:
     actions: frozenset[str]  # of insert, update, delete, truncate
     relations: tuple[PublishedRelation, ...]
     excluded: tuple[PublishedRelation, ...] = ()
+    sent_as_root: tuple[PublishedRelation, ...] = ()
+    """Partitions whose rows are sent as rows of an ancestor, since another publication contains the
+    ancestor with publish_via_partition_root. It decides, whatever the other publications say."""
     detaching: tuple[tuple[str, str], ...] = ()
     """Quoted names of a partitioned table and of its partition, for each DETACH ... CONCURRENTLY
     that has not finished. They are looked up only where a row that is written to such a partition

@@ -32,7 +32,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
                 hint=f"CREATE PUBLICATION {quote_identifier(name)} FOR TABLE ...; changes made before the publication is created "
                 "are not sent. If it was renamed, see docs/tables.md (Use another publication)",
             )
-        elif not publication.relations:
+        elif not publication.relations and not publication.sent_as_root:
             yield OperatorWarning(
                 f"publication {name} has no tables: nothing will be sent",
                 f"check that source.dsn names the right database: the current one has no tables, and {name} is FOR ALL TABLES"
@@ -76,7 +76,7 @@ def _identities(facts: Facts) -> Iterator[Finding]:
             f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
             for publication in facts.publications.values()
             if publication.actions & {"update", "delete"}
-            for relation in (*publication.relations, *publication.excluded)
+            for relation in (*publication.relations, *publication.excluded, *publication.sent_as_root)
             if not relation.has_identity
         }
     )

@@ -130,8 +130,12 @@ async def compare_each(sql: asyncpg.Connection, facts: dict[str, PublicationFact
     for oid in await sql.fetch("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p') AND oid >= 16384"):
         alone = await publication_facts(sql, list(facts), [oid[0]])
         for name, whole in facts.items():
-            relations = tuple(relation for relation in whole.relations if relation.relation_oid == oid[0])
-            assert alone[name] == replace(whole, relations=relations), f"{oid[0]} in {name}, seed {SEED}"
+            relations, sent_as_root = (
+                tuple(relation for relation in each if relation.relation_oid == oid[0])
+                for each in (whole.relations, whole.sent_as_root)
+            )
+            expected = replace(whole, relations=relations, sent_as_root=sent_as_root)
+            assert alone[name] == expected, f"{oid[0]} in {name}, seed {SEED}"
 
 
 async def compare(database: Database) -> None:
@@ -150,9 +154,10 @@ async def compare(database: Database) -> None:
         for row in said:
             expected[row["pubname"]][f"{row['schemaname']}.{row['tablename']}"] = row
         for name, statement in made.items():
-            found = {relation.full_name: relation for relation in facts[name].relations}
+            held = (*facts[name].relations, *facts[name].sent_as_root)
+            found = {relation.full_name: relation for relation in held}
             assert found.keys() == expected[name].keys(), f"{statement}, seed {SEED}"
-            assert len(found) == len(facts[name].relations), f"a table twice: {statement}, seed {SEED}"
+            assert len(found) == len(held), f"a table twice: {statement}, seed {SEED}"
             for table, row in expected[name].items():
                 if version >= 15:
                     sent = json.loads(row["attnames"] or "[]")
@@ -164,6 +169,45 @@ async def compare(database: Database) -> None:
     print(f"\n{len(made)} publications, {len(said)} tables on PostgreSQL {version}, seed {SEED}")
     assert len(made) > COUNT // 4
     assert {found for name in made for found in expected[name]} >= {"public.root", "other.high", 'Odd "one.deep'}
+
+
+ROWS = """
+INSERT INTO plain VALUES (1); INSERT INTO "Odd ""one"."T.1" VALUES (1); INSERT INTO other.stored VALUES (1);
+INSERT INTO parent VALUES (1); INSERT INTO other.child VALUES (2); INSERT INTO root VALUES (1), (11), (21), (31), (41);
+"""
+SENT_AS = """
+SELECT DISTINCT ('x' || encode(substr(data, 2, 4), 'hex'))::bit(32)::int8::oid::regclass::text AS name
+FROM pg_logical_slot_peek_binary_changes($1, NULL, NULL, 'proto_version', '1', 'publication_names', $2)
+WHERE get_byte(data, 0) = ascii('I')
+"""
+
+
+async def test_a_row_is_sent_as_a_row_of_the_relation_that_is_found(source: Database) -> None:
+    """Also in several publications that disagree: pgoutput is the judge."""
+    sql, choice = await source.connect(), random.Random(SEED)
+    await sql.execute(TABLES)
+    made = {f"p{number}": any_publication(choice, f"p{number}", 14) for number in range(COUNT)}
+    for number, schema in enumerate(SCHEMAS if source.server.version >= 15 else ()):
+        root = choice.choice(["true", "false"])
+        made[f"s{number}"] = (
+            f"CREATE PUBLICATION s{number} FOR TABLES IN SCHEMA {schema} WITH (publish_via_partition_root = {root})"
+        )
+    for statement in made.values():
+        await sql.execute(statement)
+    slot = f"judge_{source.name}"
+    await sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", slot)
+    try:
+        await sql.execute(ROWS)
+        for _ in range(COUNT):
+            names = choice.sample([*made], choice.randint(1, 3))
+            statements = "; ".join(made[name] for name in names)
+            facts = await publication_facts(sql, names)
+            oids = {relation.relation_oid for each in facts.values() for relation in each.relations}
+            found = {row[0] for row in await sql.fetch("SELECT unnest($1::oid[])::regclass::text", oids)}
+            sent = {row["name"] for row in await sql.fetch(SENT_AS, slot, ", ".join(names))}
+            assert found - {"childless", "empty"} == sent, f"{statements}, seed {SEED}"
+    finally:
+        await sql.execute("SELECT pg_drop_replication_slot($1)", slot)
 
 
 SHADOW = """
