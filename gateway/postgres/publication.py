@@ -176,15 +176,8 @@ async def published_tables(
 ) -> list[tuple[str, str]]:
     """Return (schema, table) of the first `limit` published tables in the order of their names,
     without excluded ones. Raises classified errors."""
-    query = (
-        "SELECT DISTINCT schemaname, tablename FROM pg_catalog.pg_publication_tables "
-        f"WHERE pubname = ANY($1) AND {NOT_FOREIGN} ORDER BY 1, 2"
-    )
-    try:
-        rows = await sql.fetch(query, list(names))
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the tables of the publications") from error
-    return [(row[0], row[1]) for row in rows if not is_table(f"{row[0]}.{row[1]}", excluded)][:limit]
+    publications = await publication_facts(sql, names, excluded=excluded)
+    return sorted({(r.namespace, r.name) for facts in publications.values() for r in facts.relations})[:limit]
 
 
 # `$1` has publications, and `$2` tables. The query returns each table that is listed in one of the

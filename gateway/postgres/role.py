@@ -9,8 +9,8 @@ from typing import Final
 
 import asyncpg
 
-from gateway.names import is_table
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.publication import publication_facts
 from gateway.startup.role_checks import RoleFacts
 
 # Amazon's servers have a role rds_replication: membership replaces the attribute REPLICATION, which
@@ -38,52 +38,52 @@ SELECT jsonb_build_object(
                  WHERE s.name LIKE ANY (ARRAY['rds.%', 'cloudsql.%', 'alloydb.%', 'azure.%'])))
 FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
+# The published relations $1, each with the names of its columns in $2, a JSON array. The view
+# pg_publication_tables would wait for tables that another session has locked.
+_TABLES: Final = """
+SELECT c.oid AS relid, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname) AS name,
+       n.oid AS namespace, pg_catalog.quote_ident(n.nspname) AS schema, c.relrowsecurity, t.columns
+FROM unnest($1::oid[], $2::jsonb[]) AS t (relid, columns)
+JOIN pg_catalog.pg_class AS c ON c.oid = t.relid
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+"""
 # Tables on which the role has no SELECT. `lacks_columns` means that it also lacks SELECT on a
-# column that is published, or that a row filter uses (pg_depend lists these). Before PostgreSQL 15,
-# every column that is not generated is published.
-_PARTLY_GRANTED: Final = """
-SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename) AS name, t.schemaname, t.tablename,
-       c.oid AS relid,
+# column that is published, or that a row filter uses (pg_depend lists these).
+_PARTLY_GRANTED: Final = f"""
+SELECT t.name, t.relid,
        EXISTS (
            SELECT FROM pg_catalog.pg_attribute AS a
-           WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
-             AND NOT pg_catalog.has_column_privilege(c.oid, a.attnum, 'SELECT')
-             AND (coalesce(to_jsonb(t) -> 'attnames' ? a.attname::text, a.attgenerated = '')
+           WHERE a.attrelid = t.relid AND a.attnum > 0 AND NOT a.attisdropped
+             AND NOT pg_catalog.has_column_privilege(t.relid, a.attnum, 'SELECT')
+             AND (t.columns ? a.attname::text
                   OR EXISTS (
                       SELECT FROM pg_catalog.pg_depend AS d
                       WHERE d.classid = 'pg_catalog.pg_publication_rel'::pg_catalog.regclass
-                        AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = c.oid
+                        AND d.refclassid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.refobjid = t.relid
                         AND d.refobjsubid = a.attnum))) AS lacks_columns
-FROM pg_catalog.pg_publication_tables AS t
-JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
-JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename AND c.relkind <> 'f'
-WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_table_privilege(c.oid, 'SELECT')
+FROM ({_TABLES}) AS t
+WHERE NOT pg_catalog.has_table_privilege(t.relid, 'SELECT')
 """
 _UNREADABLE: Final = f"""
-SELECT t.name, t.schemaname, t.tablename FROM ({_PARTLY_GRANTED}) AS t WHERE t.lacks_columns ORDER BY 1
+SELECT t.name FROM ({_PARTLY_GRANTED}) AS t WHERE t.lacks_columns ORDER BY 1
 """
 # -1 is ctid. With the name instead of the number, has_column_privilege would raise an error for a
 # relation without ctid, if the plan visits one.
 _READ_AT_ONCE: Final = f"""
-SELECT t.name, t.schemaname, t.tablename FROM ({_PARTLY_GRANTED}) AS t
+SELECT t.name FROM ({_PARTLY_GRANTED}) AS t
 WHERE NOT t.lacks_columns
   AND EXISTS (SELECT FROM pg_catalog.pg_index AS i WHERE i.indrelid = t.relid AND (i.indisprimary OR i.indisreplident))
   AND NOT pg_catalog.has_column_privilege(t.relid, -1::int2, 'SELECT')
 ORDER BY 1
 """
-_CLOSED: Final = """
-SELECT pg_catalog.quote_ident(t.schemaname), t.schemaname, t.tablename
-FROM pg_catalog.pg_publication_tables AS t
-JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
-WHERE t.pubname = ANY ($1) AND NOT pg_catalog.has_schema_privilege(n.oid, 'USAGE')
+_CLOSED: Final = f"""
+SELECT t.schema FROM ({_TABLES}) AS t
+WHERE NOT pg_catalog.has_schema_privilege(t.namespace, 'USAGE')
 ORDER BY 1
 """
-_FILTERED: Final = """
-SELECT pg_catalog.quote_ident(t.schemaname) || '.' || pg_catalog.quote_ident(t.tablename), t.schemaname, t.tablename
-FROM pg_catalog.pg_publication_tables AS t
-JOIN pg_catalog.pg_namespace AS n ON n.nspname = t.schemaname
-JOIN pg_catalog.pg_class AS c ON c.relnamespace = n.oid AND c.relname = t.tablename
-WHERE t.pubname = ANY ($1) AND c.relrowsecurity AND pg_catalog.row_security_active(c.oid)
+_FILTERED: Final = f"""
+SELECT t.name FROM ({_TABLES}) AS t
+WHERE t.relrowsecurity AND pg_catalog.row_security_active(t.relid)
 ORDER BY 1
 """
 _NAMED: Final = 20
@@ -95,14 +95,19 @@ async def role_facts(
 ) -> RoleFacts:
     """Return the facts about the current role. `excluded` has the patterns of tables that need not
     be read. Raises classified errors."""
+    facts = await publication_facts(sql, publications, excluded=excluded)
+    columns: dict[int, list[str]] = {}
+    for relation in (relation for each in facts.values() for relation in each.relations):
+        columns.setdefault(relation.relation_oid, []).extend(column.name for column in relation.columns)
+    tables = [*columns], [json.dumps(names) for names in columns.values()]
     try:
         begun = time.time()
         row = json.loads(await sql.fetchval(_QUERY))
         now = (begun + time.time()) / 2
-        unreadable = await sql.fetch(_UNREADABLE, list(publications))
-        read_at_once = await sql.fetch(_READ_AT_ONCE, list(publications))
-        closed = await sql.fetch(_CLOSED, list(publications))
-        filtered = await sql.fetch(_FILTERED, list(publications))
+        unreadable = await sql.fetch(_UNREADABLE, *tables)
+        read_at_once = await sql.fetch(_READ_AT_ONCE, *tables)
+        closed = await sql.fetch(_CLOSED, *tables)
+        filtered = await sql.fetch(_FILTERED, *tables)
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the role") from error
     provider = next((_PROVIDERS[name] for name in row["settings"] or () if name in _PROVIDERS), "")
@@ -121,15 +126,13 @@ async def role_facts(
         reserved_connections=row["reserved_connections"],
         used_connections=row["used_connections"],
         server_ahead_s=float(row["time"]) - now,
-        unreadable=_named(unreadable, excluded),
-        read_at_once=_named(read_at_once, excluded),
-        closed_schemas=_named(closed, excluded),
-        filtered=_named(filtered, excluded),
+        unreadable=_named(unreadable),
+        read_at_once=_named(read_at_once),
+        closed_schemas=_named(closed),
+        filtered=_named(filtered),
     )
 
 
-def _named(rows: Sequence[asyncpg.Record], excluded: Sequence[str]) -> tuple[str, ...]:
-    """Return the first names of `rows`, which have (name to show, schema, table), without excluded
-    tables."""
-    names = (row[0] for row in rows if not is_table(f"{row[1]}.{row[2]}", excluded))
-    return tuple(dict.fromkeys(names))[:_NAMED]
+def _named(rows: Sequence[asyncpg.Record]) -> tuple[str, ...]:
+    """Return the first names of `rows`."""
+    return tuple(dict.fromkeys(row[0] for row in rows))[:_NAMED]

@@ -23,7 +23,7 @@ from gateway.config.settings import Settings
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.publication import NOT_FOREIGN
+from gateway.postgres.publication import publication_facts
 from gateway.transactions.transaction import COMMAND_PREFIX
 from schemas.lsn import Lsn
 from schemas.topic_names import format_relation, parse_relation
@@ -32,9 +32,6 @@ log = structlog.get_logger()
 
 COMMANDS: Final = ("start", "pause", "resume", "cancel")
 PURPOSES: Final = ("REPLACE", "VERIFY")
-_PUBLISHED: Final = (
-    f"SELECT schemaname, tablename FROM pg_catalog.pg_publication_tables WHERE pubname = ANY ($1) AND {NOT_FOREIGN}"
-)
 _EMIT: Final = "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text)::text"
 
 
@@ -167,12 +164,10 @@ async def unpublished(login: Credentials, publications: Sequence[str], tables: S
     published table that was probably meant, or "". Raises classified errors."""
     sql: asyncpg.Connection = await connect_sql(login)
     try:
-        rows = await sql.fetch(_PUBLISHED, list(publications))
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "looking for the tables") from error
+        facts = await publication_facts(sql, publications)
     finally:
         sql.terminate()
-    published = {(namespace, name) for namespace, name in rows}
+    published = {(r.namespace, r.name) for each in facts.values() for r in each.relations}
     names = [format_relation(namespace, name) for namespace, name in sorted(published)]
     return {
         table: next(iter(get_close_matches(table, names, 1)), "")

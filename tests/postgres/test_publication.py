@@ -17,6 +17,7 @@ from gateway.pgoutput import Relation, decode
 from gateway.postgres import publication
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.publication import PublicationLoader, publication_facts, published_tables, tables_that_held_rows
+from gateway.postgres.role import role_facts
 from gateway.startup.facts import PublicationFacts
 from tests.conftest import Database
 
@@ -341,6 +342,8 @@ async def test_nothing_waits_for_a_table_that_is_locked(source: Database) -> Non
             with pytest.raises(asyncpg.LockNotAvailableError):
                 await sql.execute("SELECT FROM t")
             facts = await publication_facts(sql, ["p", "q"])
+            assert await published_tables(sql, ["p", "q"], 9) == [("public", "t")]
+            assert not (await role_facts(sql, ["p", "q"])).unreadable
         finally:
             sql.terminate()
     assert {relation.full_name for each in facts.values() for relation in each.relations} == {"public.t"}

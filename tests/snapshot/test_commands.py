@@ -94,3 +94,12 @@ async def test_a_table_that_is_not_published_is_told_with_the_nearest_one(databa
     asked = ["public.orders", "public.oders", "far.away", 'public."a.b"', 'public."a.c"']
     found = await unpublished(Credentials(database.dsn), ("p",), asked)
     assert found == {"public.oders": "public.orders", "far.away": "", 'public."a.c"': 'public."a.b"'}
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(30)
+async def test_names_are_checked_while_a_table_is_locked(database: Database) -> None:
+    holder = await database.connect()
+    await holder.execute("CREATE TABLE orders (id int); CREATE PUBLICATION p FOR ALL TABLES")
+    await holder.execute("BEGIN; LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")
+    assert not await unpublished(Credentials(database.dsn), ("p",), ["public.orders"])
