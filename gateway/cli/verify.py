@@ -27,6 +27,7 @@ from gateway.runtime.stored_positions import quarantined_tables
 from gateway.snapshot.commands import emit_command, encode_command
 from gateway.snapshot.rules.table_progress import Status
 from gateway.snapshot.stored_state import NOT_TO_BE_READ, StoredStates
+from gateway.snapshot.whole_snapshot import PAUSED
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from gateway.transactions.position import position_key
 from schemas.lsn import Lsn
@@ -144,6 +145,17 @@ def _is_read(states: StoredStates, oid: int) -> bool:
     return state is not None and (state.status in (NOT_TO_BE_READ, Status.DONE.value) or state.purpose == "VERIFY")
 
 
+def no_progress_hint(states: StoredStates) -> str:
+    """Return what to do if neither the gateway nor the mirror advances."""
+    if states.stream is not None and states.stream.paused:
+        return PAUSED
+    return (
+        "check that the gateway (walgate status) and the mirror are running, that --mirror is the mirror's path, "
+        "and that the gateway's log contains no table_unreadable. "
+        "Tables are compared when they are merged: if the mirror has --merge-every inf, run walgate merge"
+    )
+
+
 @dataclass(slots=True)
 class _Verification:
     settings: Settings
@@ -213,9 +225,7 @@ class _Verification:
             names = ", ".join(sorted(waiting.tables)[:10])
             raise Retry(
                 f"no result for {names}: neither the gateway nor the mirror has advanced for {self.patience_s:g} s",
-                hint="check that the gateway (walgate status) and the mirror are running, that --mirror is the mirror's path, "
-                "and that the gateway's log contains no table_unreadable. "
-                "Tables are compared when they are merged: if the mirror has --merge-every inf, run walgate merge",
+                hint=no_progress_hint(states),
             )
 
 

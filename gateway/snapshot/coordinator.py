@@ -315,7 +315,7 @@ class SnapshotCoordinator:
             keys = sum(
                 len(task.progress.keys_to_read_again) for task in tasks.active.values() if task.progress is not None
             )
-            self._progress.log(len(tasks.whole_tables), self._publisher.row_count, keys)
+            self._progress.log(len(tasks.whole_tables), self._publisher.row_count, keys, tasks.snapshot.pause_fields)
 
     @property
     def _is_idle(self) -> bool:

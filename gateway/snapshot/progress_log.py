@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -215,7 +215,7 @@ class ProgressLog:
     def is_due(self) -> bool:
         return time.monotonic() - self._logged_at >= PROGRESS_S
 
-    def log(self, tables_left: int, rows: int, keys_to_read_again: int) -> None:
+    def log(self, tables_left: int, rows: int, keys_to_read_again: int, pause_fields: Mapping[str, object]) -> None:
         now = time.monotonic()
         log.info(
             "snapshot_progress",
@@ -223,5 +223,6 @@ class ProgressLog:
             rows=rows,
             rows_per_s=round((rows - self._logged_rows) / (now - self._logged_at)) if self._logged_at else 0,
             keys_to_read_again=keys_to_read_again,
+            **pause_fields,
         )
         self._logged_at, self._logged_rows = now, rows

@@ -95,7 +95,8 @@ class Resumption:
         for plan in await self._plans.of(going_on):
             self._go_on(tasks.by_oid[plan.surveyed.relation.relation_oid], plan)
         if tasks.by_oid:
-            log.info("snapshot_resumed", tables=len(tasks.by_oid), snapshot_id=tasks.snapshot.id)
+            whole = tasks.snapshot
+            log.info("snapshot_resumed", tables=len(tasks.by_oid), snapshot_id=whole.id, **whole.pause_fields)
 
     def _can_go_on(self, task: TableTask, surveyed: Surveyed) -> bool:
         """Return whether the table can go on where it was. After a gap, the states of tables were

@@ -4,6 +4,7 @@ keeps its id, whether reading is paused, and the stored state of the stream."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -15,9 +16,12 @@ from gateway.snapshot.stored_state import StoredStates, StreamState, encode_stre
 log = structlog.get_logger()
 
 
+PAUSED: Final = "reading is paused: walgate snapshot resume"
+
+
 class WholeSnapshot:
     """The current snapshot of a slot. A snapshot ends with its last table, or when it is
-    cancelled."""
+    cancelled. A pause ends with the snapshot."""
 
     def __init__(self, states: StoredStates) -> None:
         stream = states.stream
@@ -41,6 +45,11 @@ class WholeSnapshot:
         return self._is_paused
 
     @property
+    def pause_fields(self) -> dict[str, object]:
+        """The fields that log events about the snapshot have while reading is paused."""
+        return {"paused": True, "hint": PAUSED} if self._is_paused else {}
+
+    @property
     def has_unwatched(self) -> bool:
         """Whether changes were delivered without snapshots since the last check of the catalog."""
         return self._has_unwatched
@@ -58,7 +67,7 @@ class WholeSnapshot:
         """Begin a snapshot, unless one has begun and not ended."""
         if not self._id:
             self._id = new_id()
-            log.info("snapshot_begins", snapshot_id=self._id, tables=table_count)
+            log.info("snapshot_begins", snapshot_id=self._id, tables=table_count, **self.pause_fields)
 
     def record_begin(self) -> bool:
         """Record that the SNAPSHOT_BEGIN of the snapshot as a whole is published. Return False if
@@ -68,10 +77,10 @@ class WholeSnapshot:
         return is_new
 
     def end(self) -> None:
-        self._id = ""
+        self._id, self._is_paused = "", False
 
     def pause(self) -> None:
-        """Read no further chunks until `go_on`."""
+        """Read no further chunks until `go_on` or `end`."""
         self._is_paused = True
 
     def go_on(self) -> None:

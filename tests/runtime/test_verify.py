@@ -14,11 +14,12 @@ from gateway.cli.verify import (
     as_json,
     check_read,
     choose_tables,
+    no_progress_hint,
     render,
 )
 from gateway.cli.verify_mirror_folder import MirrorFolder
 from gateway.errors import Retry, StopForOperator
-from gateway.snapshot.stored_state import NOT_TO_BE_READ, StoredStates, TableState
+from gateway.snapshot.stored_state import NOT_TO_BE_READ, StoredStates, StreamState, TableState
 from gateway.startup.facts import PublicationFacts, PublishedRelation
 from schemas.verdict import Difference, TableVerdict, encode_lsn, encode_verdict, ended_path, verdict_path
 
@@ -67,6 +68,12 @@ def test_a_table_whose_rows_have_not_come_yet_is_not_verified() -> None:
     check_read(states, {1: "a.known", 2: "a.done", 3: "a.verified"})
     with pytest.raises(Retry, match=r"a\.filled, a\.waiting"):
         check_read(states, {1: "a.known", 4: "a.filled", 5: "a.waiting"})
+
+
+def test_a_pause_is_named_if_nothing_advances() -> None:
+    assert "walgate snapshot resume" in no_progress_hint(StoredStates(StreamState(paused=True)))
+    for stream in (None, StreamState()):
+        assert "walgate merge" in no_progress_hint(StoredStates(stream))
 
 
 def test_the_exit_code_tells_what_was_found() -> None:

@@ -6,9 +6,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from structlog.testing import capture_logs
 
-from gateway.snapshot.stored_state import StoredStates, StreamState, TableState
+from gateway.snapshot.progress_log import ProgressLog
+from gateway.snapshot.stored_state import StoredStates, StreamState, TableState, decode_states
 from gateway.snapshot.whole_snapshot import WholeSnapshot
+from schemas.records import SNAPSHOT_STATE
+from schemas.wire_format import frame
 
 WAITING = TableState(1, "public", "t", "id")
 
@@ -27,3 +31,22 @@ def test_a_table_that_was_only_set_up_does_not() -> None:
     """Its id is stored before its boundary arrives, and the session may end in between."""
     snapshot = snapshot_of(WAITING)
     assert snapshot.record_begin() and not snapshot.record_begin()
+
+
+def test_a_pause_ends_with_its_snapshot() -> None:
+    snapshot = snapshot_of(WAITING)
+    snapshot.pause()
+    snapshot.end()
+    assert not snapshot.is_paused
+    (record,) = snapshot.take_states(frame(1), b"key", None, has_tables=False).values()
+    assert decode_states({b"key": record}, {1: SNAPSHOT_STATE}).stream == StreamState()
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_a_snapshot_that_begins_paused_says_so(is_paused: bool) -> None:
+    snapshot = WholeSnapshot(StoredStates(StreamState(paused=is_paused)))
+    with capture_logs() as logs:
+        snapshot.begin(1)
+        ProgressLog().log(1, 0, 0, snapshot.pause_fields)
+    said = [(entry.get("paused", False), "walgate snapshot resume" in entry.get("hint", "")) for entry in logs]
+    assert said == [(is_paused, is_paused)] * 2
