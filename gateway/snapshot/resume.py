@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -35,6 +36,9 @@ from gateway.snapshot.table_tasks import SETTLED, TableTasks
 from gateway.snapshot.toast_reselection import has_its_keys
 
 log = structlog.get_logger()
+
+SURVEYED_AT_ONCE: Final = 50
+"""Maximum number of tables in one survey, since each of its statements has to end in time."""
 
 
 def unwatched(states: StoredStates, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
@@ -80,31 +84,41 @@ class Resumption:
         return [state for state in unfinished if state not in quarantined]
 
     async def resume(self, unfinished: Sequence[TableState]) -> None:
-        """Resume these tables. Changes must be recorded already."""
+        """Resume these tables. Changes must be recorded already. The check of the catalog that
+        follows finds out which of those that wait are still published: there may be 10,000."""
         tasks = self._tasks
-        surveyed = await self._plans.survey([state.relation_oid for state in unfinished])
-        going_on = []
+        begun = []
         for state in unfinished:
-            relation = surveyed.get(state.relation_oid)
-            if relation is None or state.is_not_found:
+            if state.is_not_found:
                 tasks.restored_is_unpublished(state.relation_oid)
-                continue
-            task = tasks.restore(state, is_after_gap=self._is_after_gap)
-            if self._can_go_on(task, relation):
-                going_on.append(relation)
+            elif state.status == Status.WAITING.value or (self._is_after_gap and state.purpose != RESELECT):
+                tasks.restore(state, is_after_gap=self._is_after_gap)
+            else:
+                begun.append(state)
+        going_on = []
+        for start in range(0, len(begun), SURVEYED_AT_ONCE):
+            going_on += await self._restore_begun(begun[start : start + SURVEYED_AT_ONCE])
         for plan in await self._plans.of(going_on):
             self._go_on(tasks.by_oid[plan.surveyed.relation.relation_oid], plan)
         if tasks.by_oid:
             whole = tasks.snapshot
             log.info("snapshot_resumed", tables=len(tasks.by_oid), snapshot_id=whole.id, **whole.pause_fields)
 
+    async def _restore_begun(self, states: Sequence[TableState]) -> list[Surveyed]:
+        """Restore tables that were begun, and return those that can go on."""
+        surveyed = await self._plans.survey([state.relation_oid for state in states])
+        going_on = []
+        for state in states:
+            relation = surveyed.get(state.relation_oid)
+            if relation is None:
+                self._tasks.restored_is_unpublished(state.relation_oid)
+            elif self._can_go_on(self._tasks.restore(state, is_after_gap=self._is_after_gap), relation):
+                going_on.append(relation)
+        return going_on
+
     def _can_go_on(self, task: TableTask, surveyed: Surveyed) -> bool:
-        """Return whether the table can go on where it was. After a gap, the states of tables were
-        replaced by WAITING ones, except those of reselections."""
-        was_begun = task.state.status in (Status.READING.value, Status.ENDING.value)
-        if task.is_reselect:
-            return was_begun
-        return was_begun and task.state.fingerprint == surveyed.fingerprint
+        """Return whether the table can go on where it was."""
+        return task.is_reselect or task.state.fingerprint == surveyed.fingerprint
 
     def _go_on(self, task: TableTask, plan: ReadPlan) -> None:
         if has_its_keys(task, plan) if task.is_reselect else not plan.is_read_at_once:

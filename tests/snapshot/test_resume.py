@@ -17,6 +17,7 @@ from gateway.pgoutput.relation import Relation
 from gateway.snapshot import read_plan
 from gateway.snapshot.coordinator import SnapshotCoordinator
 from gateway.snapshot.read_plan import ReadPlans, Surveyed, survey
+from gateway.snapshot.resume import SURVEYED_AT_ONCE
 from gateway.snapshot.rules.published_content import Account, Membership, PublishedContent
 from gateway.snapshot.rules.ranges_to_read import Leaf
 from gateway.snapshot.rules.table_progress import Status
@@ -73,10 +74,12 @@ class Survey:
     def __init__(self) -> None:
         self.is_locked = True
         self.fingerprint = "f"
+        self.asked: list[int] = []
 
     async def __call__(
         self, _: object, publications: Sequence[str], relation_oids: Sequence[int], *, prints_filters: bool = True
     ) -> dict[int, Surveyed]:
+        self.asked.append(len(relation_oids))
         if self.is_locked and prints_filters:
             raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
         row_filter = SURVEYED.row_filter if prints_filters else None
@@ -140,6 +143,20 @@ async def test_a_table_that_was_changed_under_the_lock_is_restarted(
 async def test_only_what_no_publication_holds_is_left(snapshot: SnapshotCoordinator, locked: Survey) -> None:
     await resume(snapshot, HALF_READ, replace(HALF_READ, relation_oid=2))
     assert snapshot._tasks.unpublished == {2} and [*snapshot._tasks.by_oid] == [1]
+
+
+async def test_only_what_was_begun_is_surveyed_and_not_all_of_it_at_once(
+    snapshot: SnapshotCoordinator, locked: Survey
+) -> None:
+    """Thousands may wait. The check of the catalog forgets those that have left."""
+    locked.is_locked = False
+    waiting = [TableState(oid, "public", f"t{oid}", "s") for oid in range(1000, 3000)]
+    begun = [replace(HALF_READ, relation_oid=oid) for oid in range(1, 120)]
+    reselected = replace(HALF_READ, relation_oid=120, purpose="RESELECT")
+    await resume(snapshot, *waiting, TableState.not_found(5000), *begun, reselected)
+    assert locked.asked == [SURVEYED_AT_ONCE, SURVEYED_AT_ONCE, 20]
+    assert snapshot._tasks.unpublished == {5000, *range(2, 121)}
+    assert [*snapshot._tasks.by_oid] == [*range(1000, 3000), 1]
 
 
 async def test_that_a_table_begins_again_after_a_gap_is_durable(snapshot: SnapshotCoordinator, locked: Survey) -> None:
