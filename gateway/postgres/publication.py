@@ -163,14 +163,6 @@ def relation_query(major_version: int, *, of_some: bool = False) -> str:
 _IDENTITIES: Final = {"d": "DEFAULT", "n": "NOTHING", "f": "FULL", "i": "INDEX"}
 
 
-NOT_FOREIGN: Final = """NOT EXISTS (
-    SELECT FROM pg_catalog.pg_foreign_table AS f
-    JOIN pg_catalog.pg_class AS c ON c.oid = f.ftrelid JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE n.nspname = schemaname AND c.relname = tablename)"""
-"""A condition for queries of pg_publication_tables, which also lists foreign partitions of a table
-that is published without publish_via_partition_root. PostgreSQL sends no changes of them."""
-
-
 async def published_tables(
     sql: asyncpg.Connection, names: Sequence[str], limit: int, *, excluded: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
