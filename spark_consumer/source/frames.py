@@ -239,8 +239,7 @@ def project(array: pa.StructArray, target: pa.DataType, *, drops_misfits: bool =
     """Return rows of an older or newer version in the columns of `target`: missing columns are
     null, others dropped, values unchanged.
 
-    If a value does not fit, its column is null in all rows with `drops_misfits`; otherwise raises
-    UnsupportedSchema.
+    A value that does not fit is null with `drops_misfits`; otherwise raises UnsupportedSchema.
     """
     if array.type.equals(target):
         return array
@@ -254,12 +253,10 @@ def project(array: pa.StructArray, target: pa.DataType, *, drops_misfits: bool =
         if child.null_count == len(child):
             children.append(pa.nulls(len(array), field.type))
             continue
+        convert = _carried_over_if_it_fits if drops_misfits else carried_over
         try:
-            children.append(child if child.type.equals(field.type) else carried_over(child, field.type))
+            children.append(child if child.type.equals(field.type) else convert(child, field.type))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            if drops_misfits:
-                children.append(pa.nulls(len(array), field.type))
-                continue
             raise UnsupportedSchema(
                 f"column {field.name!r} was written as {child.type} and does not fit into {field.type}",
                 hint="The type of the column was changed, and the conversion would lose values. Restart the query, or omit "
@@ -285,22 +282,55 @@ _CARRIED_OVER = {
 
 def carried_over(values: pa.Array, target: pa.DataType) -> pa.Array:
     """Convert values to another type. Raises ArrowInvalid unless each value is the same after
-    conversion back. Arrow's own check is not sufficient: it allows fractions to be rounded, large
-    floats to become infinite, and times of day to be cut off."""
+    conversion back, and ArrowNotImplementedError if no value can be converted."""
+    cast, same = _there_and_back(values, target)
+    if not pc.all(same, min_count=0).as_py():
+        raise pa.ArrowInvalid(f"a value would change between {values.type} and {target}")
+    return cast
+
+
+def _carried_over_if_it_fits(values: pa.Array, target: pa.DataType) -> pa.Array:
+    """Convert values to another type, with null for each value that `carried_over` would refuse.
+    Those that Arrow itself refuses are found by halving, since Arrow does not say which they
+    are."""
+    try:
+        cast, same = _there_and_back(values, target)
+        if pc.all(same, min_count=0).as_py():
+            return cast
+        if not pa.types.is_list(target):
+            return pc.if_else(same, cast, None)
+    except pa.ArrowNotImplementedError:
+        return pa.nulls(len(values), target)
+    except pa.ArrowInvalid:
+        pass
+    if len(values) == 1:
+        return pa.nulls(1, target)
+    places = np.arange(len(values))
+    halves = places[: len(values) // 2], places[len(values) // 2 :]
+    # Copies, not slices: of a slice of lists, Arrow casts the items of all lists.
+    return pa.concat_arrays([_carried_over_if_it_fits(values.take(numbers(half)), target) for half in halves])
+
+
+def _there_and_back(values: pa.Array, target: pa.DataType) -> tuple[pa.Array, pa.Array]:
+    """Convert values to another type, and return with the result whether each value, or each item
+    of the lists, is the same after conversion back. Raises ArrowInvalid and
+    ArrowNotImplementedError.
+
+    Arrow's own check is not sufficient: it allows fractions to be rounded, large floats to become
+    infinite, and times of day to be cut off.
+    """
     written = values.type
     nested = pa.types.is_list(written) and pa.types.is_list(target)
     inner = (written.value_type, target.value_type) if nested else (written, target)
     if frozenset(map(_kind, inner)) not in _CARRIED_OVER:
-        raise pa.ArrowInvalid(f"{written} cannot be converted to {target}")
+        raise pa.ArrowNotImplementedError(f"{written} cannot be converted to {target}")
     cast = _cast(values, target)
     back = _cast(cast, written)
     before, after = (values.flatten(), back.flatten()) if nested else (values, back)
     same = pc.equal(after, before)
     if pa.types.is_floating(inner[0]):
         same = pc.or_(same, pc.is_nan(before))
-    if not pc.all(same, min_count=0).as_py():
-        raise pa.ArrowInvalid(f"a value would change between {written} and {target}")
-    return cast
+    return cast, same
 
 
 def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:

@@ -177,7 +177,7 @@ def _rename(schema: Schema, names: Mapping[str, str]) -> None:
 def decode_records(shape: TableSchema, values: pa.Array, schema_text: str) -> list[pa.Array]:
     """Decode records into the columns of `shape`: old_key, before, after, unchanged and special, of
     which the last two also cover the old row (OLD_ROW). `schema_text` may come from `adapted`. A
-    column is null if its values do not fit the type in `shape`: see type_changes.py."""
+    value that does not fit the type in `shape` is null: see type_changes.py."""
     old_key, before, after, unchanged, special = shape.frame.decode(values, schema_text, OLD_ROW, drops_misfits=True)
     unchanged, special = _of_columns(unchanged, special, set(shape.columns))
     fills = _fills(schema_text)

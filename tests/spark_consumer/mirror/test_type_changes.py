@@ -155,11 +155,12 @@ def test_what_a_transaction_wrote_before_it_changed_a_type_is_null_if_it_does_no
     second = feeder.alter(first, of(INT8, key))
     made = feeder.begin()
     made.insert(first, row(1, "a"))
+    made.insert(first, row(3, "5"))
     made.insert(second, row(2, 7))
     made.commit()
     feeder.kafka_commit()
     reports = run_mirror(spark, feeder, tmp_path)
-    assert values(spark, tmp_path) == {1: None, 2: 7}
+    assert values(spark, tmp_path) == {1: None, 2: 7, 3: 5}
     assert "the type was changed within a transaction: v" in notes(reports)
 
 

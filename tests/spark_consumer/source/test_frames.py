@@ -33,8 +33,8 @@ def row_of(values: list[Any], written: pa.DataType) -> pa.StructArray:
     return pa.StructArray.from_arrays([pa.array(values, written)], names=["v"])
 
 
-def read_as(values: list[Any], written: pa.DataType, target: pa.DataType) -> list[Any]:
-    row = project(row_of(values, written), pa.struct([("v", target)]))
+def read_as(values: list[Any], written: pa.DataType, target: pa.DataType, *, drops_misfits: bool = False) -> list[Any]:
+    row = project(row_of(values, written), pa.struct([("v", target)]), drops_misfits=drops_misfits)
     return [item["v"] for item in row.to_pylist()]
 
 
@@ -110,6 +110,29 @@ def test_nan_is_carried_over(nested: bool) -> None:
     value = float("nan")
     (found,) = read_as([[value] if nested else value], *types)
     assert str(found) == ("[nan]" if nested else "nan")
+
+
+@given(
+    st.sampled_from([pa.int64(), pa.decimal128(12, 4), pa.float64(), pa.binary(), pa.list_(pa.int64()), pa.date32()]),
+    st.lists(st.none() | st.sampled_from(["a", "7", "012", "-1.5000", "99999999999", "2026-01-31", ""]), max_size=9),
+)
+def test_only_a_value_that_does_not_fit_is_dropped(target: pa.DataType, values: list[str | None]) -> None:
+    found = read_as(values, pa.string(), target, drops_misfits=True)
+    assert found == [fitting(value, pa.string(), target) for value in values]
+
+
+def fitting(value: Any, written: pa.DataType, target: pa.DataType) -> Any:
+    """What becomes of a value that is read alone; None if it does not fit."""
+    try:
+        return read_as([value], written, target)[0]
+    except UnsupportedSchema:
+        return None
+
+
+def test_lists_of_which_one_does_not_fit_are_kept() -> None:
+    lists = [[1, None], [2**31, 2], None, [], [-5]]
+    found = read_as(lists, pa.list_(pa.int64()), pa.list_(pa.field("element", pa.int32())), drops_misfits=True)
+    assert found == [[1, None], None, None, [], [-5]]
 
 
 @given(st.sampled_from(NUMBERS), st.sampled_from(NUMBERS), st.data())
