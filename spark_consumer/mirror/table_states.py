@@ -12,7 +12,8 @@ A table may be
 
 filling    not complete, since its FILL has not ended: it cannot be read
 incomplete filling, and only the end of its own FILL or REPLACE makes it complete: its FILL has
-           begun, and may have been cancelled since
+           begun, and may have been cancelled since; or it had rows during a FILL of all tables that
+           was cancelled
 frozen     in quarantine (EXCLUDED): versions of the mirror keep the table's last version until a
            FILL or REPLACE has ended; rows that arrive meanwhile are written to the table, but no
            version has them, and unmerged_overlay.py leaves them out
@@ -23,14 +24,15 @@ a table (reader/table_marks.py), in the order of the markers. It is stored as JS
 manifest.
 
 The gateway ends the last table and the snapshot as a whole in one transaction, so commit LSNs do
-not order table marks. Rows of `changes` are read in any order: `parse_marks` restores the order of
-the marker topic.
+not order table marks. The end of the whole in another transaction is that of a snapshot that was
+cancelled, or that has left out tables which cannot be read. Rows of `changes` are read in any
+order: `parse_marks` restores the order of the marker topic.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from operator import itemgetter
@@ -129,7 +131,7 @@ class TableStates:
 
     `filling`: tables whose FILL is not complete. `incomplete`: those of them that stay so until a
     snapshot of their own ends; the others had rows during a FILL of all tables, and are complete
-    when it ends. `frozen`: tables in quarantine, name -> reason.
+    when it ends with its last table. `frozen`: tables in quarantine, name -> reason.
     `gap`: reason why every table except those in `repaired` is stale; `gap_lsn`: LSN of the gap,
     which only a snapshot that began after it repairs. `excludes`: patterns of the tables left out
     by --exclude. `former`: for a table's name, the oids of other relations that had this name
@@ -147,6 +149,9 @@ class TableStates:
     repaired: set[str] = field(default_factory=set)
     excludes: list[str] = field(default_factory=list)
     former: dict[str, list[int]] = field(default_factory=dict)
+    # Snapshot id and commit LSN of the last SNAPSHOT_END of a table. It is not stored: the end of
+    # the snapshot as a whole comes with it or is a cancellation.
+    _last_end: tuple[str, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     def apply_mark(self, mark: StoredMark) -> None:
         name = mark.table
@@ -154,7 +159,7 @@ class TableStates:
             case "SNAPSHOT_BEGIN":
                 self._begin(name, mark)
             case "SNAPSHOT_END":
-                self._end(name, mark.facts)
+                self._end(name, mark)
             case "EXCLUDED" if name is not None:
                 self.frozen.setdefault(name, mark.facts["reason"])
             case "GAP":
@@ -165,21 +170,31 @@ class TableStates:
         purpose = mark.facts["purpose"]
         if name is None:
             for former in set(self.whole) - {mark.facts["snapshot_id"]}:  # it was cancelled: only one runs at a time
-                self._end(None, {"snapshot_id": former})
+                self._end_whole(former, is_cancelled=True)
             self.whole[mark.facts["snapshot_id"]] = purpose
             return
         self.windows[name] = SnapshotWindow(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
         if purpose == FILL or (purpose == REPLACE and name in self.filling):  # a FILL may begin again as a REPLACE
             self.note_incomplete(name)
 
-    def _end(self, name: str | None, facts: dict[str, Any]) -> None:
+    def _end_whole(self, snapshot_id: str, *, is_cancelled: bool) -> None:
+        """End a snapshot of all tables. If it was cancelled, tables that had rows during it may not
+        have been read yet, and stay incomplete."""
+        self.whole.pop(snapshot_id, None)
+        if FILL not in self.whole.values():
+            self.done.clear()
+            if is_cancelled:
+                self.incomplete |= self.filling
+            self.filling &= self.incomplete
+        self._close(snapshot_id)
+
+    def _end(self, name: str | None, mark: StoredMark) -> None:
+        facts = mark.facts
+        last = (facts["snapshot_id"], mark.commit_lsn)
         if name is None:
-            self.whole.pop(facts["snapshot_id"], None)
-            if FILL not in self.whole.values():
-                self.done.clear()
-                self.filling &= self.incomplete
-            self._close(facts["snapshot_id"])
+            self._end_whole(facts["snapshot_id"], is_cancelled=self._last_end != last)
             return
+        self._last_end = last
         window = self.windows.pop(name, None)
         if facts["purpose"] == VERIFY:
             return
@@ -209,6 +224,17 @@ class TableStates:
             if name in self.windows and self.windows[name].purpose != VERIFY:
                 self.incomplete.add(name)
 
+    def after_first_rows(self, marks: Iterable[StoredMark], first_lsns: Mapping[str, int]) -> Iterator[StoredMark]:
+        """Yield marks, each after the first rows of new tables before it are noted. `first_lsns`:
+        as for `advance`."""
+        new = sorted(first_lsns.items(), key=itemgetter(1), reverse=True)
+        for mark in marks:
+            while new and new[-1][1] <= mark.commit_lsn:
+                self.note_first_rows(new.pop()[0])
+            yield mark
+        for name, _ in new:
+            self.note_first_rows(name)
+
     def note_incomplete(self, name: str) -> None:
         """Record that a table has only a part of its rows until a snapshot of the table ends."""
         self.filling.add(name)
@@ -221,6 +247,7 @@ class TableStates:
 
     def text(self) -> str:
         facts = asdict(self)
+        del facts["_last_end"]
         for window in facts["windows"].values():
             if window["schema_id"] is None:  # earlier releases do not know it
                 del window["schema_id"]
@@ -266,28 +293,29 @@ def advance(
     """Return the states after these marks, and the snapshots of tables that ended among them.
     `first_lsns`: commit LSN of the first rows of each table that is new."""
     made, ended = states.copy(), {}
-    new = sorted(first_lsns.items(), key=itemgetter(1), reverse=True)
-    for mark in marks:
-        while new and new[-1][1] <= mark.commit_lsn:
-            made.note_first_rows(new.pop()[0])
+    for mark in made.after_first_rows(marks, first_lsns):
         if mark.kind == SNAPSHOT_END and mark.table in made.windows:
             ended[mark.table] = made.windows[mark.table]
         made.apply_mark(mark)
-    for name, _ in new:
-        made.note_first_rows(name)
     return made, ended
 
 
-def unfinished(states: TableStates, marks: Sequence[StoredMark]) -> dict[str, SnapshotWindow]:
+def unfinished(
+    states: TableStates, marks: Sequence[StoredMark], first_lsns: Mapping[str, int] = _NO_LSNS
+) -> dict[str, SnapshotWindow]:
     """Return the snapshots of tables that are over without an end of their own, since the snapshot
-    as a whole ended or was replaced by another one among these marks."""
+    as a whole ended or was replaced by another one among these marks. If a table's read had not
+    begun, its window begins where the whole ended. `first_lsns`: as for `advance`."""
     made, over = states.copy(), dict[str, SnapshotWindow]()
-    for mark in marks:
+    for mark in made.after_first_rows(marks, first_lsns):
+        incomplete, ends = set(made.incomplete), set[str]()
         if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
             snapshot_id = mark.facts["snapshot_id"]
             ends = {snapshot_id} if mark.kind == SNAPSHOT_END else made.whole.keys() - {snapshot_id}
             over |= {name: window for name, window in made.windows.items() if window.snapshot_id in ends}
         made.apply_mark(mark)
+        for name in made.incomplete - incomplete if ends else ():
+            over.setdefault(name, SnapshotWindow(min(ends), FILL, mark.commit_lsn))
     return over
 
 

@@ -253,8 +253,9 @@ class Merger:
         writer_epoch.check(spark, self.path, self._epoch)
         content = batch_slice.content
         known = {} if self.last is None else self.last.tables
-        states, ended = advance(self._states, batch_slice.marks, content.first_lsns(known))
-        over = unfinished(self._states, batch_slice.marks)
+        first_lsns = content.first_lsns(known)
+        states, ended = advance(self._states, batch_slice.marks, first_lsns)
+        over = unfinished(self._states, batch_slice.marks, first_lsns)
         for snapshots in (states.windows, ended):
             table_snapshots.note_key_change(spark, self.path, self._shapes, batch_slice, snapshots)
         table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.windows, **ended})

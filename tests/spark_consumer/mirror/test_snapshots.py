@@ -123,7 +123,8 @@ def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     assert reader.rows(accounts) == accounts.rows
     assert accounts.rows == {(0,): account(0), (1,): account(1, "b"), (3,): account(3, "c"), (4,): account(4)}
     assert reader.picture().filling == ["public.items", "public.visits"]
-    feeder.bound("SNAPSHOT_END", None, "FILL")
+    end_lsn = feeder.bound("SNAPSHOT_END", visits, "FILL", rows=1)
+    feeder.bound("SNAPSHOT_END", None, "FILL", lsn=end_lsn)
     assert reader.take()  # markers alone are a batch
     assert reader.rows(items) == items.rows and not reader.picture().filling
     log = reader.picture()["public.visits"].orderBy("_commit_lsn", "_ordinal").collect()

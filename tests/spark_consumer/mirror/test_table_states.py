@@ -43,8 +43,40 @@ def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> N
     for name in ("public.a", "public.b"):
         done.note_first_rows(name)
     assert done.filling == {"public.a"}
-    ended, _ = advance(done, [mark("SNAPSHOT_END", 20, None)])
+    last = mark("SNAPSHOT_END", 20, "public.c")
+    ended, _ = advance(done, [last, mark("SNAPSHOT_END", 20, None)])
     assert not ended.filling and not ended.done
+
+
+@pytest.mark.parametrize("ends", ["SNAPSHOT_END", "SNAPSHOT_BEGIN"])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_table_whose_read_had_not_begun_stays_incomplete_after_a_cancellation(ends: str, at_once: bool) -> None:
+    """It has rows, from the stream. Early gateways wrote no end of a snapshot that was cancelled."""
+    begun = [
+        mark("SNAPSHOT_BEGIN", 10, None),
+        mark("SNAPSHOT_BEGIN", 10, "public.b"),
+        mark("SNAPSHOT_END", 12, "public.b"),
+    ]
+    rows = {"public.a": 14}
+    cancelled = [mark(ends, 20, None, snapshot_id="one" if ends == "SNAPSHOT_END" else "two", purpose="VERIFY")]
+    if at_once:
+        states, marks = TableStates(), [*begun, *cancelled]
+    else:
+        (states, _), marks = advance(TableStates(), begun, rows), cancelled
+        states, rows = TableStates.of(states.text()), {}
+    made, _ = advance(states, marks, rows)
+    assert made.filling == made.incomplete == {"public.a"}
+    over = unfinished(states, marks, rows)
+    notes = notes_of(marks, {}, over, made.incomplete)
+    assert [note for note in notes if "public.a: its snapshot (FILL) is over before its rows were complete" in note]
+    read = [
+        mark("SNAPSHOT_BEGIN", 30, None),
+        mark("SNAPSHOT_BEGIN", 30),
+        mark("SNAPSHOT_END", 40),
+        mark("SNAPSHOT_END", 40, None),
+    ]
+    made, _ = advance(TableStates.of(made.text()), read)
+    assert not made.filling
 
 
 WHOLE = [mark("SNAPSHOT_BEGIN", 90, None, snapshot_id="two"), mark("SNAPSHOT_END", 99, None, snapshot_id="two")]
