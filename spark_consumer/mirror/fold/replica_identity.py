@@ -35,6 +35,7 @@ COPY = (
     "after the last transaction that the mirror applied and before the rows were copied. Or continue without the table: "
     "restart the mirror with --exclude and the table's name."
 )
+_EXCLUDE = "Continue without the table: restart the mirror with --exclude and the table's name."
 
 
 def first_positions(records: pa.Table | DataFrame) -> dict[int, tuple[int, int]]:
@@ -148,7 +149,7 @@ def beginning_of_relation(
         return None
     newest = oid_of(part.newest)
     if is_other(newest) or newest == known:
-        raise recreated_error(part.table, location)
+        raise recreated_error(part.table, location, may_copy=len(oids) == 1)
     return recreated_at(part.table, location, first_positions(own), oid_of, newest)
 
 
@@ -160,12 +161,13 @@ def keep_copy(spark: SparkSession, location: str, kept: str, applied: int) -> No
     TABLE_FORMAT.write_once(rows, kept, "overwrite", applied, overwrite_schema=True, properties=properties)
 
 
-def recreated_error(table: TableName, location: str, *, may_empty: bool = False) -> MirrorError:
-    """Return the error for a recreated table. `may_empty`: its former rows may be removed."""
+def recreated_error(table: TableName, location: str, *, may_empty: bool = False, may_copy: bool = True) -> MirrorError:
+    """Return the error for a recreated table. `may_empty`: its former rows may be removed;
+    `may_copy`: a copy helps, since no transaction has changes of both relations."""
     return MirrorError(
         f"{table} was dropped and recreated, or another table was renamed to this name: PostgreSQL "
         f"does not report which of the rows in {location} belong to it",
-        hint=COPY
+        hint=(COPY if may_copy else _EXCLUDE)
         + " If the table was dropped and recreated, you can also restart the mirror with --on-recreated=empty: "
         "the old table's rows are then removed from the copy." * may_empty,
     )
@@ -208,19 +210,23 @@ def change_of_relation(
     shapes: Mapping[int, TableSchema],
     known: int | None,
     is_other: Callable[[int], bool],
+    *,
+    keeps_former: bool,
 ) -> int | None:
     """Return the commit LSN of the first transaction after the first record in which another
-    relation has the table's name, if the mirror may refuse it (see `beginning_of_relation`), or
-    None. The changes before that LSN are merged first, so that the copy of the table that the error
-    asks for concerns the new relation only.
+    relation has the table's name, or None. Return None, too, if the rows of the former relation are
+    simply removed: without `keeps_former`, unless the mirror may refuse the new relation (see
+    `beginning_of_relation`).
 
+    The changes before that LSN are merged first. So the copy of the table that the error asks for
+    concerns the new relation only, and the mirror's own copy of the former rows is complete.
     `first`: first_positions; `shapes`: versions of the table, by schema id; `known`, `is_other`: as
     for `beginning_of_relation`.
     """
     order = [shapes[schema_id].oid for schema_id in sorted(first, key=lambda schema_id: first[schema_id])]
     named = [oid for oid in (known, *order, shapes[part.newest].oid) if oid is not None]
     turns = [oid for place, oid in enumerate(named) if place == 0 or oid != named[place - 1]]
-    if len(turns) == len(set(turns)) and not any(map(is_other, turns[1:])):
+    if not keeps_former and len(turns) == len(set(turns)) and not any(map(is_other, turns[1:])):
         return None
     begin_lsn = min(first.values())[0]
     later = [at[0] for schema_id, at in first.items() if at[0] > begin_lsn and shapes[schema_id].oid != order[0]]

@@ -60,15 +60,21 @@ def persisted(rows: DataFrame) -> Iterator[None]:
 
 
 def slices(
-    rows: DataFrame, batch: int, size: BatchSize, shapes: TableSchemas, merged: Callable[[], Merged]
+    rows: DataFrame,
+    batch: int,
+    size: BatchSize,
+    shapes: TableSchemas,
+    merged: Callable[[], Merged],
+    *,
+    keeps_former: bool = False,
 ) -> Iterator[BatchSlice]:
     """Yield the slices of `rows` in order; the caller merges each before it asks for the next.
-    `merged`: returns what was merged until then. Raise MirrorError as _first_change_of_schema
-    does."""
+    `merged`: returns what was merged until then; `keeps_former`: whether the rows of a table that
+    was recreated are not simply removed. Raise MirrorError as _first_change_of_schema does."""
     left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
     while left:
         part, its_size = left.pop()
-        made = _slice_or_cut(part, batch, its_size or batch_size(part), shapes, merged())
+        made = _slice_or_cut(part, batch, its_size or batch_size(part), shapes, merged(), keeps_former)
         if isinstance(made, BatchSlice):
             yield made
         elif made is not None:
@@ -77,7 +83,7 @@ def slices(
 
 
 def _slice_or_cut(
-    raw: DataFrame, batch: int, size: BatchSize, shapes: TableSchemas, merged: Merged
+    raw: DataFrame, batch: int, size: BatchSize, shapes: TableSchemas, merged: Merged, keeps_former: bool
 ) -> BatchSlice | int | None:
     """Return all of `raw` as a slice, or the commit LSN at which it has to be cut first, or None if
     it is empty."""
@@ -98,7 +104,7 @@ def _slice_or_cut(
     if summary is None and not marks:
         return None
     content, records = summary or (BatchContent(size.last_lsn, None, 0, 0, []), {})
-    cut = _first_change_of_schema(to_apply, records, content, shapes, merged)
+    cut = _first_change_of_schema(to_apply, records, content, shapes, merged, keeps_former)
     if cut is None and verified is not None:
         cut = _first_other_type(verified, shapes)
     if cut is None:
@@ -127,6 +133,7 @@ def _first_change_of_schema(
     content: BatchContent,
     shapes: TableSchemas,
     merged: Merged,
+    keeps_former: bool,
 ) -> int | None:
     """Return the commit LSN of the first transaction in which a table gets another key, another
     type of a column, or the name of another relation, as far as that needs a cut. Raise
@@ -149,7 +156,10 @@ def _first_change_of_schema(
         if last is not None and min(first.values())[0] <= last.commit_lsn:
             raise table_selection.too_late_error(name, path, last.commit_lsn)
         is_other = partial(names.is_other, part.table)
-        cuts.append(replica_identity.change_of_relation(part, first, versions, oids.get(name), is_other))
+        known = oids.get(name)
+        cuts.append(
+            replica_identity.change_of_relation(part, first, versions, known, is_other, keeps_former=keeps_former)
+        )
         cuts.append(replica_identity.change_of_key(part.table, first, key_of))
         cuts.append(change_of_types(part, first, versions))
     return earliest(cuts)

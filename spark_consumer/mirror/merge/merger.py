@@ -200,7 +200,12 @@ class Merger:
             began = time.monotonic()
             with persisted(rows) if size.marks else nullcontext():
                 for batch_slice in slices(
-                    rows, batch, size, self._shapes, lambda: (self._states, self.last, self.path)
+                    rows,
+                    batch,
+                    size,
+                    self._shapes,
+                    lambda: (self._states, self.last, self.path),
+                    keeps_former=self.on_recreated != EMPTY,
                 ):
                     self._apply_slice(spark, batch_slice, began)
                     began = time.monotonic()

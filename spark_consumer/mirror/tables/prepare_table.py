@@ -284,7 +284,8 @@ class TablePreparation:
         if begin is None:
             return part
         if self.on_recreated == STOP:
-            raise replica_identity.recreated_error(part.table, location, may_empty=True)
+            oids = set(map(self.shapes.oid_of, part.schema_ids))
+            raise replica_identity.recreated_error(part.table, location, may_empty=True, may_copy=len(oids) == 1)
         if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows are gone already
             replica_identity.keep_copy(spark, location, kept_path(self.path, part.table, known), applied)
         self._emptied[part.table] = (begin[0], begin[1] - 1)

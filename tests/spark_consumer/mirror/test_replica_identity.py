@@ -440,7 +440,19 @@ def test_a_batch_is_cut_where_a_relation_comes_that_had_another_name(
     shapes = {oid: TableSchema.of(change_schema(replace(KEYED, oid=oid), "cdc")) for oid, _ in oids}
     first = {oid: (lsn, 0) for oid, lsn in oids}
     part = TablePart(ITEMS, 1, 1, sorted(first), oids[-1][0], None, oids[0][1])
-    assert change_of_relation(part, first, shapes, known, others.__contains__) == cut
+    assert change_of_relation(part, first, shapes, known, others.__contains__, keeps_former=False) == cut
+
+
+@pytest.mark.parametrize(
+    ("oids", "cut"),
+    [([(100, 10), (200, 20)], 20), ([(200, 20)], None), ([(100, 20), (200, 20)], None), ([(100, 10)], None)],
+    ids=["recreated", "recreated before", "in one transaction", "not recreated"],
+)
+def test_a_batch_is_cut_before_former_rows_that_are_kept(oids: list[tuple[int, int]], cut: int | None) -> None:
+    shapes = {oid: TableSchema.of(change_schema(replace(KEYED, oid=oid), "cdc")) for oid, _ in oids}
+    part = TablePart(ITEMS, 1, 1, [oid for oid, _ in oids], oids[-1][0], None, oids[0][1])
+    first = {oid: (lsn, 0) for oid, lsn in oids}
+    assert change_of_relation(part, first, shapes, 100, lambda _: False, keeps_former=True) == cut
 
 
 def test_a_table_that_was_there_by_another_name_is_reported(
