@@ -85,6 +85,10 @@ class TableFormat(Protocol):
         """Return whether someone other than the mirror rewrote the whole table after the version
         `since`."""
 
+    def copied_version(self, spark: SparkSession, location: str, since: int) -> int | None:
+        """Return the version in which someone other than the mirror last rewrote the whole table,
+        after the version `since` and before the mirror applied changes; None if there is none."""
+
     def byte_count(self, spark: SparkSession, location: str) -> int | None:
         """Return the total size of the table's files; None if that would take a job."""
 

@@ -136,7 +136,8 @@ class Known:
     """A table as of the last merge, or with a part of its later changes. `rows`: None if it did not
     exist. `oid`, `key`: those of its relation; `is_other`: RelationNames.is_other for the table.
 
-    `shape`: version of the relation whose columns the rows have, if it is known.
+    `shape`: version of the relation whose columns the rows have, if it is known; `copied_in`:
+    returns the rows with which the operator has overwritten the table since, or None.
     """
 
     table: TableName
@@ -147,6 +148,7 @@ class Known:
     key: tuple[str, ...]
     is_other: Callable[[int], bool]
     shape: TableSchema | None
+    copied_in: Callable[[], DataFrame | None] = lambda: None
 
 
 def _known(
@@ -163,7 +165,13 @@ def _known(
     schema = schemas.get(base.schema_ids.get(name, -1))
     shape = None if schema is None else TableSchema.of(schema)
     key = tuple(base.keys.get(name, ()))
-    return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, is_other, shape)
+    copied_in = partial(_copied_in, spark, location, base.tables.get(name))
+    return Known(table, location, rows, base.commit_lsn, base.oids.get(name), key, is_other, shape, copied_in)
+
+
+def _copied_in(spark: SparkSession, location: str, since: int | None) -> DataFrame | None:
+    copied = None if since is None else TABLE_FORMAT.copied_version(spark, location, since)
+    return None if copied is None else TABLE_FORMAT.at_version(spark, location, copied)
 
 
 def _overlaid(
@@ -208,6 +216,9 @@ def _after_piece(
     schemas: Mapping[int, Schema],
 ) -> Known:
     shape = shapes[part.newest]
+    copy = known.copied_in() if known.oid not in (None, shape.oid) else None
+    if copy is not None:
+        known = replace(known, rows=copy)
     texts = texts_of({schema_id: (schemas[schema_id], shapes[schema_id]) for schema_id in part.schema_ids}, part.newest)
     begin = replica_identity.beginning_of_relation(
         part,
@@ -216,7 +227,7 @@ def _after_piece(
         lambda schema_id: shapes[schema_id].oid,
         known.oid,
         known.is_other,
-        lambda: known.rows is None or replica_identity.is_empty(known.rows),
+        lambda: copy is not None or known.rows is None or replica_identity.is_empty(known.rows),
     )
     emptied = None if begin is None else (begin[0], begin[1] - 1)
     if emptied is not None:
@@ -228,7 +239,7 @@ def _after_piece(
     if known.rows is not None and not (shape.key and part.last_truncate is not None):
         as_now = replica_identity.converted(known.rows, known.table, known.location, shape, known.commit_lsn)
         there = [shapes[number] for number in part.schema_ids]
-        casts = emptied is None and known.oid in (None, shape.oid)
+        casts = emptied is None and (copy is not None or known.oid in (None, shape.oid))
         base = in_columns(spark, as_now, known.shape, shape, columns, there, casts=casts)
         if shape.key and (known.key != shape.key or shape.has_other_key_types(known.shape)):
             replica_identity.check_key(base, known.location, known.table, shape)
@@ -241,7 +252,7 @@ def _after_piece(
             else large_log(spark, own, shape, texts, emptied)
         )
         made = log if base is None else base.unionByName(log)
-    return replace(known, rows=made, oid=shape.oid, key=shape.key, shape=shape)
+    return replace(known, rows=made, oid=shape.oid, key=shape.key, shape=shape, copied_in=lambda: None)
 
 
 def _keyed(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -20,6 +21,7 @@ from pyspark.sql.types import DataType, StructType
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import folder_names, java_class
 from spark_consumer.mirror.delta.java_delta import delta_log_class, java_log, java_snapshot
+from spark_consumer.mirror.delta.log_entries import commits
 from spark_consumer.mirror.spark_settings import settings
 from spark_consumer.mirror.sql_names import literal, quoted
 from spark_consumer.mirror.table_format import APPLICATION
@@ -36,7 +38,9 @@ _WIDENING = {"delta.enableTypeWidening": "true"}
 # versions of the mirror need them.
 _NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
-_REFUSES_OLD = "spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration"
+# Without Delta's check, which refuses a version that was committed more than a week ago, even if it
+# was replaced a moment ago.
+READS_OLD_VERSIONS = {"spark.databricks.delta.vacuum.enforceTimeTravelWithinDeletedFileRetentionDuration": "false"}
 # userMetadata of a commit in which the mirror rewrites a table.
 _OWN = "walgate"
 # Characters that Delta refuses in the names of unmapped columns.
@@ -170,9 +174,8 @@ def version(spark: SparkSession, location: str) -> int:
 
 
 def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
-    """Return a table at a version, without Delta's check, which refuses a version that was
-    committed more than a week ago, even if it was replaced a moment ago."""
-    with settings(spark, {_REFUSES_OLD: "false"}):
+    """Return a table at a version, however old it is."""
+    with settings(spark, READS_OLD_VERSIONS):
         reader: Any = spark.read.format("delta").option("versionAsOf", number)
         frame: DataFrame = reader.load(location)
     return frame
@@ -181,9 +184,27 @@ def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
 def was_overwritten(spark: SparkSession, location: str, since: int) -> bool:
     """Return whether someone other than the mirror rewrote the whole table after the version
     `since`."""
+    return bool(_copies(spark, location, since)[0])
+
+
+def copied_version(spark: SparkSession, location: str, since: int) -> int | None:
+    """Return the version in which someone other than the mirror last rewrote the whole table, after
+    the version `since` and before the mirror applied changes; None if there is none."""
+    copies, applied = _copies(spark, location, since)
+    return max((number for number in copies if number < min(applied, default=number + 1)), default=None)
+
+
+def _copies(spark: SparkSession, location: str, since: int) -> tuple[list[int], list[int]]:
+    """Return the versions after `since` in which others rewrote the whole table, and, if there may
+    be any, those in which the mirror applied changes."""
     later = DeltaTable.forPath(spark, location).history().where(f.col("version") > since)
     whole = (f.col("operationParameters.mode") == "Overwrite") | f.col("operation").contains("REPLACE TABLE")
-    return not later.where(whole & ~f.col("userMetadata").eqNullSafe(_OWN)).isEmpty()
+    found = [row["version"] for row in later.where(whole & ~f.col("userMetadata").eqNullSafe(_OWN)).collect()]
+    if not found:
+        return [], []
+    made = takewhile(lambda commit: commit[0] > since, commits(spark, location))
+    applied = [number for number, commit in made if APPLICATION in commit.numbers]
+    return [number for number in found if number not in applied], applied
 
 
 def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) -> int:
