@@ -90,8 +90,8 @@ def mirror(
         bool,
         typer.Option(
             "--strict",
-            help="Stop at an ALTER TABLE whose effect on existing rows is unknown. Without this option, the mirror only "
-            "reports it.",
+            help="Stop at an ALTER TABLE whose effect on existing rows is unknown, and at a new key of a row whose other "
+            "values are unknown. Without this option, the mirror only reports it.",
             rich_help_panel=options.OUTPUT,
         ),
     ] = False,

@@ -240,6 +240,12 @@ class TableStates:
         self.filling.add(name)
         self.incomplete.add(name)
 
+    @property
+    def being_read(self) -> set[str]:
+        """The tables that may lack rows until a snapshot of them ends."""
+        replaced = {name for name, window in self.windows.items() if window.purpose != VERIFY}
+        return replaced | self.filling | self.frozen.keys()
+
     def stale(self, tables: Iterable[str]) -> dict[str, str]:
         """Return those of these tables that differ from the source, and why."""
         gap = {} if self.gap is None else {name: self.gap for name in tables if name not in self.repaired}

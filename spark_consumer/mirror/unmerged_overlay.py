@@ -264,10 +264,10 @@ def _keyed(
     texts: dict[int, str],
 ) -> DataFrame:
     if isinstance(own, pa.Table):
-        few = small_states(spark, base, own, part, shape, texts)
+        few = small_states(spark, lambda: base, own, part, shape, texts)
         if base is None:
             return to_frame(spark, living_rows(few, shape), table_schema(shape))
         unsent = unsent_columns(few)
         return merged_rows(base, arrow_merge_input(spark, few, unsent), shape, unsent)
-    many, unsent, _ = spark_states(spark, base, own, part, shape, texts, persist=False)
+    many, unsent, _ = spark_states(spark, lambda: base, own, part, shape, texts, persist=False)
     return rows(many, shape) if base is None else merged_rows(base, merge_input(many, shape, unsent), shape, unsent)

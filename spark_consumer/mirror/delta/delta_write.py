@@ -28,7 +28,7 @@ from pyspark.sql import functions as f
 
 from spark_consumer.arrow import out_of_plan
 from spark_consumer.mirror.delta import delta_append
-from spark_consumer.mirror.delta.delta_table import DELETION_VECTORS, exists
+from spark_consumer.mirror.delta.delta_table import DELETION_VECTORS, READS_OLD_VERSIONS, exists
 from spark_consumer.mirror.spark_settings import settings
 from spark_consumer.mirror.table_format import APPLICATION, NO_NUMBERS, NO_PROPERTIES, Superseded
 
@@ -80,6 +80,7 @@ def once(spark: SparkSession, commit_lsn: int, rows_here: int | None = None) -> 
     is kept out of the plan, since each step of Spark's planning would carry it.
     """
     wanted = {f"{_CONF}txnAppId": APPLICATION, f"{_CONF}txnVersion": str(commit_lsn)}
+    wanted |= READS_OLD_VERSIONS  # here, since threads that set it themselves would restore it for each other
     if rows_here is not None:
         wanted |= {_COPIES_SOURCE: "none", **(out_of_plan(spark, rows_here) if rows_here > FEW_ROWS else {})}
     with settings(spark, wanted):

@@ -147,6 +147,13 @@ def borrowed_keys(outcomes: dict[Key, FoldResult]) -> set[Key]:
     return {key for outcome in outcomes.values() for key in outcome.borrowed.values()}
 
 
+def lost_columns(outcomes: dict[Key, FoldResult], held: pa.Table | None) -> set[str]:
+    """Return the columns whose values are needed from a row that the target does not have: they are
+    null under the new key. `held`: as for `states`."""
+    there = set() if held is None else set(key_tuples(held["key"]))
+    return {name for outcome in outcomes.values() for name, key in outcome.borrowed.items() if key not in there}
+
+
 def states(ordered: pa.Table, outcomes: dict[Key, FoldResult], held: pa.Table | None, shape: TableSchema) -> pa.Table:
     """Return the last states (columns fold_spark.STATE), one row for each key. `held`: key, row and
     special of the target's rows with the keys in `borrowed_keys`."""

@@ -3,6 +3,7 @@ fold itself is made by fold_spark or, in this process, by fold_arrow."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ from pyspark.sql.types import MapType, StringType, StructField, StructType
 
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.fold.event_decoder import decode_events
-from spark_consumer.mirror.fold.fold_arrow import borrowed_keys, replay_events, whole_states
+from spark_consumer.mirror.fold.fold_arrow import borrowed_keys, lost_columns, replay_events, whole_states
 from spark_consumer.mirror.fold.fold_arrow import states as replayed_states
 from spark_consumer.mirror.fold.fold_spark import STATE, last_states, moved_keys
 from spark_consumer.mirror.fold.merge_source import KEY, ROW, same_key
@@ -24,6 +25,10 @@ from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.source.frames import TEXTS
 
 Cut = tuple[int, int] | None
+# Returns the rows of the table before the batch, or None if it is new or was emptied.
+Base = Callable[[], DataFrame | None]
+# Is called with the columns whose values are lost: see fold_arrow.lost_columns.
+NoteLost = Callable[[set[str]], None]
 # A merge source of at most this many bytes is joined without a shuffle of the table's rows. Spark
 # itself estimates its size several times too large.
 _BROADCAST_BYTES = 16 << 20
@@ -36,19 +41,23 @@ def table_schema(shape: TableSchema) -> StructType:
     return StructType([*columns.fields, special])
 
 
+def ignore_lost(_: set[str]) -> None:
+    pass
+
+
 def small_states(
     spark: SparkSession,
-    base: DataFrame | None,
+    base: Base,
     records: pa.Table,
     part: TablePart,
     shape: TableSchema,
     texts: dict[int, str],
+    note_lost: NoteLost = ignore_lost,
 ) -> pa.Table:
-    """Return the last states (columns fold_spark.STATE) of few records. `base`: rows of the table
-    before the batch; None: it is new or was emptied."""
+    """Return the last states (columns fold_spark.STATE) of few records."""
     kept = records.filter(_after_truncate(records, part.last_truncate)).combine_chunks()
     batches = list(decode_events(iter(kept.to_batches()), shape, texts))
-    return arrow_fold(spark, base, pa.Table.from_batches(batches, shape.events), shape)
+    return arrow_fold(spark, base, pa.Table.from_batches(batches, shape.events), shape, note_lost)
 
 
 def unsent_columns(events: pa.Table) -> set[str]:
@@ -98,14 +107,19 @@ def arrow_merge_input(spark: SparkSession, states: pa.Table, unsent: set[str]) -
     return f.broadcast(frame) if table.nbytes <= _BROADCAST_BYTES else frame
 
 
-def arrow_fold(spark: SparkSession, base: DataFrame | None, events: pa.Table, shape: TableSchema) -> pa.Table:
+def arrow_fold(
+    spark: SparkSession, base: Base, events: pa.Table, shape: TableSchema, note_lost: NoteLost = ignore_lost
+) -> pa.Table:
     """Return the last state of each key (columns fold_spark.STATE) after these events."""
     if not unsent_columns(events):
         return whole_states(events)
     ordered, outcomes = replay_events(events)
     held = None
-    if base is not None and borrowed_keys(outcomes):
-        held = _held(spark, base, ordered, shape)
+    if borrowed_keys(outcomes):
+        rows = base()
+        held = None if rows is None else _held(spark, rows, ordered, shape)
+        if lost := lost_columns(outcomes, held):
+            note_lost(lost)
     return replayed_states(ordered, outcomes, held, shape)
 
 
@@ -133,11 +147,12 @@ def _held(spark: SparkSession, base: DataFrame, ordered: pa.Table, shape: TableS
 
 def spark_states(
     spark: SparkSession,
-    base: DataFrame | None,
+    base: Base,
     records: DataFrame,
     part: TablePart,
     shape: TableSchema,
     texts: dict[int, str],
+    note_lost: NoteLost = ignore_lost,
     *,
     persist: bool = True,
 ) -> tuple[DataFrame, set[str], DataFrame]:
@@ -152,11 +167,11 @@ def spark_states(
     decode = partial(decode_events, shape=shape, schemas=texts)
     events = columns.mapInArrow(decode, spark_schema(shape.events))
     events = events.persist() if persist else events
-    return *spark_fold(spark, base, events, shape), events
+    return *spark_fold(spark, base, events, shape, note_lost), events
 
 
 def spark_fold(
-    spark: SparkSession, base: DataFrame | None, events: DataFrame, shape: TableSchema
+    spark: SparkSession, base: Base, events: DataFrame, shape: TableSchema, note_lost: NoteLost = ignore_lost
 ) -> tuple[DataFrame, set[str]]:
     """Return what arrow_fold returns, for events in Spark, and the columns that some event did not
     send. If any change of key has unsent columns, the events of all keys that take part in a change
@@ -167,7 +182,7 @@ def spark_fold(
     keys = moved_keys(events, shape)
     aside = last_states(events.join(keys, "key", "left_anti"), unsent).select(*STATE)
     moving = events.join(keys, "key", "left_semi").toArrow().select(shape.events.names).cast(shape.events)
-    replayed = arrow_fold(spark, base, moving, shape)
+    replayed = arrow_fold(spark, base, moving, shape, note_lost)
     state_schema = spark_schema(pa.schema([shape.events.field(name) for name in STATE]))
     return aside.unionByName(to_frame(spark, replayed, state_schema)), unsent
 

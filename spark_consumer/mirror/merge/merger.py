@@ -77,10 +77,10 @@ class Merger:
     if no event has removed them: EMPTY removes them, KEEP_AS also keeps a copy, STOP is an error.
     Then it is an error under every option if the mirror knows the new relation by another name, or
     the relation had this name before. `deletion_vectors`: whether new tables get them. `strict`:
-    whether an ALTER TABLE whose effect on existing rows is unknown is an error; otherwise it is
-    reported. `retention_s`: seconds for which versions of the mirror can be read. `catalog`:
-    registers the tables under names. `tables_at_once`: number of tables that are written at the
-    same time.
+    whether it is an error, and not only reported, if an ALTER TABLE has an unknown effect on
+    existing rows, or a row with a new key has unknown values. `retention_s`: seconds for which
+    versions of the mirror can be read. `catalog`: registers the tables under names.
+    `tables_at_once`: number of tables that are written at the same time.
     """
 
     path: str
@@ -265,6 +265,7 @@ class Merger:
             table_snapshots.note_key_change(spark, self.path, self._shapes, batch_slice, snapshots)
         table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.windows, **ended})
         if content.parts:
+            self._preparation.being_read = states.being_read
             self._write_tables(spark, batch_slice.changes, batch_slice.records, content)
         differences = table_snapshots.compare(spark, self.path, self._shapes, batch_slice, ended, self.last)
         check = partial(writer_epoch.check, spark, self.path, self._epoch)

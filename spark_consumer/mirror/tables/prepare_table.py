@@ -4,6 +4,7 @@ the slice."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -15,6 +16,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import version_manifest
 from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.replica_identity import RelationNames
+from spark_consumer.mirror.fold.start_fold import NoteLost, ignore_lost
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.storage import TABLE_FORMAT
@@ -40,6 +42,7 @@ class TablePreparation:
     on_recreated: str
     deletion_vectors: bool
     strict: bool
+    being_read: Collection[str] = ()  # tables of which the current slice may lack rows, until a snapshot of them ends
     _doubts: list[str] = field(default_factory=list, init=False)  # messages for the report of the current slice
     # Tables recreated in the current slice, and the position before the new relation's first
     # record.
@@ -97,7 +100,16 @@ class TablePreparation:
             part = self._of_one_relation(spark, location, part, own, NEW, last, names)
             self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
-            return TableWork(location, part, shape, texts, NEW, emptied, self.deletion_vectors)
+            return TableWork(
+                location,
+                part,
+                shape,
+                texts,
+                NEW,
+                emptied,
+                self.deletion_vectors,
+                note_lost=self._noting_lost(part.table),
+            )
         applied = self._applied_commit_lsn(spark, part.table, location)
         if applied > commit_lsn:
             raise MirrorError(
@@ -113,10 +125,14 @@ class TablePreparation:
                 part = replace(part, last_truncate=None)
             schema_id = self._schema_id_before(part, own, applied, last)
             refit = self._rewrite(spark, part, schema_id, location, applied, last)
-            work = TableWork(location, part, shape, texts, applied, self._emptied.get(part.table), rewrite=refit)
+            emptied = self._emptied.get(part.table)
+            lost = self._noting_lost(part.table)
+            work = TableWork(location, part, shape, texts, applied, emptied, rewrite=refit, note_lost=lost)
             before = self.shapes.find(schema_id)
             if refit is None:
                 self._convert(spark, work, before, last)
+            self._applied_commit_lsn(spark, part.table, location)  # another writer may have come in between
+            work = replace(work, version=self._applied[part.table][1])
             keys = {} if last is None else last.keys
             has_other_key = tuple(keys.get(str(part.table), ())) != shape.key or shape.has_other_key_types(before)
             if shape.key and part.last_truncate is None and has_other_key:
@@ -239,6 +255,17 @@ class TablePreparation:
                 f"the type was changed within a transaction: {', '.join(found)}. Values that it had written before are "
                 "null if they do not fit",
             )
+
+    def _noting_lost(self, table: TableName) -> NoteLost:
+        """Return a function that notes columns whose values were not sent with a new key, and whose
+        old row is not in the table. A snapshot that is in progress brings these values."""
+        if str(table) in self.being_read:
+            return ignore_lost
+        return lambda columns: self._note_doubt(
+            table,
+            "a row got another key, but the table did not have the row before. Values that were not sent with it are null: "
+            + ", ".join(sorted(columns)),
+        )
 
     def _note_rename(self, table: TableName, oid: int, last: version_manifest.RecordedVersion | None) -> None:
         """Report a doubt if a table that is new in the mirror was there under another name."""

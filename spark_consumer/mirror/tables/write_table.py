@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -21,7 +22,9 @@ from spark_consumer.mirror.fold import replica_identity
 from spark_consumer.mirror.fold.keyless_log import large_log, log_table_schema, not_applied, small_log
 from spark_consumer.mirror.fold.merge_source import merge_input, merged_columns, merged_rows, rows
 from spark_consumer.mirror.fold.start_fold import (
+    NoteLost,
     arrow_merge_input,
+    ignore_lost,
     key_bounds,
     living_rows,
     small_states,
@@ -55,7 +58,8 @@ class ColumnRewrite:
 @dataclass(frozen=True, slots=True)
 class TableWork:
     """Part of a slice that is to be written to one table. `applied`: commit LSN that the table has
-    reached, or NEW if the table does not exist yet."""
+    reached, or NEW if the table does not exist yet; `version`: version of the table in which it has
+    reached that LSN, and has the columns and the key of the slice unless `rewrite` is given."""
 
     location: str
     part: TablePart
@@ -66,13 +70,19 @@ class TableWork:
     emptied: tuple[int, int] | None = None
     deletion_vectors: bool = True  # for a new table
     rewrite: ColumnRewrite | None = None  # if existing rows get other columns: the table is then rewritten as a whole
+    version: int = NEW
+    note_lost: NoteLost = ignore_lost
 
     def base(self, spark: SparkSession) -> DataFrame | None:
         """Return the existing rows, or None if they are not needed: if `part` has a TRUNCATE, a
-        table with a key loses them all."""
+        table with a key loses them all.
+
+        These are the rows of `version`. A writer that has been superseded meanwhile may find later
+        ones in the table, to which changes of the slice are applied already.
+        """
         if self.applied == NEW or (self.shape.key and not self.needs_merge):
             return None
-        there = TABLE_FORMAT.rows(spark, self.location)
+        there = TABLE_FORMAT.at_version(spark, self.location, self.version)
         if self.rewrite is None:
             return there
         as_now = replica_identity.converted(there, self.part.table, self.location, self.shape, self.applied)
@@ -112,7 +122,7 @@ def write_small(spark: SparkSession, work: TableWork, records: pa.Table, commit_
     # Changes that the table has already are not folded again: the values of unsent columns may have
     # come from a row that no longer exists.
     records = records.filter(pc.greater(records["commit_lsn"], work.applied))
-    states = small_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    states = small_states(spark, partial(work.base, spark), records, work.part, shape, work.texts, work.note_lost)
     if not work.needs_merge:
         _write_rows(to_frame(spark, living_rows(states, shape), table_schema(shape)), work, work.mode, commit_lsn)
         return
@@ -140,7 +150,8 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
         _write_log(spark, work, not_applied(log, work.applied), commit_lsn)
         return
     records = not_applied(records, work.applied, "commit_lsn")
-    states, unsent, events = spark_states(spark, work.base(spark), records, work.part, shape, work.texts)
+    base = partial(work.base, spark)
+    states, unsent, events = spark_states(spark, base, records, work.part, shape, work.texts, work.note_lost)
     try:
         if not work.needs_merge:
             _write_rows(rows(states, shape), work, work.mode, commit_lsn)

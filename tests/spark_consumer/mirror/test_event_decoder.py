@@ -167,7 +167,7 @@ def test_only_the_key_column_that_was_not_sent_is_that_of_the_old_key(
 ) -> None:
     """The row has it too, since the target may not have the row yet."""
     made, found = events(PAGES, *changes)
-    states_found = arrow_fold(cast("Any", None), None, found, made).to_pylist()
+    states_found = arrow_fold(cast("Any", None), lambda: None, found, made).to_pylist()
     assert {(state["key"]["url"], state["key"]["seq"]): state["row"] for state in states_found} == {
         ("U", seq): note and page(seq, note) for seq, note in rows.items()
     }

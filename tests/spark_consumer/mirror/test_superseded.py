@@ -127,6 +127,49 @@ def test_a_merge_that_was_prepared_before_another_wrote_looks_again(scene: Scene
     assert scene.found() == expected(4)
 
 
+def overtaken(scene: Scene, last_lsn: int) -> None:
+    """Merge everything, while a second writer merges up to `last_lsn` after the first has looked at
+    the tables, and before it writes them."""
+    write = write_table.write
+    stands, second_is_done = threading.Event(), threading.Event()
+    first, second = cloned(scene.spark), cloned(scene.spark)
+
+    def waits(session: SparkSession, *rest: Any) -> None:
+        if session is first:
+            stands.set()
+            assert second_is_done.wait(WAIT_S)
+        write(session, *rest)
+
+    with pytest.MonkeyPatch.context() as patched, ThreadPoolExecutor(1) as beside:
+        patched.setattr(merger, "write", waits)
+        early = beside.submit(merge_once, first, scene.path, lambda _: None)
+        try:
+            assert stands.wait(WAIT_S)
+            late = Merger(scene.path, {})
+            late.open(second)
+            late.merge_waiting(second, last_lsn=last_lsn)
+            assert late.merged_lsn == last_lsn
+        finally:
+            second_is_done.set()
+        with pytest.raises(MirrorError, match="another writer has taken over"):
+            early.result()
+
+
+def test_a_merge_that_was_overtaken_moves_the_values_that_were_not_sent(scene: Scene) -> None:
+    scene.insert(1, 2)
+    scene.merge()
+    moved = scene.feeder.begin()
+    moved.update(scene.items, {"id": 1, "name": "a"}, {"id": 9, "name": "a"}, unchanged=("name",))
+    moved.insert(scene.items, {"id": 1, "name": "another"})
+    lsn = moved.commit()
+    scene.append()
+    scene.insert(3, 3)
+    overtaken(scene, lsn)
+    scene.merge()
+    found = versions.read(scene.spark, scene.path)["public.items"].collect()
+    assert {row.id: row.name for row in found} == {1: "another", 2: "a", 3: "a", 9: "a"}
+
+
 def test_who_was_followed_within_a_snapshot_deletes_nothing(scene: Scene) -> None:
     """The keys that came in the snapshot are gone when the first goes on: another has taken its end
     in."""

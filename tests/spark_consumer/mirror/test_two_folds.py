@@ -90,8 +90,8 @@ def test_both_folds_give_the_same_last_states(
     rnd = random.Random(seed)
     events = events_of(found, rnd)
     base = base_of(spark, found) if has_base else None
-    here = states_of(arrow_fold(spark, base, events, SHAPE))
-    frame, _ = spark_fold(spark, base, to_frame(spark, events, spark_schema(SHAPE.events)), SHAPE)
+    here = states_of(arrow_fold(spark, lambda: base, events, SHAPE))
+    frame, _ = spark_fold(spark, lambda: base, to_frame(spark, events, spark_schema(SHAPE.events)), SHAPE)
     beside = states_of(frame.select(*STATE).toArrow())
     assert beside == here
     if base is None:
