@@ -14,7 +14,9 @@ record of a version in the manifest. So only the owner records a version.
 
 A writer that was superseded may still write a table. The number that each write notes, its commit
 LSN, protects the table: Delta skips a write whose number the table has reached. If another writer
-has noted a lower number since the table was prepared, only an append notices this.
+has noted a lower number since the table was prepared, an append is refused. A merge is not: its
+rows are made of the version that was prepared, so they are right for its number. Nor is a rewrite
+that begins within milliseconds of that number.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ from spark_consumer.mirror.fold.start_fold import (
 )
 from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.storage import TABLE_FORMAT
-from spark_consumer.mirror.table_format import APPLICATION
+from spark_consumer.mirror.table_format import APPLICATION, Superseded
 from spark_consumer.mirror.tables.columns import ColumnChange
 from spark_consumer.mirror.tables.rewrite_columns import rewritten
 from spark_consumer.mirror.tables.table_schema import TableSchema
@@ -183,7 +183,7 @@ def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn:
     if base is None:
         _write_rows(log, work, "append", commit_lsn)
     else:
-        TABLE_FORMAT.write_once(base.unionByName(log), work.location, "overwrite", commit_lsn, overwrite_schema=True)
+        _rewrite(spark, base.unionByName(log), work, commit_lsn)
 
 
 def _write_rewritten(
@@ -193,5 +193,13 @@ def _write_rewritten(
     `merge_input`), in one commit, so that columns are never changed twice."""
     base = work.base(spark)
     assert base is not None
-    made = merged_rows(base, source, work.shape, unsent)
-    TABLE_FORMAT.write_once(made, work.location, "overwrite", commit_lsn, overwrite_schema=True)
+    _rewrite(spark, merged_rows(base, source, work.shape, unsent), work, commit_lsn)
+
+
+def _rewrite(spark: SparkSession, rows: DataFrame, work: TableWork, commit_lsn: int) -> None:
+    """Overwrite a table with rows that were made of its own. Raise Superseded if it has got another
+    version since it was prepared: rows may have been deleted meanwhile, which these rows still
+    have."""
+    if TABLE_FORMAT.version(spark, work.location) != work.version:
+        raise Superseded(work.location)
+    TABLE_FORMAT.write_once(rows, work.location, "overwrite", commit_lsn, overwrite_schema=True)

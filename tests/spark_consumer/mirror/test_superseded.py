@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 from delta.exceptions import ConcurrentAppendException
 from pyspark.sql import SparkSession
 
+from schemas.relation import RelationDescription
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
 from spark_consumer.mirror import changes, snapshot_keys, version_manifest, versions
@@ -168,6 +170,31 @@ def test_a_merge_that_was_overtaken_moves_the_values_that_were_not_sent(scene: S
     scene.merge()
     found = versions.read(scene.spark, scene.path)["public.items"].collect()
     assert {row.id: row.name for row in found} == {1: "another", 2: "a", 3: "a", 9: "a"}
+
+
+def test_a_rewrite_that_was_overtaken_neither_doubles_nor_loses_rows(scene: Scene) -> None:
+    scene.items, scene.visits = (scene.feeder.alter(table, numbered(table)) for table in (scene.items, scene.visits))
+    scene.insert(1, 1)
+    scene.merge()
+    lsn = scene.insert(2, 2)
+    items = scene.feeder.alter(scene.items, numbered(scene.items, name="title"))
+    visits = scene.feeder.alter(scene.visits, numbered(scene.visits, page="url"))
+    renamed = scene.feeder.begin()
+    renamed.insert(items, {"id": 3, "title": "a"})
+    renamed.insert(visits, {"url": "/3", "seconds": 1.0})
+    renamed.commit()
+    scene.append()
+    overtaken(scene, lsn)
+    scene.merge()
+    version = versions.read(scene.spark, scene.path)
+    assert sorted((row.id, row.title) for row in version["public.items"].collect()) == [(1, "a"), (2, "a"), (3, "a")]
+    assert sorted(row.url for row in version["public.visits"].collect()) == ["/1", "/2", "/3"]
+
+
+def numbered(table: Table, **renames: str) -> RelationDescription:
+    columns = enumerate(table.description.columns, 1)
+    renamed = [replace(column, attnum=number, name=renames.get(column.name, column.name)) for number, column in columns]
+    return replace(table.description, columns=tuple(renamed))
 
 
 def test_who_was_followed_within_a_snapshot_deletes_nothing(scene: Scene) -> None:
