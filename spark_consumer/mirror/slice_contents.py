@@ -7,7 +7,7 @@ one table of a large batch are collected when that table is written, if they are
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.fold.fold_spark import position
-from spark_consumer.mirror.table_states import StoredMark, parse_marks, verified_chunks
+from spark_consumer.mirror.table_states import FILL, SnapshotWindow, StoredMark, parse_marks, verified_chunks
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
@@ -36,7 +36,7 @@ _SMALL_CELLS = 16 << 20
 class TablePart:
     """Part of a batch that belongs to one table. `newest`: schema id of its last record;
     `last_truncate`: (commit_lsn, ordinal) of its last TRUNCATE, before which nothing counts in a
-    table with a key; `first_lsn`: commit LSN of its first change."""
+    table with a key; `first_lsn`, `last_lsn`: commit LSNs of its first and last change."""
 
     table: TableName
     changes: int
@@ -45,6 +45,7 @@ class TablePart:
     newest: int
     last_truncate: tuple[int, int] | None
     first_lsn: int
+    last_lsn: int
 
     def is_small(self, columns: int) -> bool:
         """Return whether the part's records, decoded into this many columns, fit into this
@@ -156,7 +157,8 @@ def _part_of(table: TableName, own: pa.Table) -> TablePart:
         cut = (truncates["commit_lsn"][-1].as_py(), truncates["ordinal"][-1].as_py())
     ids = sorted(pc.unique(own["schema_id"]).to_pylist())
     value_bytes = pc.sum(pc.binary_length(own["value"])).as_py() or 0
-    return TablePart(table, len(own), value_bytes, ids, own["schema_id"][-1].as_py(), cut, own["commit_lsn"][0].as_py())
+    first_lsn, last_lsn = own["commit_lsn"][0].as_py(), own["commit_lsn"][-1].as_py()
+    return TablePart(table, len(own), value_bytes, ids, own["schema_id"][-1].as_py(), cut, first_lsn, last_lsn)
 
 
 def batch_content(raw: DataFrame) -> BatchContent | None:
@@ -190,6 +192,7 @@ def batch_content(raw: DataFrame) -> BatchContent | None:
             newest.get(table, rows[0]["schema_id"]),
             cuts.get(table),
             min(row["first_lsn"] for row in rows),
+            max(row["commit_lsn"] for row in rows),
         )
         for table, rows in versions.items()
     ]
@@ -265,6 +268,33 @@ def part_of(own: pa.Table | DataFrame, table: TableName) -> TablePart:
         assert content is not None, table
         return content.parts[0]
     return _part_of(table, own)
+
+
+def empty_relations(
+    marks: Iterable[StoredMark],
+    ended: Mapping[str, SnapshotWindow],
+    parts: Iterable[TablePart],
+    oids: Mapping[str, int],
+    oid_of: Callable[[int], int],
+) -> dict[str, int]:
+    """Return, by table, the oid of a relation that a FILL has found empty although the table has
+    rows of another relation: no change reports that these are gone.
+
+    `marks`, `parts`: those of a batch; `ended`: the snapshots that ended in it; `oids`: relations
+    of the tables before it; `oid_of`: returns the oid of a schema id.
+    """
+    found = {}
+    changed = {str(part.table): part for part in parts}
+    for mark in marks:
+        name = str(mark.table)
+        if mark.kind != SNAPSHOT_END or name not in ended or mark.facts["purpose"] != FILL or mark.facts["row_count"]:
+            continue
+        part, oid = changed.get(name), int(mark.facts["relation_oid"])
+        if part is not None and part.last_lsn > mark.commit_lsn:  # the last change tells whose rows the table has
+            continue
+        if (oids.get(name, oid) if part is None else oid_of(part.newest)) != oid:
+            found[name] = oid
+    return found
 
 
 @dataclass(frozen=True, slots=True)

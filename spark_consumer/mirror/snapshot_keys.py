@@ -106,8 +106,8 @@ def delete_surplus(spark: SparkSession, location: str, seen: str, shape: TableSc
 
 
 def truncate_log(spark: SparkSession, location: str, begin_lsn: int) -> None:
-    """Append a TRUNCATE to the log of a table without a key that a REPLACE found empty, at the LSN
-    at which the REPLACE began."""
+    """Append a TRUNCATE to the log of a table without a key that a snapshot found empty, at the LSN
+    at which the snapshot began."""
     schema = TABLE_FORMAT.rows(spark, location).schema
     facts: dict[str, Any] = dict(zip(LOG_COLUMNS, ("TRUNCATE", begin_lsn, None, -1), strict=True))
     row = tuple(facts.get(name) for name in schema.names)

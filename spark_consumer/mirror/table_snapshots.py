@@ -158,7 +158,7 @@ def end_replace(
         return None
     if is_log(TABLE_FORMAT.rows(spark, location).columns):
         if not batch_slice.row_count(name):
-            _delete(check, partial(snapshot_keys.truncate_log, spark, location, window.begin_lsn))
+            remove_rows(spark, location, window, check)
         return None
     if window.has_two_keys:
         return _all_stay(name, "its key changed while its snapshot was read")
@@ -168,8 +168,17 @@ def end_replace(
         return None
     if batch_slice.row_count(name):
         return _all_stay(name, f"{keys}, with the keys that its snapshot read, does not exist")
-    _delete(check, partial(TABLE_FORMAT.delete, spark, location))
+    remove_rows(spark, location, window, check)
     return None
+
+
+def remove_rows(spark: SparkSession, location: str, window: SnapshotWindow, check: Callable[[], None]) -> None:
+    """Remove all rows of a table, or append a TRUNCATE to its log, since a snapshot read none.
+    `check`: see end_replace."""
+    if is_log(TABLE_FORMAT.rows(spark, location).columns):
+        _delete(check, partial(snapshot_keys.truncate_log, spark, location, window.begin_lsn))
+    else:
+        _delete(check, partial(TABLE_FORMAT.delete, spark, location))
 
 
 def _delete(check: Callable[[], None], delete: Callable[[], None]) -> None:

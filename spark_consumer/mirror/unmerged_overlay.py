@@ -3,7 +3,8 @@ these changes applied.
 
 The changes are folded by the same code that a merge uses (fold/start_fold.py, fold/keyless_log.py,
 fold/replica_identity.py), and the rows that a merge would write are returned as a DataFrame. The
-overlay ends before a change that only a merge can apply: see table_states.first_unreadable.
+overlay ends before a change that only a merge can apply: see table_states.first_unreadable and
+slice_contents.empty_relations.
 
 If the unmerged changes are a backlog, each table that is requested is read separately, and folded
 by Spark's workers.
@@ -43,6 +44,7 @@ from spark_consumer.mirror.slice_contents import (
     batch_content,
     batch_size,
     earliest,
+    empty_relations,
     marks_in,
     own_records,
     part_of,
@@ -58,7 +60,7 @@ from spark_consumer.mirror.tables.rewrite_columns import in_columns
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.mirror.tables.type_changes import change_of_types, misfits
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.table_marks import EXCLUDED
+from spark_consumer.reader.table_marks import EXCLUDED, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
 if TYPE_CHECKING:
@@ -89,7 +91,11 @@ def overlay(
     if found is None and not marks:
         return base, {}
     parts, records = (found[0].parts, found[1]) if found else ([], None)
-    states_after, _ = advance(states, marks, found[0].first_lsns(base.tables) if found else {})
+    states_after, ended = advance(states, marks, found[0].first_lsns(base.tables) if found else {})
+    schemas = changes.kept_schemas(spark, path)
+    if emptied := empty_relations(marks, ended, parts, base.oids, partial(_oid_of, schemas)):
+        end = min(mark.commit_lsn for mark in marks if mark.kind == SNAPSHOT_END and mark.table in emptied)
+        return overlay(spark, path, base, waiting.where(f.col("commit_lsn") < end))
     times = [found[0].commit_time if found else None, *(mark.commit_time for mark in marks)]
     made = replace(
         base,
@@ -97,14 +103,17 @@ def overlay(
         commit_time=max(filter(None, times), default=base.commit_time),
         table_states=states_after.text(),
     )
-    schemas = changes.kept_schemas(spark, path)
-    names = RelationNames(base.oids, states.former, parts, lambda schema_id: schemas[schema_id]["pg.relation"]["oid"])
+    names = RelationNames(base.oids, states.former, parts, partial(_oid_of, schemas))
     frames: dict[str, Callable[[], DataFrame]] = {}
     for part in parts:
         known = _known(spark, path, base, part.table, schemas, names)
         own = own_records(to_apply, records, part.table)
         frames[str(part.table)] = partial(_overlaid, spark, known, own, part, schemas)
     return made, frames
+
+
+def _oid_of(schemas: Mapping[int, Schema], schema_id: int) -> int:
+    return int(schemas[schema_id]["pg.relation"]["oid"])
 
 
 def _content(to_apply: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:

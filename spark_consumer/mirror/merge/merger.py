@@ -50,11 +50,12 @@ from spark_consumer.mirror.slice_contents import (
     BatchSlice,
     as_arrow_if_small,
     batch_size,
+    empty_relations,
     own_records,
 )
 from spark_consumer.mirror.spark_settings import settings, tune
 from spark_consumer.mirror.storage import TABLE_FORMAT
-from spark_consumer.mirror.table_states import REPLACE, TableStates, advance, unfinished
+from spark_consumer.mirror.table_states import REPLACE, SnapshotWindow, TableStates, advance, unfinished
 from spark_consumer.mirror.tables.catalog import Catalog
 from spark_consumer.mirror.tables.prepare_table import EMPTY, TablePreparation
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
@@ -253,8 +254,9 @@ class Merger:
 
     def _apply_slice(self, spark: SparkSession, batch_slice: BatchSlice, began: float) -> None:
         """Apply a slice: note keys, write tables, compare rows of a VERIFY, delete surplus rows of
-        an ended REPLACE, write verdicts and, last, the version. A crash before that shows readers
-        nothing of the slice; all steps can be repeated."""
+        an ended REPLACE, and those of a former relation after a FILL without rows, write verdicts
+        and, last, the version. A crash before that shows readers nothing of the slice; all steps
+        can be repeated."""
         writer_epoch.check(spark, self.path, self._epoch)
         content = batch_slice.content
         known = {} if self.last is None else self.last.tables
@@ -274,9 +276,10 @@ class Merger:
             for name, window in ended.items()
             if window.purpose == REPLACE
         ]
+        oids = self._remove_former_rows(spark, batch_slice, ended, check)
         writer_epoch.check(spark, self.path, self._epoch)
         table_snapshots.write_verdicts(spark, self.path, batch_slice, ended)
-        self._record(spark, batch_slice, states, ended)
+        self._record(spark, batch_slice, states, ended, oids)
         self._register(spark)
         for name, window in ended.items():
             remove_folder(spark, seen_path(self.path, TableName.parse(name), window.begin_lsn))
@@ -354,10 +357,36 @@ class Merger:
         TABLE_FORMAT.despite_conflicts(partial(write, spark, work, own, commit_lsn))
         self._count.done += work.part.changes
 
-    def _record(self, spark: SparkSession, batch_slice: BatchSlice, states: TableStates, ended: Iterable[str]) -> None:
+    def _remove_former_rows(
+        self,
+        spark: SparkSession,
+        batch_slice: BatchSlice,
+        ended: Mapping[str, SnapshotWindow],
+        check: Callable[[], None],
+    ) -> dict[str, int]:
+        """Remove the rows of former relations whose successors were found empty when they were
+        filled. Return the relations of all tables after the slice. Raise MirrorError if
+        `on_recreated` is STOP."""
+        oids, parts = {} if self.last is None else dict(self.last.oids), batch_slice.content.parts
+        found = empty_relations(batch_slice.marks, ended, parts, oids, self._shapes.oid_of)
+        oids |= {str(part.table): self._shapes.oid_of(part.newest) for part in parts}
+        for name in found:
+            table, window = TableName.parse(name), ended[name]
+            if self._preparation.gives_up_rows(spark, table, oids[name], window.begin_lsn, self.last):
+                table_snapshots.remove_rows(spark, table_path(self.path, table), window, check)
+        return oids | found
+
+    def _record(
+        self,
+        spark: SparkSession,
+        batch_slice: BatchSlice,
+        states: TableStates,
+        ended: Iterable[str],
+        oids: dict[str, int],
+    ) -> None:
+        """Record the version after a slice. `oids`: the relations of all tables after it."""
         versions = {} if self.last is None else dict(self.last.tables)
         keys = {} if self.last is None else dict(self.last.keys)
-        oids = {} if self.last is None else dict(self.last.oids)
         schema_ids = {} if self.last is None else dict(self.last.schema_ids)
         content, written = batch_slice.content, set(ended)
         compacts = TABLE_FORMAT.compacts(spark)
@@ -365,9 +394,10 @@ class Merger:
             name, shape = str(part.table), self._shapes.of(part.newest)
             self._preparation.note_applied(part.table, content.commit_lsn)
             written.add(name)
-            if oids.get(name, shape.oid) != shape.oid:
-                states.former.setdefault(name, []).append(oids[name])
-            keys[name], oids[name], schema_ids[name] = shape.key, shape.oid, part.newest
+            keys[name], schema_ids[name] = shape.key, part.newest
+        for name, oid in ({} if self.last is None else self.last.oids).items():
+            if oids[name] != oid:
+                states.former.setdefault(name, []).append(oid)
         for name in written:
             location = table_path(self.path, TableName.parse(name))
             if name in states.frozen and name not in versions:

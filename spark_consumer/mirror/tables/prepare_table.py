@@ -318,6 +318,30 @@ class TablePreparation:
         self._emptied[part.table] = (begin[0], begin[1] - 1)
         return replace(part, last_truncate=max(self._emptied[part.table], part.last_truncate or (-1, -1)))
 
+    def gives_up_rows(
+        self,
+        spark: SparkSession,
+        table: TableName,
+        former: int,
+        begin_lsn: int,
+        last: version_manifest.RecordedVersion | None,
+    ) -> bool:
+        """Return whether a table still has the rows of a former relation, which are to be removed:
+        a snapshot that began at `begin_lsn` found the new relation empty. Keep a copy of them if
+        `on_recreated` is KEEP_AS. Raise MirrorError if it is STOP."""
+        location = table_path(self.path, table)
+        if not TABLE_FORMAT.exists(spark, location) or replica_identity.is_empty(TABLE_FORMAT.rows(spark, location)):
+            return False
+        if last is not None and str(table) in last.tables and self._was_overwritten(spark, location, table, last):
+            return False
+        if self.on_recreated == STOP:
+            raise replica_identity.recreated_error(table, location, may_empty=True)
+        if self.on_recreated == KEEP_AS:
+            applied = TABLE_FORMAT.applied_commit_lsn(spark, location)
+            replica_identity.keep_copy(spark, location, kept_path(self.path, table, former), applied)
+        self._emptied[table] = (begin_lsn, -1)
+        return True
+
     def _was_emptied(
         self, spark: SparkSession, location: str, table: TableName, last: version_manifest.RecordedVersion | None
     ) -> bool:

@@ -439,7 +439,7 @@ def test_a_batch_is_cut_where_a_relation_comes_that_had_another_name(
 ) -> None:
     shapes = {oid: TableSchema.of(change_schema(replace(KEYED, oid=oid), "cdc")) for oid, _ in oids}
     first = {oid: (lsn, 0) for oid, lsn in oids}
-    part = TablePart(ITEMS, 1, 1, sorted(first), oids[-1][0], None, oids[0][1])
+    part = TablePart(ITEMS, 1, 1, sorted(first), oids[-1][0], None, oids[0][1], oids[-1][1])
     assert change_of_relation(part, first, shapes, known, others.__contains__, keeps_former=False) == cut
 
 
@@ -450,7 +450,7 @@ def test_a_batch_is_cut_where_a_relation_comes_that_had_another_name(
 )
 def test_a_batch_is_cut_before_former_rows_that_are_kept(oids: list[tuple[int, int]], cut: int | None) -> None:
     shapes = {oid: TableSchema.of(change_schema(replace(KEYED, oid=oid), "cdc")) for oid, _ in oids}
-    part = TablePart(ITEMS, 1, 1, [oid for oid, _ in oids], oids[-1][0], None, oids[0][1])
+    part = TablePart(ITEMS, 1, 1, [oid for oid, _ in oids], oids[-1][0], None, oids[0][1], oids[-1][1])
     first = {oid: (lsn, 0) for oid, lsn in oids}
     assert change_of_relation(part, first, shapes, 100, lambda _: False, keeps_former=True) == cut
 

@@ -91,19 +91,19 @@ def test_a_batch_is_cut_where_a_type_changes(
     types: list[Facts], places: list[tuple[int, int]], cut: int | None
 ) -> None:
     shapes = dict(enumerate(map(shape, types)))
-    part = TablePart(NAME, 1, 1, list(shapes), len(types) - 1, None, places[0][0])
+    part = TablePart(NAME, 1, 1, list(shapes), len(types) - 1, None, places[0][0], places[-1][0])
     assert change_of_types(part, dict(enumerate(places)), shapes) == cut
 
 
 def test_a_type_that_changes_in_a_relation_that_was_made_anew_is_found_too() -> None:
     shapes = {0: shape(INT4, key=("v",)), 1: shape(TEXT, key=("v",), oid=1), 2: shape(INT8, key=("v",), oid=1)}
-    part = TablePart(NAME, 1, 1, [0, 1, 2], 2, None, 10)
+    part = TablePart(NAME, 1, 1, [0, 1, 2], 2, None, 10, 30)
     assert change_of_types(part, {0: (10, 0), 1: (20, 0), 2: (30, 0)}, shapes) == 30
 
 
 def test_a_key_that_gets_another_type_within_a_transaction_is_refused() -> None:
     shapes = dict(enumerate(shape(facts, key=("v",)) for facts in (TEXT, INT8)))
-    part = TablePart(NAME, 1, 1, [0, 1], 1, None, 10)
+    part = TablePart(NAME, 1, 1, [0, 1], 1, None, 10, 10)
     with pytest.raises(MirrorError, match=r"public\.t .* 'v', a column of its key, within one transaction, at 0/A"):
         change_of_types(part, {0: (10, 0), 1: (10, 1)}, shapes)
 

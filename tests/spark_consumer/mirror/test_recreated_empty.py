@@ -1,0 +1,128 @@
+"""Tables that were dropped and recreated without rows: the stream has no change of the new
+relation, and only a snapshot says that it is empty."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from schemas.relation import RelationDescription
+from spark_consumer.errors import MirrorError
+from spark_consumer.mirror import versions
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
+from spark_consumer.mirror.paths import kept_path
+from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS, STOP
+from spark_consumer.mirror.tables.table_schema import OUT, is_log
+from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
+from tests.spark_consumer.feeder import Feeder, Row, Table
+from tests.spark_consumer.mirror.test_snapshots import ACCOUNTS, CALLS, ITEMS, account, in_one_transaction, visit
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+
+def take(spark: SparkSession, feeder: Feeder, path: Path, on_recreated: str = EMPTY, *, merges: bool = True) -> str:
+    """What the mirror reports."""
+    feeder.kafka_commit()
+    notes: list[str] = []
+    schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+    mirror = AppendingMirror(
+        str(path),
+        schemas,
+        lambda report: notes.extend(report.notes),
+        on_recreated=on_recreated,
+        merge_every_s=math.inf,
+    )
+    mirror.apply(spark.read.format("walgate").options(**feeder.options(includeMarkers="true")).load(), 0)
+    mirror.finish(spark, merge=merges)
+    return "\n".join(notes)
+
+
+def held(spark: SparkSession, path: Path, table: Table) -> list[Row]:
+    """What the table has: of a log, what was inserted behind its last TRUNCATE."""
+    picture = versions.read(spark, str(path))
+    assert picture.filling == []
+    rows: list[dict[str, Any]] = picture[table.name].toArrow().to_pylist()
+    if rows and is_log(rows[0]):
+        rows.sort(key=lambda row: (row["_commit_lsn"], row["_ordinal"]))
+        assert not {row["_op"] for row in rows} & {*OUT}
+        cuts = [place for place, row in enumerate(rows) if row["_op"] == "TRUNCATE"]
+        rows = rows[cuts[-1] + 1 :] if cuts else rows
+    columns = {column.name for column in table.description.columns}
+    return [{name: row[name] for name in row if name in columns} for row in rows]
+
+
+def recreated(feeder: Feeder, table: Table) -> Table:
+    """In the order of the gateway: the new relation is found in the catalog, and read."""
+    made = feeder.alter(table, replace(table.description, oid=table.description.oid + 1))
+    feeder.bound("SNAPSHOT_BEGIN", made, "FILL")
+    feeder.bound("SNAPSHOT_END", made, "FILL", rows=0)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("description", "rows"),
+    [(ACCOUNTS, [account(1), account(2)]), (CALLS, [visit("a"), visit("b")])],
+    ids=["rows", "log"],
+)
+@pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_the_rows_of_a_relation_that_was_recreated_without_rows_go(
+    spark: SparkSession,
+    feeder: Feeder,
+    tmp_path: Path,
+    description: RelationDescription,
+    rows: list[Row],
+    at_once: bool,
+) -> None:
+    """`at_once`: the last changes of the former relation are merged with the end of the
+    snapshot."""
+    table, items = feeder.table(description), feeder.table(ITEMS)
+    in_one_transaction(feeder, lambda t: t.insert(table, rows[0]), lambda t: t.insert(items, {"id": 1}))
+    take(spark, feeder, tmp_path)
+    in_one_transaction(feeder, lambda t: t.insert(table, rows[1]))
+    if not at_once:
+        take(spark, feeder, tmp_path)
+    made = recreated(feeder, table)
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 2}))
+    take(spark, feeder, tmp_path, merges=False)
+    assert versions.read(spark, str(tmp_path)).filling == [table.name], "no version has it before the merge"
+    assert "was dropped and recreated: the rows of the old table were removed" in take(spark, feeder, tmp_path)
+    assert held(spark, tmp_path, made) == []
+    in_one_transaction(feeder, lambda t: t.insert(made, rows[0]))
+    assert "recreated" not in take(spark, feeder, tmp_path)
+    assert held(spark, tmp_path, made) == rows[:1]
+    in_one_transaction(feeder, lambda t: t.insert(table, rows[1]))
+    with pytest.raises(MirrorError, match="was dropped and recreated, or another table was renamed"):
+        take(spark, feeder, tmp_path)
+
+
+def test_they_are_kept_or_refused_as_somebody_said(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    accounts = feeder.table(ACCOUNTS)
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)))
+    take(spark, feeder, tmp_path)
+    made = recreated(feeder, accounts)
+    with pytest.raises(MirrorError, match="was dropped and recreated"):
+        take(spark, feeder, tmp_path, STOP)
+    assert take(spark, feeder, tmp_path, KEEP_AS)
+    assert held(spark, tmp_path, made) == []
+    kept = kept_path(str(tmp_path), TableName.parse(accounts.name), accounts.description.oid)
+    assert [row["id"] for row in spark.read.format("delta").load(kept).collect()] == [1]
+
+
+def test_rows_that_came_since_are_those_of_the_new_relation(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """All of it in one merge: the change behind the snapshot removes the old rows."""
+    accounts = feeder.table(ACCOUNTS)
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)))
+    made = recreated(feeder, accounts)
+    in_one_transaction(feeder, lambda t: t.insert(made, account(2)))
+    again = feeder.alter(made, replace(ACCOUNTS, oid=ACCOUNTS.oid + 2))
+    in_one_transaction(feeder, lambda t: t.insert(again, account(3)))
+    take(spark, feeder, tmp_path)
+    assert held(spark, tmp_path, again) == [account(3)]
