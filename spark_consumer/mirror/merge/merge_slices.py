@@ -7,12 +7,13 @@ not see. It also ends before a table goes into quarantine, so that the table's l
 version.
 
 A slice is cut when the one before it has been merged, since the states and keys of the tables
-decide where the next cut is.
+decide where the next cut is. Later changes decide, too: the slice of a merge that was interrupted
+between two tables is made first, as it was, whatever has been appended since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -28,6 +29,7 @@ from spark_consumer.mirror.slice_contents import (
     BatchContent,
     BatchSize,
     BatchSlice,
+    TablePart,
     Verified,
     batch_size,
     earliest,
@@ -48,6 +50,9 @@ from spark_consumer.tables import TableName
 Merged = tuple[TableStates, RecordedVersion | None, str]
 """The result of the merges before a slice: states of the tables, last version, path of the
 mirror."""
+Reached = Callable[[Iterable[TablePart]], int]
+"""Returns the last commit LSN that any of the tables of these parts has reached, if the last slice
+may have been interrupted; otherwise -1."""
 
 
 @contextmanager
@@ -65,6 +70,7 @@ def slices(
     size: BatchSize,
     shapes: TableSchemas,
     merged: Callable[[], Merged],
+    reached: Reached,
     *,
     keeps_former: bool = False,
 ) -> Iterator[BatchSlice]:
@@ -74,7 +80,7 @@ def slices(
     left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
     while left:
         part, its_size = left.pop()
-        made = _slice_or_cut(part, batch, its_size or batch_size(part), shapes, merged(), keeps_former)
+        made = _slice_or_cut(part, batch, its_size or batch_size(part), shapes, merged(), reached, keeps_former)
         if isinstance(made, BatchSlice):
             yield made
         elif made is not None:
@@ -83,11 +89,17 @@ def slices(
 
 
 def _slice_or_cut(
-    raw: DataFrame, batch: int, size: BatchSize, shapes: TableSchemas, merged: Merged, keeps_former: bool
+    raw: DataFrame,
+    batch: int,
+    size: BatchSize,
+    shapes: TableSchemas,
+    merged: Merged,
+    reached: Reached,
+    keeps_former: bool,
 ) -> BatchSlice | int | None:
     """Return all of `raw` as a slice, or the commit LSN at which it has to be cut first, or None if
     it is empty."""
-    states = merged[0]
+    states, first_lsn = merged[0], size.first_lsn
     marks = marks_in(raw) if size.marks else []
     to_apply = without_marks(raw) if marks else raw
     chunks = verified_chunks(marks)
@@ -104,6 +116,9 @@ def _slice_or_cut(
     if summary is None and not marks:
         return None
     content, records = summary or (BatchContent(size.last_lsn, None, 0, 0, []), {})
+    interrupted_lsn = reached(content.parts)
+    if first_lsn <= interrupted_lsn < size.last_lsn:
+        return interrupted_lsn + 1
     cut = _first_change_of_schema(to_apply, records, content, shapes, merged, keeps_former)
     if cut is None and verified is not None:
         cut = _first_other_type(verified, shapes)

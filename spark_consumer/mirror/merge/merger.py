@@ -48,6 +48,7 @@ from spark_consumer.mirror.slice_contents import (
     BatchContent,
     BatchSize,
     BatchSlice,
+    TablePart,
     as_arrow_if_small,
     batch_size,
     empty_relations,
@@ -105,6 +106,7 @@ class Merger:
     _epoch: int = field(default=0, init=False)
     _checked_at: float = field(default=0.0, init=False)  # when the epoch was last checked; monotonic clock
     _notes: list[str] = field(default_factory=list, init=False)  # for the next report
+    _may_be_interrupted: bool = field(default=True, init=False)  # whether the last slice may be merged in part
     _count: ChangeCount = field(default_factory=ChangeCount, init=False)  # progress of the running merge
 
     def __post_init__(self) -> None:
@@ -195,6 +197,8 @@ class Merger:
         spark = rows.sparkSession
         tune(spark, TABLE_FORMAT.session_defaults())
         self._count = ChangeCount()
+        if self._may_be_interrupted:
+            self._preparation.forget()
         with report_progress(self.working, "merge", self._count.share, lambda: self._count.total or None):
             size = size or batch_size(rows)
             self._count.total = size.changes
@@ -206,10 +210,18 @@ class Merger:
                     size,
                     self._shapes,
                     lambda: (self._states, self.last, self.path),
+                    partial(self._reached_lsn, spark),
                     keeps_former=self.on_recreated != EMPTY,
                 ):
                     self._apply_slice(spark, batch_slice, began)
                     began = time.monotonic()
+
+    def _reached_lsn(self, spark: SparkSession, parts: Iterable[TablePart]) -> int:
+        """Return the last commit LSN that a table has reached, if the last slice may have been
+        interrupted; otherwise -1."""
+        if not self._may_be_interrupted:
+            return -1
+        return self._preparation.reached_lsn(spark, [part.table for part in parts])
 
     def open(self, spark: SparkSession) -> None:
         """Take over the merges. Raise MirrorError if the mirror was created for other tables."""
@@ -228,6 +240,7 @@ class Merger:
             spark, self.path, {name: each.begin_lsn for name, each in self._states.windows.items()}
         )
         self.opened_lsn = changes.appended_lsn(spark, self.path)
+        self._may_be_interrupted = True
         self.schemas.update(changes.kept_schemas(spark, self.path))  # schemas of all changes appended so far
         self._register(spark)
         self._report_notes(self._notes)
@@ -258,6 +271,7 @@ class Merger:
         and, last, the version. A crash before that shows readers nothing of the slice; all steps
         can be repeated."""
         writer_epoch.check(spark, self.path, self._epoch)
+        self._may_be_interrupted = True
         content = batch_slice.content
         known = {} if self.last is None else self.last.tables
         first_lsns = content.first_lsns(known)
@@ -421,7 +435,7 @@ class Merger:
             states.text(),
         )
         version_manifest.record(spark, self.path, version, writer_epoch.expected_epoch(self._epoch))
-        self.last, self._states = version, states
+        self.last, self._states, self._may_be_interrupted = version, states, False
 
     def _register(self, spark: SparkSession) -> None:
         if self.catalog is not None and self.last is not None:

@@ -4,7 +4,7 @@ the slice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -65,6 +65,20 @@ class TablePreparation:
         """Forget which commit LSNs the tables have reached, since another writer has written to
         some of them."""
         self._applied.clear()
+
+    def reached_lsn(self, spark: SparkSession, tables: Iterable[TableName]) -> int:
+        """Return the last commit LSN that any of these tables has reached, also by a slice that was
+        not merged completely; -1 if none exists. Raise MirrorError if another program created
+        one."""
+        there = [(table, table_path(self.path, table)) for table in tables]
+        return max(
+            (
+                self._applied_commit_lsn(spark, table, location)
+                for table, location in there
+                if TABLE_FORMAT.exists(spark, location)
+            ),
+            default=-1,
+        )
 
     def note_applied(self, table: TableName, commit_lsn: int) -> None:
         self._applied[table] = (commit_lsn, _NOT_KNOWN)

@@ -367,6 +367,22 @@ def test_a_merge_that_was_killed_is_made_again(scene: Scene, scenario: str, step
     assert merged is not None and merged.commit_lsn == max(scene.truth)
 
 
+def test_a_type_that_changes_behind_a_merge_that_was_killed_cuts_nothing_before_its_end(scene: Scene) -> None:
+    """Alone, int4 and int8 are one slice; behind them comes a type that does not hold every
+    int8."""
+    scene.changed_types()
+    with killed_at(replace(STEPS["first table"], behind=True)):
+        scene.merge()
+    rows = scene.tables["items"].rows
+    scene.commit(("items", rows[3,], None))
+    held = [item(row["id"], Decimal(row["amount"]), row["name"]) for row in rows.values()]
+    scene.alter("items", numbered("items", columns_of((NUMERIC, (12 << 16 | 2) + 4)), ("id",)), held)
+    scene.commit(("items", None, item(50, Decimal("1.50"))))
+    scene.take()
+    scene.merge()
+    scene.check()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "step",
