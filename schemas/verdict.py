@@ -38,7 +38,8 @@ class TableVerdict:
     `table` is the name that schemas.topic_names.format_relation returns. `row_count` is the number
     of rows that the snapshot has read. `changed`, `missing` and `surplus` are the numbers of rows
     that a VERIFY has found; `keys` lists the first differences. `begin_lsn` and `end_lsn` are the
-    LSNs of SNAPSHOT_BEGIN and SNAPSHOT_END.
+    LSNs of SNAPSHOT_BEGIN and SNAPSHOT_END. `surplus_unknown`: whether surplus rows could not be
+    determined, since the table's key changed meanwhile.
     """
 
     table: str
@@ -51,6 +52,7 @@ class TableVerdict:
     missing: int = 0
     surplus: int = 0
     keys: tuple[Difference, ...] = ()
+    surplus_unknown: bool = False
 
     @property
     def difference_count(self) -> int:
@@ -74,7 +76,10 @@ def reached_path(path: str) -> str:
 
 
 def encode_verdict(verdict: TableVerdict) -> str:
-    return json.dumps(asdict(verdict)) + "\n"
+    facts = asdict(verdict)
+    if not verdict.surplus_unknown:  # earlier releases do not know it
+        del facts["surplus_unknown"]
+    return json.dumps(facts) + "\n"
 
 
 def decode_verdict(text: bytes) -> TableVerdict:

@@ -62,7 +62,8 @@ class VerificationResult:
     def exit_code(self) -> int:
         if any(verdict.difference_count for verdict in self.last.values()):
             return DIFFERENT
-        return UNDECIDED if self.absent or self.quarantined else EQUAL
+        is_undecided = any(verdict.surplus_unknown for verdict in self.last.values())
+        return UNDECIDED if is_undecided or self.absent or self.quarantined else EQUAL
 
 
 async def verify(
@@ -244,11 +245,17 @@ class _Waiting:
 
 
 def line_of(verdict: TableVerdict) -> str:
+    unknown = (
+        "; surplus rows are unknown, since its key changed meanwhile: run walgate verify again"
+        if verdict.surplus_unknown
+        else ""
+    )
     if not verdict.difference_count:
-        return f"{verdict.table}: equal, {counted(verdict.row_count, 'row')} compared"
+        found = "no difference" if unknown else "equal"
+        return f"{verdict.table}: {found}, {counted(verdict.row_count, 'row')} compared{unknown}"
     kinds = f"{verdict.changed:,} changed, {verdict.missing:,} missing, {verdict.surplus:,} surplus"
     differences = counted(verdict.difference_count, "difference")
-    return f"{verdict.table}: {differences} in {counted(verdict.row_count, 'row')} compared: {kinds}"
+    return f"{verdict.table}: {differences} in {counted(verdict.row_count, 'row')} compared: {kinds}{unknown}"
 
 
 def render(outcome: VerificationResult) -> str:
@@ -283,6 +290,7 @@ def as_json(outcome: VerificationResult) -> dict[str, Any]:
                 "changed": verdict.changed,
                 "missing": verdict.missing,
                 "surplus": verdict.surplus,
+                "surplus_unknown": verdict.surplus_unknown,
                 "keys": [{"kind": each.kind, "key": each.key, "columns": list(each.columns)} for each in verdict.keys],
                 "repaired": verdict.table in repaired and not outcome.last[verdict.table].difference_count,
             }

@@ -42,9 +42,11 @@ def notes_of(
     ended: Mapping[str, SnapshotWindow],
     unfinished: Mapping[str, SnapshotWindow],
     incomplete: Collection[str] = (),
+    unknown: Collection[str] = (),
 ) -> list[str]:
     """Return messages for the operator about table marks. `unfinished`: see
-    table_states.unfinished; `incomplete`: see TableStates, after the marks."""
+    table_states.unfinished; `incomplete`: see TableStates, after the marks; `unknown`: see
+    table_snapshots.compare."""
     notes = [f"the snapshot of {name} ended ({window.purpose})" for name, window in ended.items()]
     notes += [
         f"{name}: its snapshot ({window.purpose}) is over before its rows were complete, since it was cancelled or the table "
@@ -57,6 +59,11 @@ def notes_of(
         for mark in marks
         if mark.kind == SNAPSHOT_END and mark.table is not None and mark.facts["purpose"] == REPLACE
         if mark.table not in ended
+    ]
+    notes += [
+        f"{name}: its key changed while its snapshot ({VERIFY}) was read, so rows that are no longer in the source were not "
+        f"found. {_CONSEQUENCES[VERIFY].format(name)}"
+        for name in unknown
     ]
     excluded = {mark.table: mark.facts["reason"] for mark in marks if mark.kind == EXCLUDED}
     notes += [

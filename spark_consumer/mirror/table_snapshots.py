@@ -3,7 +3,7 @@ compare."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -29,12 +29,13 @@ from spark_consumer.tables import TableName
 def note_key_change(
     spark: SparkSession, path: str, shapes: TableSchemas, batch_slice: BatchSlice, windows: dict[str, SnapshotWindow]
 ) -> None:
-    """Note in each window whether the key of its table changes, or gets another type."""
+    """Note in each window whether the key of its table changes, or gets another type. Rows from
+    before the window do not count."""
     verified = () if batch_slice.verified is None else batch_slice.verified.content.parts
     read = {str(part.table): part.newest for part in verified}
     for part in batch_slice.parts:
         name, shape = str(part.table), shapes.of(part.newest)
-        if name not in windows:
+        if name not in windows or part.last_lsn <= windows[name].begin_lsn:
             continue
         window = windows[name].with_key(_key_of(shape))
         if shape.key and window.purpose != FILL and not window.has_two_keys:
@@ -60,6 +61,8 @@ def store_seen_keys(
             window, shape = windows.get(str(part.table)), shapes.of(part.newest)
             if found is None or window is None or window.purpose == FILL or window.has_two_keys or not shape.key:
                 continue
+            if part.last_lsn <= window.begin_lsn:  # else the keys would get the types of an earlier key
+                continue
             own = own_records(found[0], found[1], part.table)
             location = seen_path(path, part.table, window.begin_lsn)
             lsns = (window.begin_lsn, batch_slice.content.commit_lsn)
@@ -73,9 +76,10 @@ def compare(
     batch_slice: BatchSlice,
     ended: Mapping[str, SnapshotWindow],
     last: version_manifest.RecordedVersion | None,
-) -> int:
-    """Write the differences that the slice shows, once, and return how many there are."""
-    found = []
+) -> tuple[int, list[str]]:
+    """Write the differences that the slice shows, once. Return how many there are, and the tables
+    whose surplus rows a VERIFY could not determine, since their keys changed."""
+    found, unknown = [], []
     merged = {} if last is None else dict(last.schema_ids)
     merged |= {str(part.table): part.newest for part in batch_slice.content.parts}
     lsn, verified = batch_slice.content.commit_lsn, batch_slice.verified
@@ -91,21 +95,23 @@ def compare(
     for name, window in ended.items():
         table = TableName.parse(name)
         schema_id = window.schema_id or merged.get(name)
-        if window.purpose != VERIFY or window.has_two_keys:  # with two keys, surplus rows cannot be determined
-            continue
-        if schema_id is None:
+        if window.purpose != VERIFY or schema_id is None:
             continue
         shape = shapes.of(schema_id)
         rows = _rows_as_now(spark, path, table, shapes.find(merged.get(name)), shape, [shape], lsn)
         if rows is None:
             continue
-        if shape.key and window.key in (None, _key_of(shape)) and set(shape.key) <= set(rows.columns):
+        if window.has_two_keys:
+            unknown.append(name)
+        elif shape.key and window.key in (None, _key_of(shape)) and set(shape.key) <= set(rows.columns):
             keys = seen_path(path, table, window.begin_lsn)
             surplus = comparison.surplus_rows(snapshot_keys.surplus(spark, rows, keys, shape), shape)
             found.append((name, surplus, window.snapshot_id))
-        elif not shape.key and not batch_slice.row_count(name):
+        elif shape.key:
+            unknown.append(name)
+        elif not batch_slice.row_count(name):
             found.append((name, comparison.surplus_log_rows(rows, shape, window.begin_lsn), window.snapshot_id))
-    return comparison.record(spark, path, found, lsn) if found else 0
+    return comparison.record(spark, path, found, lsn) if found else 0, unknown
 
 
 def _rows_as_now(
@@ -201,12 +207,16 @@ def _newest(batch_slice: BatchSlice, name: str, last: version_manifest.RecordedV
 
 
 def write_verdicts(
-    spark: SparkSession, path: str, batch_slice: BatchSlice, ended: Mapping[str, SnapshotWindow]
+    spark: SparkSession,
+    path: str,
+    batch_slice: BatchSlice,
+    ended: Mapping[str, SnapshotWindow],
+    unknown: Collection[str],
 ) -> None:
-    """Write the results that `walgate verify` waits for."""
+    """Write the results that `walgate verify` waits for. `unknown`: see `compare`."""
     if ended:
         rows = {name: batch_slice.row_count(name) for name in ended}
-        verdicts.write_verdicts(spark, path, ended, rows, batch_slice.content.commit_lsn)
+        verdicts.write_verdicts(spark, path, ended, rows, unknown, batch_slice.content.commit_lsn)
     if any(mark.kind == SNAPSHOT_END and mark.table is None for mark in batch_slice.marks):
         verdicts.write_ended(spark, path, batch_slice.content.commit_lsn)
     if batch_slice.verified is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,16 @@ def test_the_exit_code_tells_what_was_found() -> None:
     assert VerificationResult((verdict(changed=1),), absent=("public.items",)).exit_code == DIFFERENT
     assert VerificationResult((verdict(changed=1),), (verdict(),)).exit_code == EQUAL
     assert VerificationResult((verdict(changed=1),), (verdict(changed=1),)).exit_code == DIFFERENT
+
+
+def test_a_comparison_that_could_not_look_for_surplus_rows_says_so() -> None:
+    unknown = replace(verdict(), surplus_unknown=True)
+    outcome = VerificationResult((unknown,))
+    assert outcome.exit_code == UNDECIDED and as_json(outcome)["tables"][0]["surplus_unknown"]
+    assert render(outcome).startswith("public.orders: no difference, 1,000 rows compared; surplus rows are unknown")
+    assert VerificationResult((replace(unknown, changed=1),)).exit_code == DIFFERENT
+    assert "1 changed, 0 missing, 0 surplus; surplus rows" in render(VerificationResult((replace(unknown, changed=1),)))
+    assert VerificationResult((replace(unknown, changed=1),), (verdict(),)).exit_code == EQUAL
 
 
 def test_an_outcome_is_shown_with_its_keys() -> None:

@@ -3,6 +3,8 @@ yet."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from schemas.verdict import (
@@ -31,6 +33,12 @@ def test_a_verdict_is_read_as_it_was_written() -> None:
     for other in (b"[]", b"1", b"{}", b'{"keys": [{}]}', b'{"keys": [], "other": 1}'):
         with pytest.raises(ValueError, match="not a verdict"):
             decode_verdict(other)
+
+
+def test_a_verdict_is_as_earlier_releases_wrote_it_unless_surplus_rows_are_unknown() -> None:
+    assert "surplus_unknown" not in encode_verdict(VERDICT)
+    unknown = replace(VERDICT, surplus_unknown=True)
+    assert decode_verdict(encode_verdict(unknown).encode()) == unknown
 
 
 def test_an_lsn_is_read_as_it_was_written() -> None:

@@ -283,7 +283,7 @@ class Merger:
         if content.parts:
             self._preparation.being_read = states.being_read
             self._write_tables(spark, batch_slice.changes, batch_slice.records, content)
-        differences = table_snapshots.compare(spark, self.path, self._shapes, batch_slice, ended, self.last)
+        differences, unknown = table_snapshots.compare(spark, self.path, self._shapes, batch_slice, ended, self.last)
         check = partial(writer_epoch.check, spark, self.path, self._epoch)
         kept = [
             table_snapshots.end_replace(spark, self.path, self._shapes, batch_slice, name, window, self.last, check)
@@ -292,7 +292,7 @@ class Merger:
         ]
         oids = self._remove_former_rows(spark, batch_slice, ended, check)
         writer_epoch.check(spark, self.path, self._epoch)
-        table_snapshots.write_verdicts(spark, self.path, batch_slice, ended)
+        table_snapshots.write_verdicts(spark, self.path, batch_slice, ended, unknown)
         self._record(spark, batch_slice, states, ended, oids)
         self._register(spark)
         for name, window in ended.items():
@@ -302,7 +302,7 @@ class Merger:
             tables[str(part.table)] += part.changes
         notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
-        notes += notes_of(batch_slice.marks, ended, over, states.incomplete) + (
+        notes += notes_of(batch_slice.marks, ended, over, states.incomplete, unknown) + (
             [counted(differences, "difference")] if differences else []
         )
         report = BatchReport(

@@ -7,7 +7,7 @@ same results.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -24,10 +24,15 @@ _COUNTS = {"CHANGED": "changed", "MISSING": "missing", "SURPLUS": "surplus"}
 
 
 def write_verdicts(
-    spark: SparkSession, path: str, ended: Mapping[str, SnapshotWindow], rows: Mapping[str, int], end_lsn: int
+    spark: SparkSession,
+    path: str,
+    ended: Mapping[str, SnapshotWindow],
+    rows: Mapping[str, int],
+    unknown: Collection[str],
+    end_lsn: int,
 ) -> None:
     """Write the results of the table snapshots that ended at `end_lsn`. `rows` is the number of
-    rows that each of them read."""
+    rows that each of them read; `unknown` are tables whose surplus rows are not known."""
     counts, keys = _differences(spark, path, ended)
     for name, window in ended.items():
         verdict = TableVerdict(
@@ -38,6 +43,7 @@ def write_verdicts(
             end_lsn,
             rows[name],
             keys=tuple(keys.get(name, ())),
+            surplus_unknown=name in unknown,
             **counts.get(name, {}),
         )
         write_text(spark, path_of(path, name), encode_verdict(verdict))

@@ -113,6 +113,37 @@ def test_a_key_that_changes_behind_the_end_of_a_snapshot_hides_no_surplus_row(re
     assert counts(verdict_of(reader, table)) == (0, 0, 1)
 
 
+@pytest.mark.parametrize("purpose", ["REPLACE", "VERIFY"])
+def test_a_key_from_before_a_snapshot_is_none_of_its_keys(reader: Reader, feeder: Feeder, purpose: str) -> None:
+    """Rows with the old key are in one slice with the beginning of the snapshot, which reads
+    another key."""
+    table = filled(feeder, "items")
+    reader.take()
+    in_one_transaction(feeder, lambda t: t.insert(table, item(5)))
+    table = feeder.alter(table, described("items", FIRST, "code"))
+    feeder.bound("SNAPSHOT_BEGIN", table, purpose)
+    reader.take()
+    feeder.chunk(table, [item(n) for n in range(4)], purpose)
+    feeder.bound("SNAPSHOT_END", table, purpose, rows=4)
+    notes = [note for report in reader.take() for note in report.notes]
+    assert not any("its key changed" in note for note in notes)
+    assert counts(verdict_of(reader, table)) == (0, 0, 2 if purpose == "VERIFY" else 0)
+    left = 6 if purpose == "VERIFY" else 4
+    assert len(reader.picture()[table.name].toArrow()) == left
+
+
+def test_a_comparison_across_two_keys_says_that_surplus_rows_are_not_known(reader: Reader, feeder: Feeder) -> None:
+    table = filled(feeder, "items")
+    reader.take()
+    read(feeder, table, [item(n) for n in range(4)])
+    table = feeder.alter(table, described("items", FIRST, "code"))
+    in_one_transaction(feeder, lambda t: t.insert(table, item(9)))
+    feeder.bound("SNAPSHOT_END", table, "VERIFY", rows=4)
+    notes = [note for report in reader.take() for note in report.notes]
+    assert any("its key changed while its snapshot (VERIFY) was read" in note for note in notes), notes
+    assert verdict_of(reader, table).surplus_unknown
+
+
 def test_a_log_that_adds_up_to_no_rows_stops_no_comparison(reader: Reader, feeder: Feeder) -> None:
     """Two equal rows of a table without a key, which gets a key: its next change says so."""
     calls = feeder.table(CALLS)
