@@ -21,7 +21,7 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.fold.fold_spark import position
 from spark_consumer.mirror.fold.keyless_log import log_table_schema
 from spark_consumer.mirror.fold.start_fold import table_schema
-from spark_consumer.mirror.slice_contents import TablePart
+from spark_consumer.mirror.slice_contents import TablePart, part_of, split_at_lsn
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, TableSchema, is_log
@@ -184,24 +184,36 @@ def keys_of(shapes: Mapping[int, TableSchema]) -> Callable[[int], tuple[Hashable
 
 
 def change_of_key(
-    table: TableName, first: Mapping[int, tuple[int, int]], key_of: Callable[[int], tuple[Hashable, ...]]
+    table: TableName,
+    own: pa.Table | DataFrame,
+    first: Mapping[int, tuple[int, int]],
+    key_of: Callable[[int], tuple[Hashable, ...]],
 ) -> int | None:
     """Return the commit LSN of the first transaction in which a table has another key than in its
-    first record, or None. `first`: first_positions.
+    first record, or None. `own`: the table's records; `first`: their first_positions.
 
-    Raise MirrorError if that is the transaction of the first record.
+    If that is the transaction of the first record, only what follows its last TRUNCATE counts,
+    provided that the table has a key then. Raise MirrorError if there is another key in it.
     """
     oldest = min(first, key=lambda schema_id: first[schema_id])
     others = [first[schema_id][0] for schema_id in first if key_of(schema_id) != key_of(oldest)]
     if not others:
         return None
-    if min(others) == first[oldest][0]:
+    begin_lsn = first[oldest][0]
+    if min(others) > begin_lsn:
+        return min(others)
+    within, later = split_at_lsn(own, begin_lsn + 1)
+    part = part_of(within, table)
+    key, schema_ids = key_of(part.newest), part.schema_ids
+    if key and part.last_truncate is not None:
+        schema_ids = schema_ids_after(within, part.last_truncate)
+    if any(key_of(schema_id) != key for schema_id in schema_ids):
         raise MirrorError(
             f"{table} has changes before and after a change of its replica identity within one transaction, "
             f"at {format_lsn(min(others))}: the mirror applies a transaction as a whole, under one key",
             hint="Continue without the table: restart the mirror with --exclude and the table's name.",
         )
-    return min(others)
+    return min((at[0] for schema_id, at in first_positions(later).items() if key_of(schema_id) != key), default=None)
 
 
 def change_of_relation(

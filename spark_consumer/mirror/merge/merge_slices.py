@@ -167,7 +167,8 @@ def _first_change_of_schema(
         is_recreated = len({shape.oid for shape in versions.values()}) > 1
         if not (is_new or changes_key or is_recreated or misfits(versions.values(), versions[part.newest])):
             continue
-        first = replica_identity.first_positions(own_records(raw, records, part.table))
+        own = own_records(raw, records, part.table)
+        first = replica_identity.first_positions(own)
         if last is not None and min(first.values())[0] <= last.commit_lsn:
             raise table_selection.too_late_error(name, path, last.commit_lsn)
         is_other = partial(names.is_other, part.table)
@@ -175,7 +176,7 @@ def _first_change_of_schema(
         cuts.append(
             replica_identity.change_of_relation(part, first, versions, known, is_other, keeps_former=keeps_former)
         )
-        cuts.append(replica_identity.change_of_key(part.table, first, key_of))
+        cuts.append(replica_identity.change_of_key(part.table, own, first, key_of))
         cuts.append(change_of_types(part, first, versions))
     return earliest(cuts)
 

@@ -169,11 +169,10 @@ class TablePreparation:
         shape, location, applied = work.shape, work.location, work.applied
         # A table that has reached the beginning of the new relation has rows of it already.
         is_emptied = work.emptied is not None and work.emptied[0] > applied
-        if not (shape.key and is_emptied):
-            table = work.part.table
-            TABLE_FORMAT.despite_conflicts(partial(replica_identity.convert, spark, location, table, shape, applied))
         columns = replica_identity.columns_of(shape)
         if work.needs_merge or not shape.key:
+            table = work.part.table
+            TABLE_FORMAT.despite_conflicts(partial(replica_identity.convert, spark, location, table, shape, applied))
             # Columns of another relation are other columns, whatever their names are. An operator's
             # copy has the columns of the present one.
             casts = not is_emptied and (

@@ -3,6 +3,7 @@ exactly, or refused."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -44,9 +45,12 @@ BY_ID = relation("items", {"id": INT8, "code": INT8}, ("id",))
 BY_CODE = relation("items", {"id": INT8, "code": INT8}, ("code",))
 
 
-def records(*places: tuple[int, int, int]) -> pa.Table:
-    """Of (schema_id, commit_lsn, ordinal)."""
-    return pa.table(dict(zip(("schema_id", "commit_lsn", "ordinal"), zip(*places, strict=True), strict=True)))
+def records(*places: tuple[int, int, int], truncates: Collection[tuple[int, int]] = ()) -> pa.Table:
+    """Of (schema_id, commit_lsn, ordinal). `truncates`: (commit_lsn, ordinal) of those that are not
+    INSERTs."""
+    made = pa.table(dict(zip(("schema_id", "commit_lsn", "ordinal"), zip(*places, strict=True), strict=True)))
+    words = ["TRUNCATE" if place[1:] in truncates else "INSERT" for place in places]
+    return made.append_column("op", [words]).append_column("value", [[b""] * len(places)])
 
 
 def keys(schema_id: int) -> tuple[str, ...]:
@@ -66,13 +70,14 @@ def keys(schema_id: int) -> tuple[str, ...]:
 def test_a_batch_is_cut_at_the_first_transaction_with_another_key(
     places: list[tuple[int, int, int]], cut: int | None
 ) -> None:
-    assert change_of_key(ITEMS, first_positions(records(*places)), keys) == cut
+    own = records(*places)
+    assert change_of_key(ITEMS, own, first_positions(own), keys) == cut
 
 
 def test_two_keys_in_one_transaction_are_refused() -> None:
-    first = first_positions(records((1, 20, 0), (3, 20, 1)))
+    own = records((1, 20, 0), (3, 20, 1))
     with pytest.raises(MirrorError, match=r"public\.items .* within one transaction, at 0/14"):
-        change_of_key(ITEMS, first, keys)
+        change_of_key(ITEMS, own, first_positions(own), keys)
 
 
 def commit(feeder: Feeder, table: Table, *changes: tuple[Row | None, Row | None]) -> int:
