@@ -65,6 +65,12 @@ class ColumnChange:
         return not (renamed or replaced or self.fills)
 
 
+def is_rewritten(before: TableSchema, after: TableSchema, change: ColumnChange) -> bool:
+    """Return whether the existing rows have to be rewritten for a change of columns. They also have
+    to be if the column with special texts gets another name."""
+    return not change.is_plain(before.columns) or before.special_column != after.special_column
+
+
 def change_of_columns(
     before: TableSchema, after: TableSchema, missing: Mapping[int, MissingValue | None]
 ) -> ColumnChange:

@@ -21,7 +21,13 @@ from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.mirror.slice_contents import TablePart
 from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import Superseded
-from spark_consumer.mirror.tables.columns import ColumnChange, change_of_columns, doubts_of, missing_values
+from spark_consumer.mirror.tables.columns import (
+    ColumnChange,
+    change_of_columns,
+    doubts_of,
+    is_rewritten,
+    missing_values,
+)
 from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.tables.type_changes import misfits
@@ -217,7 +223,9 @@ class TablePreparation:
             return None
         change = change_of_columns(before, shape, missing_values(map(self.shapes.of, part.schema_ids)))
         self._note_doubts(part.table, before, shape, change)
-        if change.is_plain(before.columns) or self._overwritten_by_operator(spark, part.table, location, applied, last):
+        if not is_rewritten(before, shape, change):
+            return None
+        if self._overwritten_by_operator(spark, part.table, location, applied, last):
             return None
         wanted = replica_identity.columns_of(shape)
         TABLE_FORMAT.allow_names(spark, location, wanted.names)

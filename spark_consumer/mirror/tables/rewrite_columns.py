@@ -13,7 +13,14 @@ from pyspark.sql.types import DataType, MapType, StructType
 
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.sql_names import quoted
-from spark_consumer.mirror.tables.columns import FILL, ColumnChange, change_of_columns, fill_value, missing_values
+from spark_consumer.mirror.tables.columns import (
+    FILL,
+    ColumnChange,
+    change_of_columns,
+    fill_value,
+    is_rewritten,
+    missing_values,
+)
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, TableSchema, is_log
 
 
@@ -130,7 +137,7 @@ def in_columns(
     `shapes`: versions that may name the values of columns that were added with a default."""
     if before is not None and before.oid == after.oid:
         change = change_of_columns(before, after, missing_values(shapes))
-        if not change.is_plain(before.columns):
+        if is_rewritten(before, after, change):
             return rewritten(spark, rows, change, before, after, wanted)
     return _conform(rows, wanted, casts=casts)
 

@@ -113,6 +113,36 @@ def test_a_column_that_comes_back_has_no_special_value_of_the_former_one(
     assert special() == {**expected, 6: {"price": "NaN"}}
 
 
+@pytest.mark.parametrize("key", [pytest.param(("id",), id="rows"), pytest.param((), marks=pytest.mark.long, id="log")])
+def test_special_values_stay_if_their_column_has_to_make_way(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...]
+) -> None:
+    """A column of the source gets its name, and then goes."""
+    old = feeder.table(numbered(relation("prices", {"id": INT8, "price": PRICE}, key), 1, 2))
+
+    def insert(table: Table, **row: object) -> None:
+        transaction = feeder.begin()
+        transaction.insert(table, {"price": None, **row}, special={"price": "NaN"})
+        transaction.commit()
+        feeder.kafka_commit()
+
+    def found(*columns: str) -> list[tuple[object, ...]]:
+        run_mirror(spark, feeder, tmp_path)
+        rows = versions.read(spark, str(tmp_path))["public.prices"].toArrow().to_pylist()
+        *plain, special = columns
+        return sorted((*(row[name] for name in plain), dict(row[special] or ())) for row in rows)
+
+    insert(old, id=1)
+    nan = {"price": "NaN"}
+    assert found("id", "_special") == [(1, nan)]
+    more = feeder.alter(old, numbered(relation("prices", {"id": INT8, "price": PRICE, "_special": TEXT}, key), 1, 2, 3))
+    insert(more, id=2, _special="offer")
+    assert found("id", "_special", "__special") == [(1, None, nan), (2, "offer", nan)]
+    less = feeder.alter(more, old.description)
+    insert(less, id=3)
+    assert found("id", "_special") == [(1, nan), (2, nan), (3, nan)]
+
+
 def test_small_numbers_become_text_in_rows_and_changes_as_in_postgresql(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
