@@ -127,9 +127,13 @@ class TableTasks:
         return self._by_oid.get(task.oid) is task
 
     def are_all(self, tasks: Sequence[TableTask]) -> bool:
-        """Return whether no other table of the snapshot is being read or waits to be read."""
+        """Return whether no other table of the snapshot is being read or waits to be read. A table
+        whose boundary was emitted, and comes first in the stream, ends before these."""
         oids = {task.oid for task in tasks}
-        return all(task.is_reselect or task.is_set_aside or oid in oids for oid, task in self._by_oid.items())
+        return all(
+            task.is_reselect or task.is_set_aside or task.status is Status.ENDING or oid in oids
+            for oid, task in self._by_oid.items()
+        )
 
     def rows_read(self) -> int:
         """Return the number of rows in the tables of the current snapshot that were read

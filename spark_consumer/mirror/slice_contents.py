@@ -289,8 +289,9 @@ def empty_relations(
         name = str(mark.table)
         if mark.kind != SNAPSHOT_END or name not in ended or mark.facts["purpose"] != FILL or mark.facts["row_count"]:
             continue
-        part, oid = changed.get(name), int(mark.facts["relation_oid"])
-        if part is not None and part.last_lsn > mark.commit_lsn:  # the last change tells whose rows the table has
+        part, oid, window = changed.get(name), int(mark.facts["relation_oid"]), ended[name]
+        # Changes after its beginning, in earlier slices too, tell whose rows the table has.
+        if window.key is not None or (part is not None and part.last_lsn > window.begin_lsn):
             continue
         if (oids.get(name, oid) if part is None else oid_of(part.newest)) != oid:
             found[name] = oid

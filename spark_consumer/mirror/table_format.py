@@ -70,6 +70,10 @@ class TableFormat(Protocol):
 
     def version(self, spark: SparkSession, location: str) -> int: ...
 
+    def known_version(self, spark: SparkSession, location: str) -> int:
+        """Return the newest version that this process has committed or seen. Unlike `version`, this
+        does not look at the storage."""
+
     def noted_number(self, spark: SparkSession, location: str, application: str) -> int | None:
         """Return the number that an application last noted in a table, or None if it noted none."""
 

@@ -173,6 +173,10 @@ def version(spark: SparkSession, location: str) -> int:
     return int(java_snapshot(spark, location).version())
 
 
+def known_version(spark: SparkSession, location: str) -> int:
+    return int(java_log(spark, location).unsafeVolatileSnapshot().version())
+
+
 def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
     """Return a table at a version, however old it is."""
     with settings(spark, READS_OLD_VERSIONS):

@@ -151,7 +151,8 @@ class TablePreparation:
             before = self.shapes.find(schema_id)
             if refit is None:
                 self._convert(spark, work, before, last)
-            self._applied_commit_lsn(spark, part.table, location)  # another writer may have come in between
+            if TABLE_FORMAT.known_version(spark, location) != self._applied[part.table][1]:
+                self._applied_commit_lsn(spark, part.table, location)  # the commits may be another writer's
             work = replace(work, version=self._applied[part.table][1])
             keys = {} if last is None else last.keys
             has_other_key = tuple(keys.get(str(part.table), ())) != shape.key or shape.has_other_key_types(before)

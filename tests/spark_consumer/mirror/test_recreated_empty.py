@@ -16,6 +16,8 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import versions
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.paths import kept_path
+from spark_consumer.mirror.slice_contents import TablePart, empty_relations
+from spark_consumer.mirror.table_states import SnapshotWindow, StoredMark
 from spark_consumer.mirror.tables.prepare_table import EMPTY, KEEP_AS, STOP
 from spark_consumer.mirror.tables.table_schema import OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -126,3 +128,33 @@ def test_rows_that_came_since_are_those_of_the_new_relation(
     in_one_transaction(feeder, lambda t: t.insert(again, account(3)))
     take(spark, feeder, tmp_path)
     assert held(spark, tmp_path, again) == [account(3)]
+
+
+@pytest.mark.parametrize(
+    ("known", "change", "key", "is_found"),
+    [
+        (1, None, None, True),
+        (2, None, None, False),
+        (1, (1, 5), None, True),
+        (2, (2, 15), None, False),
+        (1, (1, 15), None, False),
+        (1, None, ["id"], False),
+    ],
+    ids=["former rows", "same relation", "changed before", "new rows", "changed since", "changed since, read before"],
+)
+def test_only_what_was_there_before_the_snapshot_is_of_a_former_relation(
+    known: int, change: tuple[int, int] | None, key: list[str] | None, is_found: bool
+) -> None:
+    """The snapshot of relation 2 begins at LSN 10. Between its last look and its end the table may
+    have been recreated once more."""
+    facts = {"purpose": "FILL", "row_count": 0, "relation_oid": 2, "snapshot_id": "one"}
+    mark = StoredMark("SNAPSHOT_END", "public.items", 20, 0, facts)
+    window = SnapshotWindow("one", "FILL", 10, key)
+    parts = []
+    if change is not None:
+        oid, lsn = change
+        parts.append(TablePart(TableName("public", "items"), 1, 1, [oid], oid, None, lsn, lsn))
+    found = empty_relations(
+        [mark], {"public.items": window}, parts, {"public.items": known}, lambda schema_id: schema_id
+    )
+    assert found == ({"public.items": 2} if is_found else {})
