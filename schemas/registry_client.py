@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -160,6 +160,21 @@ class RegistryClient:
         found = await self._newest(subject)
         return None if found is None else (_number(found, "id"), _schema(found))
 
+    async def versions(self, subject: str) -> AsyncIterator[Schema]:
+        """Yield the schemas of a subject, the newest first."""
+        newest = await self._newest(subject)
+        if newest is not None:
+            yield _schema(newest)
+            async for earlier in self._earlier(subject, newest):
+                yield earlier
+
+    async def _earlier(self, subject: str, version: Schema) -> AsyncIterator[Schema]:
+        """Yield the schemas of the versions before this one, the newest first."""
+        for number in range(_number(version, "version") - 1, 0, -1):
+            found = await self._find("GET", f"/subjects/{_quoted(subject)}/versions/{number}")
+            if found is not None:  # versions may have been deleted
+                yield _schema(found)
+
     async def find_relation(self, relation_oid: int, subjects: Sequence[str]) -> Schema | None:
         """Return the newest schema of the relation with this oid, which may have had other names;
         None if no subject has one. Each subject is read once, however many relations are sought:
@@ -223,15 +238,13 @@ class RegistryClient:
         path = f"/subjects/{_quoted(subject)}"
         if in_force is not None:  # newer versions belong to transactions that were rolled back
             newest = await self._find("POST", path, {"schema": _text(in_force)}) or newest
-        version = _number(newest, "version")
-        while added and (version := version - 1) > 0:
-            found = await self._find("GET", f"{path}/versions/{version}")
-            if found is not None:  # versions may have been deleted
-                earlier = _schema(found)
-                if recorded_oid(earlier) not in (None, recorded_oid(schema)):
-                    break  # a table that had the same name and was dropped
-                changes += incompatible_columns(earlier, schema, added)
-                added = added_columns(earlier, schema) & added
+        async for earlier in self._earlier(subject, newest):
+            if recorded_oid(earlier) not in (None, recorded_oid(schema)):
+                break  # a table that had the same name and was dropped
+            changes += incompatible_columns(earlier, schema, added)
+            added = added_columns(earlier, schema) & added
+            if not added:
+                break
         return changes
 
     async def _new_version(self, subject: str, body: Schema) -> int:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gateway.config.columns import ColumnRule, ColumnSettings
 from gateway.errors import StopForOperator, UnwritableRelation
+from gateway.relations.attributes import Attribute
 from gateway.startup.facts import PublicationFacts
 from gateway.startup.findings import OperatorWarning
 from schemas.relation import ColumnDescription, Protect, Protection, RelationDescription
@@ -87,6 +88,28 @@ def refuse_renamed(
                 is_same = not is_known and not {column.name, field_name(column.name)} & former.columns.keys()
             if is_same and column.protection is None:
                 raise _renamed(description, column, f"{former.namespace}.{former.name}.{former_name}", rule)
+
+
+def renamed_later(
+    description: RelationDescription,
+    former: FormerRelation,
+    settings: ColumnSettings,
+    attributes: Sequence[Attribute],
+    field_name: Callable[[str], str],
+) -> dict[str, ColumnDescription]:
+    """Return the columns that now have another name in the catalog, by that name, if `former` has
+    this name too and a rule matches it. `former` may then be newer than the description."""
+    present = {each.number: field_name(each.name) for each in attributes if each.name is not None}
+    by_number = {column.attnum: column for column in description.columns}
+    return {
+        name: by_number[number]
+        for name, number in former.columns.items()
+        if number is not None
+        and number in by_number
+        and by_number[number].name != name
+        and present.get(number) == field_name(name)
+        and settings.rule_of(former.namespace, former.name, name) is not None
+    }
 
 
 def _renamed(

@@ -36,7 +36,7 @@ from gateway.relations.type_catalog import (
     TYPES_QUERY,
     read_types,
 )
-from gateway.runtime.assign_column_rules import check_key, protect, refuse_renamed
+from gateway.runtime.assign_column_rules import check_key, protect, refuse_renamed, renamed_later
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_errors import classified_schema_errors
@@ -237,7 +237,7 @@ class RelationRegistrar:
             await self._make_topics([(relation.namespace, relation.name)])
             catalog = await self._look([relation])
             described = await self._described(relation, in_force, xid, catalog)
-        return await self._registered(described, in_force)
+        return await self._registered(described, in_force, catalog)
 
     async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
         """Register relations as the catalog has them now, each with its version in force, and
@@ -264,7 +264,7 @@ class RelationRegistrar:
                     raise failed[0]
                 try:
                     with _naming(described.description.oid):
-                        return await self._registered(described, in_force)
+                        return await self._registered(described, in_force, catalog)
                 except BaseException as error:
                     failed.append(error)
                     raise
@@ -287,14 +287,16 @@ class RelationRegistrar:
             raise compacted_without_key(topic, description.qualified_name)
         return described
 
-    async def _registered(self, described: DescribedRelation, in_force: RelationVersion | None) -> RelationVersion:
+    async def _registered(
+        self, described: DescribedRelation, in_force: RelationVersion | None, catalog: _Catalog
+    ) -> RelationVersion:
         description = described.description
         in_use = None if in_force is None else in_force.description
         if in_use is not None and (in_use.namespace, in_use.name) != (description.namespace, description.name):
             in_use = None  # renamed, so that its rows go to another topic
         topic = self._topics.of_relation((description.namespace, description.name))
         with classified_schema_errors():
-            await self._refuse_renamed(description, in_force, topic)
+            await self._refuse_renamed(description, in_force, topic, catalog.attributes.get(description.oid, []))
             failpoint("before_registry_call")
             await described.register(self._registry, topic, in_use)
             failpoint("after_registry_call")
@@ -329,7 +331,11 @@ class RelationRegistrar:
         return version
 
     async def _refuse_renamed(
-        self, description: RelationDescription, in_force: RelationVersion | None, topic: str
+        self,
+        description: RelationDescription,
+        in_force: RelationVersion | None,
+        topic: str,
+        attributes: Sequence[Attribute],
     ) -> None:
         """Raise UnwritableRelation if a column has left a rule by a new name. The former names are
         those in force or, in a new session, those of the newest schema."""
@@ -341,7 +347,26 @@ class RelationRegistrar:
         else:
             newest = await self._newest_schema(description, topic)
             former = recorded_relation_and_columns(newest, description.namespace, description.name)
+            former = await self._before_message(description, former, topic, attributes)
         refuse_renamed(description, former, self._columns, self._dialect.field_name)
+
+    async def _before_message(
+        self, description: RelationDescription, former: FormerRelation, topic: str, attributes: Sequence[Attribute]
+    ) -> FormerRelation:
+        """Return `former`, which is of the newest schema, without the names that columns have got
+        since the message. The message is then sent again, so a schema has the former name of the
+        column. Without such a schema, the column was renamed and renamed back."""
+        field_name = self._dialect.field_name
+        later = renamed_later(description, former, self._columns, attributes, field_name)
+        columns = dict(former.columns)
+        if later:
+            async for schema in self._registry.versions(value_subject(topic)):
+                if recorded_oid(schema) in (None, description.oid):
+                    recorded = recorded_relation_and_columns(schema, description.namespace, description.name).columns
+                    for name, column in later.items():
+                        if recorded.get(field_name(column.name), 0) in (None, column.attnum):
+                            columns.pop(name, None)
+        return FormerRelation(former.namespace, former.name, columns)
 
     async def _newest_schema(self, description: RelationDescription, topic: str) -> Schema:
         """Return the newest schema of a relation, which another topic has if the relation had

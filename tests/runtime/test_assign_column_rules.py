@@ -204,3 +204,40 @@ async def test_a_column_that_leaves_its_rule_by_a_new_name_stops_the_gateway_unt
     for record in records:
         assert f"mail{MARK}" not in f"{record.key} {record.value} {record.value_schema}"
     assert f"secret{MARK}" not in f"{[record.value for record in records if record.topic.endswith('people')]}"
+
+
+@pytest.mark.parametrize("dialect", ["walgate", "debezium"])
+async def test_a_column_that_a_rename_brings_under_a_rule_was_not_under_it_before(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, dialect: str
+) -> None:
+    """The rows before the rename come again after the schema of those that follow it. A column that
+    leaves its rule and comes back, while the gateway is down, still stops it."""
+    sql = await database.connect()
+    await sql.execute("create table people (id int primary key, mail text); create publication walgate for all tables")
+    settings = {
+        "source__dsn": database.dsn,
+        "source__slot": topic_prefix,
+        "kafka__bootstrap_servers": kafka.bootstrap_servers,
+        "kafka__prefix": topic_prefix,
+        "kafka__dialect": dialect,
+        "kafka__partitions": "1",
+        "registry__url": registry.url,
+        "columns__rules": json.dumps([{"pattern": r"public\.people\.email", "action": "hash"}]),
+        "columns__hash_key": HASH_KEY,
+    }
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    await gateway.streaming(failpoints="after_registry_call:raise:2")
+    async with sql.transaction():
+        await sql.execute("insert into people values (1, 'first')")
+        await sql.execute("alter table people rename mail to email")
+        await sql.execute("insert into people values (2, 'second')")
+    reader = Reader(kafka.bootstrap_servers, registry.url, [f"{topic_prefix}.public.people"])
+    records = await reader.until(lambda record: record.key == {"id": 2})
+    values = [record.value and record.value["after"] for record in records]
+    assert values == [{"id": 1, "mail": "first"}, {"id": 2, "email": hashed("second")}]
+    assert await gateway.stop() == 0, gateway.log_tail()
+    await sql.execute("alter table people rename email to contact; insert into people values (3, 'third')")
+    await sql.execute("alter table people rename contact to email")
+    gateway.start()
+    assert await gateway.wait(60) == 78, gateway.log_tail()
+    assert "column contact was public.people.email" in gateway.log_tail(1)
