@@ -288,6 +288,7 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
         fresh,
         state="ACTIVE",
         resume_lsn=resume_lsn,
+        content_lsn=facts.server.flush_lsn,  # the connector wrote nothing later, nor of a later commit
         last_commit_lsn=Lsn(max(offset.commit_lsn - 1, 0)),  # the next commit may begin where that one ends
         written_xid=offset.written_xid,
         written_lsn=offset.lsn if offset.written_xid else Lsn(0),

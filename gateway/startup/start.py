@@ -46,6 +46,7 @@ from gateway.startup.synchronous_standby import check_synchronous
 from gateway.startup.timeline_checks import check_promotion, check_timeline, parse_history, position_at_fork
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import Quarantined
+from schemas.lsn import Lsn
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,8 +379,11 @@ def _identify(facts: Facts) -> Generator[Step, Any, int]:
 def _same_server(facts: Facts, position: Position, promotion: _Promotion | None) -> Generator[Step, Any, int]:
     """Check the server of the replication connection, and return its timeline."""
     if promotion is not None:
+        resume_lsn, last_commit_lsn = position.resume_lsn, position.last_commit_lsn
+        if position.content_lsn > resume_lsn:  # a Debezium connector has delivered this much
+            resume_lsn, last_commit_lsn = position.content_lsn, Lsn(position.content_lsn - 1)
         findings = check_promotion(
-            position.resume_lsn, position.last_commit_lsn, position.timeline, promotion.timeline, promotion.history
+            resume_lsn, last_commit_lsn, position.timeline, promotion.timeline, promotion.history
         )
         yield from _judge_behind_fence(findings)
         return promotion.timeline

@@ -93,7 +93,8 @@ class Position:
     written_lsn: Lsn = _START
     content_lsn: Lsn = _START
     """Everything that was delivered comes from the WAL before this LSN. WAL from here to `resume_lsn`
-    had nothing to deliver. 0 if it is not known (an earlier release did not store it)."""
+    had nothing to deliver. It is after `resume_lsn` until replication has passed what a Debezium
+    connector delivered. 0 if it is not known (an earlier release did not store it)."""
     failed_place: FailedPlace | None = None
     """The failure that was counted last when the epoch began."""
     schema_id: int = field(default=0, compare=False)
@@ -175,7 +176,7 @@ def advance(
     return replace(
         position,
         resume_lsn=Lsn(resume_lsn),
-        content_lsn=Lsn(resume_lsn) if is_changed else position.content_lsn or position.resume_lsn,
+        content_lsn=Lsn(max(resume_lsn if is_changed else 0, position.content_lsn or position.resume_lsn)),
         last_commit_lsn=Lsn(last_commit_lsn),
         prepared=prepared,
         skip_lsn=position.skip_lsn if position.skip_lsn >= resume_lsn else _START,

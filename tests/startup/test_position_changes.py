@@ -16,7 +16,7 @@ from gateway.startup.facts import Facts, Stored
 from gateway.startup.position_changes import accept_gap, adopt, adopt_from_debezium, readmit, skip
 from gateway.startup.start import CreateSlot, DropSlot, FenceFormer, FindWritten, Record, Step, Steps
 from gateway.startup.timeline_checks import LeftBehind
-from gateway.transactions.position import Gap, Position
+from gateway.transactions.position import Gap, Position, advance
 from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.lsn import Lsn
 from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
@@ -206,6 +206,15 @@ def test_a_connectors_slot_goes_on_within_the_transaction_in_which_it_stopped() 
     assert (position.resume_lsn, position.last_commit_lsn) == (1600, 1599)
     assert (position.written_xid, position.written_lsn) == (77, 1700)
     assert steps[-1] == Record(position)
+
+
+def test_what_a_connector_wrote_counts_as_delivered_until_replication_has_passed_it() -> None:
+    """Transaction 77 committed somewhere after LSN 1700, but before the adoption."""
+    position, _ = done(adopt_from_debezium(fresh, EXPECTED, OFFSET), known=NONE_STORED)
+    assert position.content_lsn == FACTS.server.flush_lsn == 2000
+    for has_content in (False, True):
+        assert advance(position, 1900, 1890, (), has_content=has_content).content_lsn == 2000
+    assert advance(position, 2100, 2090, ()).content_lsn == 2100
 
 
 def test_after_a_snapshot_the_slot_goes_on_where_it_was_made() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -265,6 +266,16 @@ def test_an_idle_position_goes_back_to_the_fork_before_it_is_judged() -> None:
     stored = Stored({ACTIVE.key: replace(idle, content_lsn=Lsn(1601))}, marker_topic_used=True)
     with pytest.raises(DataGap, match="after the end of the WAL"):
         started(with_server(timeline=2), stored, answers=answers, identity=replaying(2))
+
+
+def test_a_promoted_server_that_lacks_what_a_connector_delivered_is_a_gap() -> None:
+    """The connector stopped within a transaction that commits after the resume LSN."""
+    answers: dict[type, Answer] = {TimelineHistory: lambda _: f"1\t{Lsn(1600)}\tno recovery target specified\n"}
+    for content_lsn, is_gap in ((1700, True), (1600, False)):
+        adopted = replace(ACTIVE, content_lsn=Lsn(content_lsn), written_xid=77, written_lsn=Lsn(1550))
+        stored = Stored({ACTIVE.key: adopted}, marker_topic_used=True)
+        with pytest.raises(DataGap, match="Kafka contains changes up to") if is_gap else nullcontext():
+            started(with_server(timeline=2), stored, answers=answers, identity=replaying(2))
 
 
 @pytest.mark.parametrize(("publications", "now"), [(FACTS.publications, "recreated"), ({}, "still do not exist: p")])
