@@ -58,6 +58,10 @@ _CERTIFICATE: Final = (
 )
 
 
+class TopicDenied(RetrySlowly):
+    """The broker denies access to a topic."""
+
+
 def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateError:
     """Return the WalgateError that says what happens next after an error of the Kafka client.
     `right` is the permission that this operation needs on a topic. After an unknown error, a new
@@ -81,7 +85,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
     if isinstance(error, TopicAuthorizationFailedError):
         names = error.args[0] if error.args else ()
         topics = _named(sorted([names] if isinstance(names, str) else names))
-        return RetrySlowly(f"{doing}: the broker denies access to {topics}", hint=f"grant {right} on {topics}")
+        return TopicDenied(f"{doing}: the broker denies access to {topics}", hint=f"grant {right} on {topics}")
     if isinstance(error, TransactionalIdAuthorizationFailed):
         return RetrySlowly(text, hint="grant Write and Describe on the transactional id (prefix walgate.)")
     if isinstance(error, ClusterAuthorizationFailedError):

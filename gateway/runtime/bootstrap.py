@@ -18,9 +18,10 @@ import structlog
 
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
-from gateway.errors import Retry, RetrySlowly, StopForOperator
+from gateway.errors import Retry, RetrySlowly
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
+from gateway.kafka.classify_errors import TopicDenied
 from gateway.kafka.fixed_topics import FixedSchemas, message_selection, open_message_topic
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
@@ -135,7 +136,11 @@ class StartResult:
     async def snapshot_states(self) -> tuple[StoredStates, bytes]:
         """Return the stored states of the slot's snapshots, and the frame with which the next ones
         are written. Call it after the fence, when no other gateway writes them any more."""
-        values = of_slot(self.position.key, await _snapshot_values(self._settings.kafka, self.topics, self.producer))
+        kafka = self._settings.kafka
+        values = await _snapshot_values(kafka, self.topics, self.producer)
+        return await self._decoded(of_slot(self.position.key, values))
+
+    async def _decoded(self, values: dict[bytes, bytes]) -> tuple[StoredStates, bytes]:
         with classified_schema_errors():
             schema_id = await self.registry.register(value_subject(SNAPSHOT_TOPIC), SNAPSHOT_STATE)
             return await load_states(values, self.registry), frame(schema_id)
@@ -143,10 +148,11 @@ class StartResult:
     async def go_without_snapshots(self) -> None:
         """Store that this session takes no snapshots, before it delivers changes. Call it after the
         fence."""
-        if await _has_snapshot_topic(self.topics):
-            records = unwatched(*await self.snapshot_states(), self.position.key)
-            if records:
-                await self.delivery.deliver_now([], self.position, states=records)
+        kafka, key = self._settings.kafka, self.position.key
+        values = of_slot(key, await _earlier_snapshot_values(kafka, self.topics, self.producer))
+        records = unwatched(*await self._decoded(values), key) if values else {}
+        if records:
+            await self.delivery.deliver_now([], self.position, states=records)
 
 
 class Bootstrap:
@@ -373,9 +379,10 @@ class Bootstrap:
     async def _states_of_former(self, position: Position, former: bytes | None) -> dict[bytes, bytes]:
         """Return the snapshot states of a position that is being replaced, under the keys of the
         new one."""
-        if former is None or not (self._settings.takes_snapshots or await _has_snapshot_topic(self._topics)):
+        if former is None:
             return {}
-        values = of_slot(former, await _snapshot_values(self._settings.kafka, self._topics, self._producer))
+        read = _snapshot_values if self._settings.takes_snapshots else _earlier_snapshot_values
+        values = of_slot(former, await read(self._settings.kafka, self._topics, self._producer))
         return {position.key + key.removeprefix(former): value for key, value in values.items()}
 
     async def _begin_epoch(self, position: Position, forgets: bytes | None) -> None:
@@ -393,12 +400,13 @@ async def _snapshot_values(kafka: KafkaSettings, topics: Topics, producer: Produ
     return await read_snapshot_states(kafka, kafka.delivery_timeout_s)
 
 
-async def _has_snapshot_topic(topics: Topics) -> bool:
-    """Return whether the topic exists. A principal that may not describe the topic has never taken
-    snapshots."""
-    with suppress(StopForOperator):
-        return not await topics.missing([SNAPSHOT_TOPIC])
-    return False
+async def _earlier_snapshot_values(kafka: KafkaSettings, topics: Topics, producer: Producer) -> dict[bytes, bytes]:
+    """Return the values without creating the topic. A principal that may not describe or read the
+    topic has never taken snapshots."""
+    with suppress(TopicDenied):
+        if not await topics.missing([SNAPSHOT_TOPIC]):
+            return await _snapshot_values(kafka, topics, producer)
+    return {}
 
 
 async def close(closing: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -13,7 +13,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.batches import RECORD_OVERHEAD_BYTES, BatchWriter
-from gateway.kafka.classify_errors import classify
+from gateway.kafka.classify_errors import TopicDenied, classify
 from gateway.kafka.producer import Producer
 from gateway.kafka.topic_admin import Refusal
 from gateway.kafka.topics import Topics, refused_topic
@@ -38,7 +38,7 @@ def test_a_topic_that_may_not_be_made_names_the_right_and_is_waited_for() -> Non
 )
 def test_a_denied_access_names_the_topics(names: tuple[object, ...], topics: str) -> None:
     error = classify(TopicAuthorizationFailedError(*names), "writing")
-    assert type(error) is RetrySlowly and error.message == f"writing: the broker denies access to {topics}"
+    assert type(error) is TopicDenied and error.message == f"writing: the broker denies access to {topics}"
     assert error.hint == f"grant Write and Describe on {topics}"
 
 
@@ -46,7 +46,7 @@ CODES = {
     0: DataGap,
     7: Retry,  # REQUEST_TIMED_OUT
     17: DataGap,  # INVALID_TOPIC_EXCEPTION: another topic's name collides
-    29: RetrySlowly,  # TOPIC_AUTHORIZATION_FAILED
+    29: TopicDenied,  # TOPIC_AUTHORIZATION_FAILED
     31: RetrySlowly,  # CLUSTER_AUTHORIZATION_FAILED
     36: Retry,  # TOPIC_ALREADY_EXISTS
     37: DataGap,  # INVALID_PARTITIONS
