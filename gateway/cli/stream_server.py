@@ -27,6 +27,9 @@ SELECT ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()
 WHERE NOT pg_catalog.pg_is_in_recovery()
 """
 
+_OTHERS_S: Final = 3.0
+"""The time that the other hosts have after a primary has answered."""
+
 
 @dataclass(frozen=True, slots=True)
 class Primary:
@@ -39,16 +42,32 @@ class Primary:
 
 async def stream_login(source: SourceSettings, *, timeout_s: float = 30.0) -> Credentials:
     """Return the login to the primary where the slot is being read, or else to the primary on the
-    newest timeline. If no host answers as a primary, all hosts are left to the caller, whose
-    connection then fails with their errors. Raises classified errors about the DSN."""
+    newest timeline, of those that answer in time. If no host answers as a primary, all hosts are
+    left to the caller, whose connection then fails with their errors. Raises classified errors
+    about the DSN."""
     login = login_of(source)
     if names_one_host(login.dsn):
         return login
     addresses = await addresses_of(login)
-    primaries = await asyncio.gather(
-        *(_look_at(replace(login, server=address), source.slot, timeout_s / len(addresses)) for address in addresses)
-    )
-    return choose(login, [primary for primary in primaries if primary is not None])
+    looks = [
+        asyncio.create_task(_look_at(replace(login, server=address), source.slot, timeout_s / len(addresses)))
+        for address in addresses
+    ]
+    try:
+        async with asyncio.timeout(None) as limit:
+            for look in asyncio.as_completed(looks):
+                primary = await look
+                if primary is not None and primary.is_read:
+                    break
+                if primary is not None and limit.when() is None:
+                    limit.reschedule(asyncio.get_running_loop().time() + _OTHERS_S)
+    except TimeoutError:
+        pass  # the other hosts do not answer
+    finally:
+        for unfinished in looks:
+            unfinished.cancel()
+        found = await asyncio.gather(*looks, return_exceptions=True)
+    return choose(login, [primary for primary in found if isinstance(primary, Primary)])
 
 
 def choose(login: Credentials, primaries: list[Primary]) -> Credentials:
