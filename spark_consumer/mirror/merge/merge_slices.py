@@ -8,7 +8,8 @@ version.
 
 A slice is cut when the one before it has been merged, since the states and keys of the tables
 decide where the next cut is. Later changes decide, too: the slice of a merge that was interrupted
-between two tables is made first, as it was, whatever has been appended since.
+between two tables is made first, as it was, whatever has been appended since. It ends at the LSN
+that a table has reached, even if its last changes are of tables that were left out since.
 """
 
 from __future__ import annotations
@@ -68,6 +69,7 @@ def slices(
     rows: DataFrame,
     batch: int,
     size: BatchSize,
+    end_lsn: int,
     shapes: TableSchemas,
     merged: Callable[[], Merged],
     reached: Reached,
@@ -75,30 +77,33 @@ def slices(
     keeps_former: bool = False,
 ) -> Iterator[BatchSlice]:
     """Yield the slices of `rows` in order; the caller merges each before it asks for the next.
-    `merged`: returns what was merged until then; `keeps_former`: whether the rows of a table that
-    was recreated are not simply removed. Raise MirrorError as _first_change_of_schema does."""
-    left: list[tuple[DataFrame, BatchSize | None]] = [(rows, size)]
+    `end_lsn`: the rows are all wanted changes up to there; `merged`: returns what was merged until
+    then; `keeps_former`: whether the rows of a table that was recreated are not simply removed.
+    Raise MirrorError as _first_change_of_schema does."""
+    left: list[tuple[DataFrame, BatchSize | None, int]] = [(rows, size, end_lsn)]
     while left:
-        part, its_size = left.pop()
-        made = _slice_or_cut(part, batch, its_size or batch_size(part), shapes, merged(), reached, keeps_former)
+        part, its_size, its_end = left.pop()
+        its_size = its_size or batch_size(part)
+        made = _slice_or_cut(part, batch, its_size, its_end, shapes, merged(), reached, keeps_former)
         if isinstance(made, BatchSlice):
             yield made
         elif made is not None:
             below, above = (part.where(f.col("commit_lsn") < made), part.where(f.col("commit_lsn") >= made))
-            left += [(above, None), (below, None)]
+            left += [(above, None, its_end), (below, None, made - 1)]
 
 
 def _slice_or_cut(
     raw: DataFrame,
     batch: int,
     size: BatchSize,
+    end_lsn: int,
     shapes: TableSchemas,
     merged: Merged,
     reached: Reached,
     keeps_former: bool,
 ) -> BatchSlice | int | None:
-    """Return all of `raw` as a slice, or the commit LSN at which it has to be cut first, or None if
-    it is empty."""
+    """Return all of `raw`, the changes up to `end_lsn`, as a slice, or the commit LSN at which it
+    has to be cut first, or None if it is empty."""
     states, first_lsn = merged[0], size.first_lsn
     marks = marks_in(raw) if size.marks else []
     to_apply = without_marks(raw) if marks else raw
@@ -119,6 +124,7 @@ def _slice_or_cut(
     interrupted_lsn = reached(content.parts)
     if first_lsn <= interrupted_lsn < size.last_lsn:
         return interrupted_lsn + 1
+    is_interrupted = size.last_lsn <= interrupted_lsn <= end_lsn
     cut = _first_change_of_schema(to_apply, records, content, shapes, merged, keeps_former)
     if cut is None and verified is not None:
         cut = _first_other_type(verified, shapes)
@@ -127,7 +133,8 @@ def _slice_or_cut(
     if cut is not None:
         return cut
     times = [content.commit_time, *(mark.commit_time for mark in marks)]
-    content = replace(content, commit_lsn=size.last_lsn, commit_time=max(filter(None, times), default=None))
+    commit_lsn = interrupted_lsn if is_interrupted else size.last_lsn
+    content = replace(content, commit_lsn=commit_lsn, commit_time=max(filter(None, times), default=None))
     return BatchSlice(batch, to_apply, records, content, marks, verified)
 
 

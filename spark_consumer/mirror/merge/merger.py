@@ -151,10 +151,10 @@ class Merger:
         try:
             if out:
                 wanted = rows.where(f.col("table").isNull() | ~f.col("table").isin(out))
-                self._merge_rows(wanted.select(*COLUMNS), batch, None)
+                self._merge_rows(wanted.select(*COLUMNS), batch, None, last_lsn)
                 self._pass_left_out(spark, rows, batch, last_lsn)
             else:
-                self._merge_rows(rows.select(*COLUMNS), batch, size)
+                self._merge_rows(rows.select(*COLUMNS), batch, size, last_lsn)
         except TABLE_FORMAT.TAKEN_OVER as problem:
             raise writer_epoch.taken_over(self.path) from problem
         if self.merged_lsn < last_lsn:
@@ -187,9 +187,9 @@ class Merger:
             content = BatchContent(last_lsn, time_utc, 0, 0, [])
             self._apply_slice(spark, BatchSlice(batch, changes.no_rows(spark), {}, content, []), time.monotonic())
 
-    def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None) -> None:
-        """Merge `rows`, in slices that are cut before each is merged. `size`: None if it is not
-        known.
+    def _merge_rows(self, rows: DataFrame, batch: int, size: BatchSize | None, last_lsn: int) -> None:
+        """Merge `rows`, the wanted changes up to `last_lsn`, in slices that are cut before each is
+        merged. `size`: None if it is not known.
 
         The rows are in files, and reading these again costs less than caching the rows, unless
         there may be many slices.
@@ -208,6 +208,7 @@ class Merger:
                     rows,
                     batch,
                     size,
+                    last_lsn,
                     self._shapes,
                     lambda: (self._states, self.last, self.path),
                     partial(self._reached_lsn, spark),

@@ -134,8 +134,8 @@ class TablePreparation:
         if applied > commit_lsn:
             raise MirrorError(
                 f"{location} has reached {format_lsn(applied)}, but the changes to be merged end at {format_lsn(commit_lsn)}: "
-                "an earlier merge was interrupted after it had written this table, and since then tables were left out of the "
-                "mirror, or its checkpoint location or its directory changes was lost",
+                "an earlier merge was interrupted after it had written this table, and since then the mirror's checkpoint "
+                "location or its directory changes was lost",
                 hint="Run walgate mirror with --merge-every inf until it reports a micro-batch with changes up to "
                 f"{format_lsn(applied)} or later, then run walgate merge. After that, run walgate mirror as before.",
             )
