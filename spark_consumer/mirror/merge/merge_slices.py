@@ -125,6 +125,8 @@ def _slice_or_cut(
     if first_lsn <= interrupted_lsn < size.last_lsn:
         return interrupted_lsn + 1
     is_interrupted = size.last_lsn <= interrupted_lsn <= end_lsn
+    # A merge that simply removed former rows did not cut its slice there.
+    keeps_former = keeps_former and not is_interrupted
     cut = _first_change_of_schema(to_apply, records, content, shapes, merged, keeps_former)
     if cut is None and verified is not None:
         cut = _first_other_type(verified, shapes)

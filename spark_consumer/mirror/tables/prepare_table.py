@@ -337,6 +337,11 @@ class TablePreparation:
             raise replica_identity.recreated_error(part.table, location, may_empty=True, may_copy=len(oids) == 1)
         if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows are gone already
             replica_identity.keep_copy(spark, location, kept_path(self.path, part.table, known), applied)
+            if len(set(map(self.shapes.oid_of, replica_identity.schema_ids_after(own, (applied + 1, -1))))) > 1:
+                self._doubts.append(
+                    f"{part.table}: the copy of its former rows lacks their changes after {format_lsn(applied)}, "
+                    "since these were merged together with changes of the new table"
+                )
         self._emptied[part.table] = (begin[0], begin[1] - 1)
         return replace(part, last_truncate=max(self._emptied[part.table], part.last_truncate or (-1, -1)))
 
