@@ -62,7 +62,11 @@ listed is waited for. The columns differ for a reason:
   `walgate_failures_at_resume_lsn` show how often it came, and since when.
 
 If the server itself crashes again and again at the same resume LSN, the gateway waits 60 s, then
-120 s, and exits with code 78 after the fourth crash.
+120 s, and exits with code 78 after the fourth crash. It does not matter whether the server restarts
+by itself or is started again (`restart_after_crash = off`). An immediate shutdown, or the loss of the
+machine, counts as a crash, since it looks the same; a clean restart or a failover does not. A session
+that gets as far as the WAL reached when it began, and each transaction that becomes durable in Kafka,
+ends the count.
 
 The count is stored with the position: if a supervisor starts the gateway again after exit code 78,
 it makes one attempt, and exits if the error comes again.
