@@ -62,7 +62,7 @@ def counts(verdict: TableVerdict) -> tuple[int, int, int]:
     return verdict.changed, verdict.missing, verdict.surplus
 
 
-@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("at_once", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_table_that_was_altered_and_not_changed_since_is_equal(reader: Reader, feeder: Feeder, at_once: bool) -> None:
     """Each of them also has a row that the source does not have, which is found: whether all is
     merged at once, or the last changes before, and the ends of the snapshots behind."""
@@ -157,7 +157,7 @@ def test_a_log_that_adds_up_to_no_rows_stops_no_comparison(reader: Reader, feede
     assert verdict_of(reader, calls).missing == 2
 
 
-@pytest.mark.parametrize("before_end", [True, False])
+@pytest.mark.parametrize("before_end", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_key_that_gets_another_type_within_a_snapshot_stops_no_merge(
     reader: Reader, feeder: Feeder, before_end: bool
 ) -> None:
