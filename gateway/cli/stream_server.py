@@ -19,9 +19,10 @@ from gateway.postgres.classify_errors import DRIVER_ERRORS
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import Credentials, login_of, names_one_host
 from gateway.postgres.login import addresses_of
+from gateway.postgres.server import TIMELINE
 
-_QUERY: Final = """
-SELECT ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int AS timeline,
+_QUERY: Final = f"""
+SELECT {TIMELINE} AS timeline,
        EXISTS (SELECT FROM pg_catalog.pg_replication_slots AS s
                WHERE s.slot_name = $1 AND s.database = pg_catalog.current_database() AND s.active) AS is_read
 WHERE NOT pg_catalog.pg_is_in_recovery()

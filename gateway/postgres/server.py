@@ -30,15 +30,18 @@ _SETTINGS: Final = (
     "synchronized_standby_slots",
     "synchronous_standby_names",
 )
+_TIMELINE_IN_HEX: Final = "pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8)"
+TIMELINE: Final = f"('x' || {_TIMELINE_IN_HEX})::bit(32)::int"
+"""An SQL expression: the timeline of a primary."""
 # REPACK (CONCURRENTLY) of PostgreSQL 19 has slots of its own (max_repack_replication_slots), in the
 # same view. A standby cannot name its current WAL file, and after a promotion pg_control_checkpoint
 # shows the old timeline until the next checkpoint. A timeline from there is good enough for a first
 # position, but not for a comparison.
-SERVER_QUERY: Final = """
+SERVER_QUERY: Final = f"""
 SELECT jsonb_build_object(
     'system_identifier', (pg_catalog.pg_control_system()).system_identifier::text,
     'timeline', CASE WHEN r.in_recovery THEN (pg_catalog.pg_control_checkpoint()).timeline_id
-                     ELSE ('x' || substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8))::bit(32)::int END,
+                     ELSE {TIMELINE} END,
     'flush_lsn', CASE WHEN r.in_recovery THEN pg_catalog.pg_last_wal_replay_lsn()
                       ELSE pg_catalog.pg_current_wal_flush_lsn() END,
     'in_recovery', r.in_recovery,
@@ -122,9 +125,8 @@ async def load_facts(
 
 # On a primary, the LSN is the end of the WAL that the last crash recovery replayed. It is null if
 # the server was shut down cleanly before its last start.
-_RECOVERY_QUERY: Final = """
-SELECT pg_catalog.substr(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 1, 8),
-       pg_catalog.pg_last_wal_replay_lsn()::text
+_RECOVERY_QUERY: Final = f"""
+SELECT {_TIMELINE_IN_HEX}, pg_catalog.pg_last_wal_replay_lsn()::text
 WHERE NOT pg_catalog.pg_is_in_recovery()
 """
 

@@ -70,6 +70,11 @@ class CommittedTransaction:
     def is_notice(self) -> bool:
         return self.kind in NOTICES
 
+    @property
+    def topics(self) -> set[str]:
+        """Return the topics of the transaction's records."""
+        return {item.topic for item in self.ranges}
+
     def __str__(self) -> str:
         return (
             f"xid {self.xid} epoch {self.epoch} commit_lsn {format_lsn(self.commit_lsn)} (marker {self.marker_offset})"

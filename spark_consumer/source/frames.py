@@ -405,5 +405,5 @@ def transactions_batch(
 
 
 def _tables(transaction: CommittedTransaction, table_of: Mapping[str, TableName | None]) -> set[str]:
-    tables = {table_of[item.topic] for item in transaction.ranges}
+    tables = {table_of[topic] for topic in transaction.topics}
     return {str(table) for table in tables if table is not None}

@@ -83,7 +83,7 @@ class ChangeShape:
         """Return the schemas of a table's records in these transactions, schema id -> JSON text.
         The registry may lack schemas of other tables; a record whose own schema is missing ends
         the read."""
-        owners = [each for each in transactions if any(self.wants(item.topic) for item in each.ranges)]
+        owners = [each for each in transactions if any(map(self.wants, each.topics))]
         ids = sorted({schema_id for transaction in owners for schema_id in transaction.schema_ids})
         found = {schema_id: schemas.find(schema_id) for schema_id in ids}
         namespace = table.record_namespace(self._options.prefix)
@@ -163,7 +163,7 @@ class TransactionShape:
 
 
 def _topics_of(transactions: list[CommittedTransaction]) -> set[str]:
-    return {item.topic for transaction in transactions for item in transaction.ranges}
+    return set().union(*(transaction.topics for transaction in transactions))
 
 
 def _tables_of(options: Options, topics: set[str]) -> Tables:

@@ -47,24 +47,32 @@ def hashed(text: str) -> str:
     return hmac.new(HASH_KEY.encode(), text.encode(), hashlib.sha256).hexdigest()
 
 
+def settings_of(
+    database: Database, kafka: Kafka, registry: Registry, prefix: str, dialect: str, rules: str
+) -> dict[str, str]:
+    """One partition, so that records come in order."""
+    return {
+        "source__dsn": database.dsn,
+        "source__slot": prefix,
+        "kafka__bootstrap_servers": kafka.bootstrap_servers,
+        "kafka__prefix": prefix,
+        "kafka__dialect": dialect,
+        "kafka__partitions": "1",
+        "registry__url": registry.url,
+        "columns__rules": rules,
+        "columns__hash_key": HASH_KEY,
+    }
+
+
 @pytest.mark.parametrize("dialect", ["walgate", "debezium"])
 async def test_what_a_rule_replaces_is_in_no_record_and_the_rest_is_there(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, dialect: str
 ) -> None:
     sql = await database.connect()
     await sql.execute(SETUP)
-    settings = {
-        "source__dsn": database.dsn,
-        "source__slot": topic_prefix,
-        "kafka__bootstrap_servers": kafka.bootstrap_servers,
-        "kafka__prefix": topic_prefix,
-        "kafka__dialect": dialect,
-        "kafka__partitions": "1",
-        "registry__url": registry.url,
+    settings = settings_of(database, kafka, registry, topic_prefix, dialect, json.dumps(RULES)) | {
         "snapshot__mode": "initial",
         "snapshot__chunk_bytes": "16384",
-        "columns__rules": json.dumps(RULES),
-        "columns__hash_key": HASH_KEY,
     }
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
     await gateway.streaming()
@@ -152,17 +160,7 @@ async def test_a_column_that_leaves_its_rule_by_a_new_name_stops_the_gateway_unt
             ]
         )
 
-    settings = {
-        "source__dsn": database.dsn,
-        "source__slot": topic_prefix,
-        "kafka__bootstrap_servers": kafka.bootstrap_servers,
-        "kafka__prefix": topic_prefix,
-        "kafka__dialect": dialect,
-        "kafka__partitions": "1",
-        "registry__url": registry.url,
-        "columns__rules": rules(),
-        "columns__hash_key": HASH_KEY,
-    }
+    settings = settings_of(database, kafka, registry, topic_prefix, dialect, rules())
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
 
     async def stops(said: str) -> None:
@@ -214,17 +212,8 @@ async def test_a_column_that_a_rename_brings_under_a_rule_was_not_under_it_befor
     leaves its rule and comes back, while the gateway is down, still stops it."""
     sql = await database.connect()
     await sql.execute("create table people (id int primary key, mail text); create publication walgate for all tables")
-    settings = {
-        "source__dsn": database.dsn,
-        "source__slot": topic_prefix,
-        "kafka__bootstrap_servers": kafka.bootstrap_servers,
-        "kafka__prefix": topic_prefix,
-        "kafka__dialect": dialect,
-        "kafka__partitions": "1",
-        "registry__url": registry.url,
-        "columns__rules": json.dumps([{"pattern": r"public\.people\.email", "action": "hash"}]),
-        "columns__hash_key": HASH_KEY,
-    }
+    rules = json.dumps([{"pattern": r"public\.people\.email", "action": "hash"}])
+    settings = settings_of(database, kafka, registry, topic_prefix, dialect, rules)
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
     await gateway.streaming(failpoints="after_registry_call:raise:2")
     async with sql.transaction():
