@@ -43,7 +43,7 @@ from tests.support.scene import Scene, open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
-BACK_WITHIN_S = 10.0
+BACK_WITHIN_S = 20.0  # 10 on a computer of its own; other tests run beside this one
 
 
 class Place:
