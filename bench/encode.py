@@ -205,6 +205,8 @@ class _Registrar:
     async def comes_as_root(self, _: Relation, previous: Relation | None) -> bool:
         return False
 
+    async def compare_identity(self, partition: Relation, root: Relation, in_force: RelationVersion | None) -> None: ...
+
 
 class _DebeziumRegistrar(_Registrar):
     """Relation versions in Debezium's format, with its default settings."""
