@@ -40,7 +40,7 @@ async def test_a_failure_ends_the_others_also_one_that_swallows_a_cancellation()
 async def test_a_goodbye_takes_no_longer_than_its_limit() -> None:
     begun = time.monotonic()
     await close_with_timeout(_swallows_one_cancellation(), 0.05)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 1
 
 
 async def test_a_goodbye_that_fails_is_one_too() -> None:
