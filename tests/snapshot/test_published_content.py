@@ -138,6 +138,19 @@ DELETING = replace(LISTED, actions="iud")
             with_account(KEPT, removals=4),
             "a publication may have sent more of it for a time",
         ),
+        # The server discarded its statistics.
+        (with_account(KEPT, removals=3), with_account(KEPT, removals=0), ""),
+        (
+            with_account(KEPT, removals=3),
+            with_account(KEPT, removals=1),
+            "a publication may have sent more of it for a time",
+        ),
+        (with_account(KEPT, removals=0), with_account(KEPT, removals=0), ""),
+        (
+            with_account(KEPT, removals=0),
+            with_account(KEPT, removals=3),
+            "a publication may have sent more of it for a time",
+        ),
         (with_account(KEPT, removals=None), with_account(KEPT, removals=4), ""),
         (with_account(KEPT, generated="2,3"), with_account(KEPT, generated="3"), "a column is no longer generated"),
         (with_account(KEPT, generated="2"), with_account(KEPT, generated="2,4"), ""),

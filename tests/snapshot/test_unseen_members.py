@@ -360,3 +360,26 @@ async def test_what_comes_between_two_looks_at_the_oldest_server_is_noticed(
         await settled(scene)
         await scene.judge(queries(every), keyless=())
         assert await scene.gateway.stop() == 0
+
+
+async def test_statistics_that_the_server_discarded_are_no_reason_to_read(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """A crash discards them, and a promoted standby has only its own."""
+    settings = {"source__publications": "narrow,wide", "source__check_interval_s": 1}
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
+        await scene.sql.execute("""
+            CREATE TABLE public.partial (id int PRIMARY KEY, v text); INSERT INTO public.partial VALUES (1, 'old');
+            CREATE PUBLICATION narrow FOR TABLE public.partial WHERE (id < 500); CREATE PUBLICATION wide""")
+        passing = "ALTER PUBLICATION wide ADD TABLE public.partial", "ALTER PUBLICATION wide DROP TABLE public.partial"
+        await apart(scene, *passing * 3, removals=3)
+        await scene.gateway.streaming()
+        await scene.snapshot_done()
+
+        await scene.sql.execute("SELECT pg_stat_reset()")
+        await asyncio.sleep(3)  # a few looks
+        assert not scene.gateway.events("table_read_again")
+        await apart(scene, *passing, removals=1)
+        await are_read_again(scene, ["partial"], 0)
+        await settled(scene)
+        assert await scene.gateway.stop() == 0

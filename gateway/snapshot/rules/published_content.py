@@ -79,6 +79,7 @@ class Account:
     owner. `generated`: the numbers of its generated and dropped columns, separated by commas.
     `removals`: the number of entries that were deleted from the database's publications, as the
     server counts them. It is None if no further entry could change what is sent of the relation.
+    The server counts from 0 again after a crash or a promotion, so 0 shows no removal.
     """
 
     made: str
@@ -149,7 +150,7 @@ def _changed_account(before: Account, now: Account, *, is_partitioned: bool) -> 
         return "a label of an enum was renamed, or an attribute of a composite type was added or dropped"
     if not set(filter(None, before.generated.split(","))) <= set(now.generated.split(",")):
         return "a column is no longer generated"
-    if None not in (before.removals, now.removals) and before.removals != now.removals:
+    if before.removals is not None and now.removals not in (None, 0, before.removals):
         return "a publication may have sent more of it for a time"
     return ""
 
