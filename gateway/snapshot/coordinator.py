@@ -355,13 +355,16 @@ class SnapshotCoordinator:
             self._pending.more.set()
 
     async def _begin_tables(self) -> None:
-        """Set up waiting tables, and emit one boundary transaction that begins them together."""
-        now = time.monotonic()
+        """Set up waiting tables, and emit one boundary transaction that begins them together. While
+        reading is paused, no table begins again: its changes would be recorded in vain."""
+        self._tasks.log_restarts()
+        now, is_paused = time.monotonic(), self._tasks.snapshot.is_paused
         busy = sum(task.is_busy(now) for task in self._tasks.active.values())
         ready = (
             task
             for task in self._tasks.by_oid.values()
             if task.status is Status.WAITING and not task.awaits_boundary and not task.is_blocked(now)
+            if not (is_paused and task.begins_again)
         )
         waiting = list(islice(ready, max(MOST_AT_ONCE - busy, 0)))
         if not (waiting and self._is_due(len(waiting), self._begun_at)):

@@ -21,7 +21,7 @@ from gateway.snapshot.read_plan import ReadPlan
 from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.rules.ranges_to_read import CtidPlan
 from gateway.snapshot.rules.stale_rows import StalenessJudge
-from gateway.snapshot.rules.table_progress import Chunk, Status, TableProgress
+from gateway.snapshot.rules.table_progress import TOO_MANY_KEYS, UNKNOWN_KEYS, Chunk, Status, TableProgress
 from gateway.snapshot.stored_state import RESELECT, TableState, encode_keys, encode_table, segment_key, table_key
 from gateway.snapshot.table_errors import Obstacle
 from schemas.markers import SnapshotChunk
@@ -40,6 +40,12 @@ _RESTARTS_HINT: Final = (
     "if this goes on, the snapshot of the table does not end: until it does, suspend what changes, creates, truncates or "
     "rewrites the table or its partitions, and REINDEX CONCURRENTLY of the index of its key"
 )
+_HINTS: Final = {
+    TOO_MANY_KEYS: "if reading is paused, run `walgate snapshot resume`; otherwise raise snapshot.rows_per_s or "
+    "snapshot.readers, or suspend the UPDATEs until the table has been read",
+    UNKNOWN_KEYS: "if this goes on, suspend large and prepared transactions that change the table until it has been read",
+}
+"""Hints for the reasons that come from the stream, which are given from the first time on."""
 
 HOPELESS_ATTEMPTS: Final = 3
 """After this many failed attempts, the snapshot of the other tables may end without the table."""
@@ -175,6 +181,11 @@ class TableTask:
     def may_miss_values(self) -> bool:
         """Whether consumers may miss values of rows whose keys are not recorded."""
         return self._misses_keys or (self._progress is not None and self._progress.generation > 0)
+
+    @property
+    def begins_again(self) -> bool:
+        """Whether the table waits to begin again."""
+        return self._progress is not None and self._progress.generation > 0 and self.status is Status.WAITING
 
     def is_blocked(self, now: float) -> bool:
         """Return whether the table is not to be read yet. `now` is a time of `time.monotonic`."""
@@ -343,18 +354,27 @@ class TableTask:
 
     def begin_again(self, reason: str) -> None:
         """Begin again, for a reason that is logged."""
+        self._log_restart(reason)
+        self._begin_again()
+
+    def stream_received(self) -> None:
+        """Log that the table has begun again, if a change in the stream has made it do so."""
+        reason = self._progress.pop_restart_reason() if self._progress is not None else ""
+        if reason:
+            self._log_restart(reason)
+
+    def _log_restart(self, reason: str) -> None:
         self._restart_count += 1
         if self._restart_count < WARNED_RESTARTS:
-            log.info("table_restarted", table=self.full_name, reason=reason)
+            log.info("table_restarted", table=self.full_name, reason=reason, hint=_HINTS.get(reason, ""))
         else:
             log.warning(
                 "table_restarted",
                 table=self.full_name,
                 reason=reason,
                 restarts=self._restart_count,
-                hint=_RESTARTS_HINT,
+                hint=_HINTS.get(reason, _RESTARTS_HINT),
             )
-        self._begin_again()
 
     def set_aside(self) -> None:
         """Set the table aside. Once it can be read, it is read from its beginning, in the snapshot

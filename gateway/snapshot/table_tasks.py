@@ -333,6 +333,11 @@ class TableTasks:
     def begin_again(self, task: TableTask, reason: str) -> None:
         task.begin_again(reason)
 
+    def log_restarts(self) -> None:
+        """Log the tables that have begun again at a change in the stream."""
+        for task in self._active.values():
+            task.stream_received()
+
     def changed_while_read(self, task: TableTask) -> None:
         """Report that a table changed while it was read as a whole."""
         task.changed_while_read()

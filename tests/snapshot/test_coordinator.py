@@ -15,6 +15,7 @@ from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinator
 from gateway.snapshot.pending_chunks import SnapshotBoundary
 from gateway.snapshot.reader_tasks import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
+from gateway.snapshot.rules import table_progress
 from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
 from gateway.snapshot.rules.ranges_to_read import CtidPlan, Leaf
 from gateway.snapshot.rules.stale_rows import StalenessJudge
@@ -98,6 +99,40 @@ def test_a_table_that_begins_again_and_again_is_named_in_a_warning(judge: Stalen
     assert {entry["event"] for entry in logs} == {"table_restarted"}
     assert [entry["log_level"] for entry in logs] == ["info", "info", "warning", "warning"]
     assert logs[-1]["restarts"] == 4 and "REINDEX CONCURRENTLY" in logs[-1]["hint"]
+
+
+@pytest.mark.parametrize("is_prepared", [False, True])
+async def test_a_table_that_the_stream_makes_begin_again_is_logged_and_waits_while_reading_is_paused(
+    is_prepared: bool, snapshot: SnapshotCoordinator, judge: StalenessJudge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(table_progress, "MAX_KEYS_TO_READ_AGAIN", 2)
+    table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20)
+    task, new = task_of(1, "b", table), task_of(2, "new")
+    snapshot._tasks._by_oid |= {1: task, 2: new}
+    snapshot._tasks._active[1] = task
+    found: list[list[TableTask]] = []
+
+    async def plans_of(tasks: list[TableTask], _: float) -> list[Any]:
+        found.append(tasks)
+        return []
+
+    monkeypatch.setattr(snapshot, "_plans_of", plans_of)
+    table.begin([7])
+    snapshot._tasks.snapshot.pause()
+    if is_prepared:
+        table.committed_without_keys(7)
+    else:
+        for key in (b"1", b"2", b"3"):
+            table.record_unchanged_toast(key, key)
+    with capture_logs() as logs:
+        for _ in range(2):
+            await snapshot._begin_tables()
+        snapshot._tasks.snapshot.go_on()
+        await snapshot._begin_tables()
+    (entry,) = [entry for entry in logs if entry["event"] == "table_restarted"]
+    assert entry["table"] == "a.b" and entry["hint"]
+    assert ("prepared" in entry["reason"], "walgate snapshot resume" in entry["hint"]) == (is_prepared, not is_prepared)
+    assert found == [[new], [new], [task, new]]
 
 
 class StreamsAtOnce(Transactions):

@@ -17,7 +17,7 @@ OF_OTHER_ROOMS = {
 }
 """Attributes of the state machine and of its transaction, which a snapshot sets."""
 REPORTS = {
-    "table_task.py": {"begin_again", "resume", "go_on_reading", "pop_keys_to_reselect"},
+    "table_task.py": {"begin_again", "resume", "go_on_reading", "pop_keys_to_reselect", "pop_restart_reason"},
     "chunk_reader.py": {"shorten", "snapshot_taken"},
     "publish_chunk.py": {"is_stale"},
     "change_tracking.py": {"record_unchanged_toast", "prepared", "rolled_back", "committed_without_keys"},

@@ -43,6 +43,13 @@ KEYS_FIRST = MAX_KEYS_TO_READ_AGAIN // 2
 """The number of keys from which on keys are read before blocks. The number then falls as long as
 reading is faster than the updates."""
 
+TOO_MANY_KEYS: Final = "too many of its rows wait to be read again, since UPDATEs left TOASTed values out"
+"""The reason why a table begins again at MAX_KEYS_TO_READ_AGAIN."""
+UNKNOWN_KEYS: Final = (
+    "a large or prepared transaction was committed that may have left TOASTed values of unknown rows out"
+)
+"""The reason why a table begins again at the commit of a suspect."""
+
 FEW_CHUNKS = 8
 """Factor by which the first chunk is larger if there are to be few chunks."""
 
@@ -127,6 +134,7 @@ class TableProgress:
         self._keys_being_read: set[bytes] = set()
         self._chunks: set[Chunk] = set()
         self._is_too_early = False
+        self._restart_reason = ""
 
     @property
     def status(self) -> Status:
@@ -243,7 +251,17 @@ class TableProgress:
             self._keys.add(key)
             self._keys_to_reselect.add(key)
         if len(self._keys) > MAX_KEYS_TO_READ_AGAIN:
-            self.begin_again()
+            self._restart(TOO_MANY_KEYS)
+
+    def _restart(self, reason: str) -> None:
+        self.begin_again()
+        self._restart_reason = reason
+
+    def pop_restart_reason(self) -> str:
+        """Return the reason why the relation has begun again at a change in the stream, or "" if it
+        has not since the last call."""
+        reason, self._restart_reason = self._restart_reason, ""
+        return reason
 
     def _read_again(self, key: bytes) -> None:
         self._keys.add(key)
@@ -280,7 +298,7 @@ class TableProgress:
             return
         renamed = self._track.renamed.pop(xid, ())
         if xid in self._track.suspects and not (self._plan.is_done and not self._keys):
-            self.begin_again()
+            self._restart(UNKNOWN_KEYS)
             return
         self.judge.committed_without_keys(self._track, xid)
         for key, old_key in (*unchanged, *renamed):
