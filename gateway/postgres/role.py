@@ -38,13 +38,22 @@ SELECT jsonb_build_object(
                  WHERE s.name LIKE ANY (ARRAY['rds.%', 'cloudsql.%', 'alloydb.%', 'azure.%'])))
 FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
-# The published relations $1, each with the names of its columns in $2, a JSON array. The view
-# pg_publication_tables would wait for tables that another session has locked.
+# The published relations $1, each with the names of its columns in $2, a JSON array, and the
+# partitions from which blocks of these are read. The view pg_publication_tables, and
+# pg_partition_tree, would wait for tables that another session has locked.
 _TABLES: Final = """
+WITH RECURSIVE part (relid, columns, is_published) AS (
+    SELECT t.relid, t.columns, true FROM unnest($1::oid[], $2::jsonb[]) AS t (relid, columns)
+    UNION ALL
+    SELECT i.inhrelid, part.columns, false
+    FROM part
+    JOIN pg_catalog.pg_class AS p ON p.oid = part.relid AND p.relkind = 'p'
+    JOIN pg_catalog.pg_inherits AS i ON i.inhparent = p.oid AND NOT i.inhdetachpending
+)
 SELECT c.oid AS relid, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname) AS name,
        n.oid AS namespace, pg_catalog.quote_ident(n.nspname) AS schema, c.relrowsecurity, t.columns
-FROM unnest($1::oid[], $2::jsonb[]) AS t (relid, columns)
-JOIN pg_catalog.pg_class AS c ON c.oid = t.relid
+FROM part AS t
+JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (t.is_published OR c.relkind = 'r')
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 """
 # Tables on which the role has no SELECT. `lacks_columns` means that it also lacks SELECT on a

@@ -153,6 +153,30 @@ async def test_check_knows_privileges_on_columns(database: Database, role: str) 
     assert any(hint.startswith('GRANT SELECT (ctid) ON public."some"') for hint in hints)
 
 
+async def test_check_knows_privileges_on_partitions(database: Database, role: str) -> None:
+    """Blocks are read from the partitions, whatever the role may do with their root."""
+    sql = await database.connect()
+    await sql.execute(
+        "CREATE SCHEMA parts; CREATE SCHEMA closed;"
+        "CREATE TABLE public.root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id);"
+        "CREATE TABLE parts.middle PARTITION OF public.root FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id);"
+        "CREATE TABLE parts.granted PARTITION OF parts.middle FOR VALUES FROM (0) TO (10);"
+        "CREATE TABLE parts.denied PARTITION OF parts.middle FOR VALUES FROM (10) TO (20);"
+        "CREATE TABLE parts.secured PARTITION OF parts.middle FOR VALUES FROM (20) TO (30);"
+        "ALTER TABLE parts.secured ENABLE ROW LEVEL SECURITY;"
+        "CREATE TABLE closed.hidden PARTITION OF public.root FOR VALUES FROM (100) TO (200);"
+        f"GRANT USAGE ON SCHEMA parts TO {role};"
+        f"GRANT SELECT ON public.root, parts.granted, parts.secured, closed.hidden TO {role};"
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE public.root WITH (publish_via_partition_root = true)"
+    )
+    facts = await _facts(database, role)
+    assert (facts.unreadable, facts.closed_schemas, facts.filtered) == (
+        ("parts.denied",),
+        ("closed",),
+        ("parts.secured",),
+    )
+
+
 async def _facts(database: Database, role: str) -> RoleFacts:
     session = await connect_sql(database.dsn_of(role))
     try:
