@@ -140,9 +140,9 @@ class _Check:
                     sql, self._settings.source.publications, excluded=self._settings.source.excluded_tables
                 )
                 # First, because problems of the role explain why later checks fail.
-                self._report.add(
-                    "postgresql", check_role(role, takes_snapshots=self._settings.takes_snapshots), role.provider
-                )
+                takes_snapshots, readers = self._settings.takes_snapshots, self._settings.snapshot.readers
+                found = check_role(role, takes_snapshots=takes_snapshots, readers=readers)
+                self._report.add("postgresql", found, role.provider)
                 facts = self._facts = await self._look(sql)
                 self._say_server(sql, facts, role)
                 self._report.add("settings", check_patterns(self._settings, facts))

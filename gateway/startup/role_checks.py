@@ -14,11 +14,10 @@ from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.server_checks import STANDBYS_FIRST
 from schemas.topic_names import counted
 
+READERS: Final = 2
 CONNECTIONS: Final = 9
 """Connections of the gateway: the stream, two for the catalog, one for the status, one while the
-slot is created, four for a snapshot."""
-SESSIONS: Final = CONNECTIONS - 1
-"""Connections without the WAL sender, which max_connections does not count since PostgreSQL 12."""
+slot is created, four for a snapshot, READERS of which read tables."""
 _CLOCK_S: Final = 60.0
 _ALTER_SYSTEM: Final = re.compile(r"ALTER SYSTEM SET (\w+) = ([^;]+?)(?=;|\. | if |$)")
 _RELOAD: Final = re.compile(r"; SELECT pg_reload_conf\(\)")
@@ -69,7 +68,8 @@ class RoleFacts:
     filtered: tuple[str, ...] = ()
 
 
-def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Finding]:
+def check_role(role: RoleFacts, *, takes_snapshots: bool = True, readers: int = READERS) -> Iterator[Finding]:
+    """Yield the findings about the role. `readers`: the setting snapshot.readers."""
     name = quote_identifier(role.name)
     if role.is_pooled:
         yield StopForOperator(
@@ -116,7 +116,7 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Fin
             "it, but a snapshot fails instead of leaving out rows",
             f"ALTER ROLE {name} BYPASSRLS",
         )
-    yield from _connections(role, name)
+    yield from _connections(role, name, CONNECTIONS + (max(readers - READERS, 0) if takes_snapshots else 0))
     if abs(role.server_ahead_s) > _CLOCK_S:
         how = "ahead of" if role.server_ahead_s > 0 else "behind"
         yield OperatorWarning(
@@ -126,19 +126,21 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True) -> Iterator[Fin
         )
 
 
-def _connections(role: RoleFacts, name: str) -> Iterator[Finding]:
-    if 0 <= role.connection_limit < role.used_by_role + CONNECTIONS:
+def _connections(role: RoleFacts, name: str, needed: int) -> Iterator[Finding]:
+    """Yield the findings about limits. `needed` includes the WAL sender, which max_connections does
+    not count since PostgreSQL 12."""
+    if 0 <= role.connection_limit < role.used_by_role + needed:
         yield OperatorWarning(
             f"role {role.name} is limited to {counted(role.connection_limit, 'connection')}, {role.used_by_role} of them in "
-            f"use: the gateway needs {CONNECTIONS} that are free",
-            f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + CONNECTIONS + 5}",
+            f"use: the gateway needs {needed} that are free",
+            f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + needed + 5}",
         )
     usable = role.max_connections - role.reserved_connections
-    if usable < role.used_connections + SESSIONS:
+    if usable < role.used_connections + needed - 1:
         yield OperatorWarning(
-            f"{role.used_connections} of the {usable} connections that are not reserved are in use: the gateway needs {SESSIONS} "
-            "that are free",
-            f"ALTER SYSTEM SET max_connections = {role.max_connections + 20}; then restart the server {STANDBYS_FIRST}",
+            f"{role.used_connections} of the {usable} connections that are not reserved are in use: the gateway needs "
+            f"{needed - 1} that are free",
+            f"ALTER SYSTEM SET max_connections = {role.max_connections + needed + 11}; then restart the server {STANDBYS_FIRST}",
         )
 
 

@@ -745,6 +745,17 @@ def test_row_level_security_is_nothing_to_a_gateway_that_reads_no_rows() -> None
     assert list(check_role(replace(ROLE, filtered=("shop.orders",)), takes_snapshots=False)) == []
 
 
+@pytest.mark.parametrize(("takes_snapshots", "readers", "needed"), [(True, 1, 9), (True, 16, 23), (False, 16, 9)])
+def test_each_reader_of_tables_needs_a_connection(takes_snapshots: bool, readers: int, needed: int) -> None:
+    def findings(free: int) -> list[Finding]:
+        limits = replace(ROLE, connection_limit=free, max_connections=50, used_connections=50 - (free - 1))
+        return list(check_role(limits, takes_snapshots=takes_snapshots, readers=readers))
+
+    assert not findings(needed)
+    limit, maximum = findings(needed - 1)
+    assert f"needs {needed} that are free" in limit.message and f"needs {needed - 1} that are free" in maximum.message
+
+
 def test_what_either_of_two_publications_publishes_is_sent() -> None:
     some = replace(PUBLICATION, actions=frozenset({"insert", "update"}))
     others = replace(PUBLICATION, name="q", actions=frozenset({"delete", "truncate"}))
