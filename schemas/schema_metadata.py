@@ -49,6 +49,13 @@ def recorded_attributes(schema: Schema) -> dict[str, tuple[int, MissingValue | N
     }
 
 
+def recorded_column_types(schema: Schema) -> dict[int, tuple[int, int]]:
+    """Return the oid and the modifier of each column's type by attnum, for the columns whose attnum
+    was known."""
+    types = [field["pg.type"] for field in _row_fields(schema) if "attnum" in field.get("pg.type", {})]
+    return {told["attnum"]: (told["oid"], told["typmod"]) for told in types}
+
+
 def _missing(told: Schema | None) -> MissingValue | None:
     return None if told is None else MissingValue(missing_bytes(told), told.get("special"))
 

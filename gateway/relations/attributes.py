@@ -42,7 +42,9 @@ select c.oid::pg_catalog.int8,
                      where p.isleaf and l.atthasmissing and not l.attisdropped) of_leaf (text))
            end),
        exists (select from pg_catalog.pg_publication_rel r
-               where r.prrelid = c.oid and pg_catalog.to_jsonb(r) ->> 'prattrs' is not null)
+               where r.prrelid = c.oid and pg_catalog.to_jsonb(r) ->> 'prattrs' is not null),
+       a.atttypid::pg_catalog.int8,
+       a.atttypmod::pg_catalog.int4
 from pg_catalog.pg_class c
 join pg_catalog.pg_attribute a on a.attrelid = c.oid and a.attnum > 0
 where c.oid = any ($1::pg_catalog.oid[])
@@ -50,8 +52,8 @@ order by c.oid, a.attnum
 """
 """Return one row for each column that ever existed in the relations with the oids $1. Its values:
 the relation, the number, the name (null if dropped), whether the column is generated, and the
-transaction of its row in pg_attribute. PostgreSQL's text of the missing value follows, and whether
-a publication sends only some columns of the relation.
+transaction of its row in pg_attribute. PostgreSQL's text of the missing value follows, whether a
+publication sends only some columns of the relation, and the oid and modifier of the column's type.
 
 The missing value is the only element of attmissingval, an array. A partitioned table has no
 attmissingval, but its partitions do: they all have the same value if the column was added to all of
@@ -73,6 +75,8 @@ class Attribute:
     xid: int
     missing: bytes | None
     is_in_list: bool
+    type_oid: int = 0
+    typmod: int = -1
 
 
 def read_attributes(rows: Iterable[Sequence[Any]]) -> dict[int, list[Attribute]]:

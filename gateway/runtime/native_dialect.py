@@ -26,11 +26,18 @@ from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.transaction import MessageTopic
 from schemas.change_schema import Schema, change_schema, key_schema
+from schemas.compatibility import incompatible_columns
 from schemas.errors import IncompatibleSchema
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
 from schemas.relation import Kind, MissingValue, RelationDescription
-from schemas.schema_metadata import recorded_attributes, recorded_oid, recorded_relation, recorded_types
+from schemas.schema_metadata import (
+    recorded_attributes,
+    recorded_column_types,
+    recorded_oid,
+    recorded_relation,
+    recorded_types,
+)
 from schemas.topic_names import POSITION_TOPIC, key_subject, message_topic, transaction_topic, value_subject
 from schemas.wire_format import frame
 
@@ -41,9 +48,10 @@ class NativeRelation:
     """A described relation, which becomes an EventVersion after its schemas have been
     registered."""
 
-    def __init__(self, description: RelationDescription, prefix: str) -> None:
+    def __init__(self, description: RelationDescription, prefix: str, attributes: Sequence[Attribute] = ()) -> None:
         self.description = description
         self._prefix = prefix
+        self._attributes = attributes
         self._schema_ids: tuple[int, int | None] = (0, None)
 
     @property
@@ -60,7 +68,18 @@ class NativeRelation:
         except IncompatibleSchema as error:
             recorded = await registry.latest(value_subject(topic)) or {}
             if in_use is None and recorded_oid(recorded) not in (None, self.description.oid):
-                self._schema_ids = await self._register_anew(registry, topic, recorded, error)
+                log.warning(
+                    "table_recreated",
+                    relation=self.description.qualified_name,
+                    relation_oid=self.description.oid,
+                    former_oid=recorded_oid(recorded),
+                    note=error.message,
+                )
+                self._schema_ids = await self._register_regardless(registry, topic)
+                return
+            if in_use is None and self._is_before(recorded, await registry.latest(key_subject(topic)) or {}):
+                log.info("earlier_columns", relation=self.description.qualified_name, note=error.message)
+                self._schema_ids = await self._register_regardless(registry, topic)
                 return
             as_first_met = _with_types_as_first_met(self.description, recorded)
             if as_first_met is None:
@@ -82,20 +101,30 @@ class NativeRelation:
             None if in_use is None else key_schema(in_use, self._prefix),
         )
 
-    async def _register_anew(
-        self, registry: RegistryClient, topic: str, recorded: Schema, error: IncompatibleSchema
-    ) -> tuple[int, int | None]:
-        """Register the schemas of a table that has the name of a former one, but another oid. Its
-        rows need not be readable with the former schemas. The key comes first: if the gateway
-        crashes before the value's schema is registered, the newest one still shows that this is
-        another table."""
-        log.warning(
-            "table_recreated",
-            relation=self.description.qualified_name,
-            relation_oid=self.description.oid,
-            former_oid=recorded_oid(recorded),
-            note=error.message,
+    def _is_before(self, newest: Schema, newest_key: Schema) -> bool:
+        """Return whether the relation is from before the newest schemas, which a snapshot or an
+        earlier session has registered: they read its rows, and each column that they have with a
+        type which cannot be read the other way has that type in the catalog too."""
+        value, key = change_schema(self.description, self._prefix), key_schema(self.description, self._prefix) or {}
+        if incompatible_columns(value, newest) or incompatible_columns(key, newest_key):
+            return False
+        changes = [*incompatible_columns(newest, value), *incompatible_columns(newest_key, key)]
+        changed = {change.column for change in changes}
+        present = {each.number: (each.type_oid, each.typmod) for each in self._attributes if each.name is not None}
+        recorded = recorded_column_types(newest)
+        columns = [column for column in self.description.columns if column.name in changed]
+        return bool(columns) and all(
+            column.attnum in present
+            and present[column.attnum] == recorded.get(column.attnum)
+            and present[column.attnum] != (column.facts.oid, column.typmod)
+            for column in columns
         )
+
+    async def _register_regardless(self, registry: RegistryClient, topic: str) -> tuple[int, int | None]:
+        """Register the schemas of a table that has the name of a former one, but another oid, or of
+        rows from before the newest schema. They need not read what was written with the newest. The
+        key comes first: if the gateway crashes before the value's schema is registered, the newest
+        one still shows which case this is."""
         key = key_schema(self.description, self._prefix)
         key_schema_id = None
         if key is not None:
@@ -149,7 +178,8 @@ class NativeRelations:
         numbers = {name: number for name, (number, _) in known.items()}
         missing = {} if attributes else dict(known.values())
         numbered = attribute_numbers(names, attributes, xid, numbers)
-        return NativeRelation(with_attributes(description, numbered, attributes, missing), self._prefix)
+        described = with_attributes(description, numbered, attributes, missing)
+        return NativeRelation(described, self._prefix, attributes)
 
 
 class NativeDialect:
