@@ -111,15 +111,25 @@ def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: 
     `taken_lsn` may miss later changes.
 
     Retention removes markers in commit order. If Kafka still has the marker of a transaction that
-    the output has, no later marker was removed. This is not checked for a given offset (marker:N):
-    the error that suggests such an offset warns of missing changes.
+    the output has, no later marker was removed. A topic that has none of these, and from which
+    nothing was removed, is another topic. This is not checked for a given offset (marker:N): the
+    error that suggests such an offset warns of missing changes.
     """
     low, high = log.bounds()
-    first = log.first_between(low, high, notices=False)
-    if position.kind != "marker" and low > 0 and (first is None or first.commit_lsn > taken_lsn):
+    # An output may have only marks, which notices become.
+    first = log.first_between(
+        low, high, is_wanted=lambda entry: not entry.is_notice or (low == 0 and entry.commit_lsn <= taken_lsn)
+    )
+    if position.kind != "marker" and (first is None or first.commit_lsn > taken_lsn):
+        unknown = (
+            f"the marker topic now begins at offset {low}, after this position: it is unknown whether retention has "
+            f"removed changes that the {output.name} does not have"
+            if low
+            else "the marker topic begins after this position, and nothing was removed from it. So it is another marker "
+            f"topic (a new prefix, or a recreated topic), and may lack changes that the {output.name} does not have"
+        )
         raise RangeExpired(
-            f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but the marker topic now begins at offset {low}, "
-            f"after this position: it is unknown whether retention has removed changes that the {output.name} does not have",
+            f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but {unknown}",
             hint=f"Use another path and checkpoint location{output.new_one}. Or keep this {output.name}: "
             f"{output.keeps.format(f'marker:{low}')}",
         )

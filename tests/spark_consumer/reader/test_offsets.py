@@ -378,6 +378,23 @@ def test_a_mirror_does_not_go_on_behind_what_retention_may_have_removed(
     check_continues(Position("marker", low), 30, log)
 
 
+@pytest.mark.parametrize("start", ["earliest", "latest", "lsn:0/1E"])
+@pytest.mark.parametrize("lsns", [(), (0, 0), (40, 50), (0, NOTICE + 1), (NOTICE + 1, 0, 40)])
+def test_a_mirror_does_not_go_on_in_a_topic_that_begins_after_it(lsns: tuple[int, ...], start: str) -> None:
+    """Nothing was removed from the topic, and it lacks what the mirror has: the prefix is another
+    one, or the topic was recreated."""
+    log = MarkerLog(topic_of(*lsns), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    with pytest.raises(RangeExpired, match=r"another marker topic.*\n.* --starting-position marker:0, "):
+        check_continues(parse_position("startingPosition", start), 30, log)
+    check_continues(Position("marker", 0), 30, log)
+
+
+def test_a_mirror_that_has_only_marks_goes_on_with_a_new_checkpoint() -> None:
+    for later in ((), (NOTICE + 2, NOTICE + 10)):
+        log = MarkerLog(topic_of(NOTICE + 1, *later), "cdc.transaction", Decoder({}, "cdc.transaction"))
+        check_continues(Position("earliest"), NOTICE + 1, log)
+
+
 @pytest.mark.parametrize("start", ["latest", "lsn:0/28", "time:1970-01-01T00:00:00.000040Z", "marker:5"])
 def test_a_new_checkpoint_does_not_begin_behind_changes_that_a_mirror_lacks(start: str) -> None:
     log = MarkerLog(topic_of(10, 20, 30, 0, 40, 50), "cdc.transaction", Decoder({}, "cdc.transaction"))
