@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pyspark.sql import SparkSession
@@ -43,6 +42,7 @@ class BackgroundMerges:
     _batch: int = field(default=0, init=False)
     _append_epoch: int = field(default=0, init=False)
     _is_handed_over: bool = field(default=False, init=False)
+    _is_taking_back: bool = field(default=False, init=False)  # whether `_take_back` has begun and not ended
 
     def __post_init__(self) -> None:
         self.merger = self.new_merger({})
@@ -121,30 +121,37 @@ class BackgroundMerges:
         assert self.session is not None
         self.waiting, self.has_backlog = 0, False
         with settings(self.session, own):
-            try:
-                self.merger.tables_at_once = tables_at_once
-                self.merger.merge_waiting(self.session, self._batch)
-            except writer_epoch.WriterSuperseded:
-                if not self._merges_again(self.session, tables_at_once):
+            while not self._has_merged(self.session, tables_at_once):
+                if not self._is_given_back(self.session):
+                    if not self._is_handed_over:
+                        self._is_handed_over = True
+                        self.handed_over()
+                    self.thread.postpone(_LOOK_AGAIN_S)
                     return
+                self._is_taking_back = True
         self.merger.maintain(self.session, self._batch, compacts=True)
 
-    def _merges_again(self, spark: SparkSession, tables_at_once: int) -> bool:
-        """Return whether the merges were taken back from a `walgate merge` that has ended. If so,
-        everything appended has been merged."""
-        while self._is_given_back(spark):
-            merger = self.new_merger(self.merger.schemas)
-            merger.tables_at_once = tables_at_once
-            with suppress(writer_epoch.WriterSuperseded):  # raised if the next `walgate merge` has taken over
-                merger.open(spark)
-                merger.merge_waiting(spark, self._batch)
-                self.merger, self._is_handed_over = merger, False
-                return True
-        if not self._is_handed_over:
-            self._is_handed_over = True
-            self.handed_over()
-        self.thread.postpone(_LOOK_AGAIN_S)
-        return False
+    def _has_merged(self, spark: SparkSession, tables_at_once: int) -> bool:
+        """Merge everything appended. Return False if another writer has taken over the merges."""
+        try:
+            if self._is_taking_back:
+                self._take_back(spark)
+            self.merger.tables_at_once = tables_at_once
+            self.merger.merge_waiting(spark, self._batch)
+        except writer_epoch.WriterSuperseded:
+            self._is_taking_back = False
+            return False
+        self._is_handed_over = False
+        return True
+
+    def _take_back(self, spark: SparkSession) -> None:
+        """Take the merges back from a `walgate merge` that has ended. After an error this is
+        repeated, since the merges may have been claimed already, and then they are not given back
+        any more."""
+        writer_epoch.check_appends(spark, self.merger.path, self._append_epoch)
+        merger = self.new_merger(self.merger.schemas)
+        merger.open(spark)
+        self.merger, self._is_taking_back = merger, False
 
     def _is_given_back(self, spark: SparkSession) -> bool:
         """Return whether `walgate merge` has given the merges back. Raise WriterSuperseded if

@@ -4,6 +4,7 @@ neither doubled nor lost."""
 from __future__ import annotations
 
 import math
+import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.merge_command import merge_once
 from spark_consumer.mirror.merge.merger import Merger
 from spark_consumer.mirror.paths import seen_path
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.tables import write_table
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
@@ -299,3 +301,43 @@ def test_an_unpruned_change_below_the_oldest_version_is_no_picture(scene: Scene)
         patched.setattr(changes, "pinned", lambda *_: kept)
         with pytest.raises(MirrorError, match="the mirror begins at"):
             versions.read(scene.spark, scene.path, at=lsns[2])
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        (Merger, "merge_waiting"),
+        pytest.param((changes, "kept_schemas"), marks=pytest.mark.long),  # in `open`, after the claim
+    ],
+    ids=lambda place: str(place[1]),
+)
+def test_a_mirror_that_fails_once_as_it_takes_the_merges_back_merges_again(
+    scene: Scene, place: tuple[object, str]
+) -> None:
+    """Its claim is noted already, so that the merges do not look given back any more."""
+    owner, name = place
+    called, problems, reports = getattr(owner, name), list[Exception](), queue.SimpleQueue[BatchReport]()
+    schemas = SchemaCache(Registry({"url": scene.feeder.registry_url}))
+    scene.appending = AppendingMirror(
+        scene.path, schemas, reports.put, merge_every_s=0.0, retrying=lambda problem, _: problems.append(problem)
+    )
+    scene.insert(1, 1)
+    scene.merge()
+
+    def fails_once(*args: Any, **named: Any) -> Any:
+        is_taken_back = not isinstance(args[0], Merger) or args[0] is not first
+        if is_taken_back and not problems and threading.current_thread().name == "merges":
+            raise TimeoutError("of the storage")
+        return called(*args, **named)
+
+    first = scene.appending._merges.merger
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner, name, fails_once)
+        commit_lsn = scene.insert(2, 2)
+        while not (report := reports.get(timeout=60)).is_merge or report.commit_lsn < commit_lsn:
+            pass
+    assert [type(problem) for problem in problems] == [TimeoutError]
+    scene.appending.stop()
+    last = version_manifest.recorded_version(scene.spark, scene.path)
+    assert last is not None and last.commit_lsn == commit_lsn
+    assert scene.found() == expected(2)
