@@ -62,7 +62,7 @@ def notes_of(
     ]
     notes += [
         f"{name}: its key changed while its snapshot ({VERIFY}) was read, so rows that are no longer in the source were not "
-        f"found. {_CONSEQUENCES[VERIFY].format(name)}"
+        f"found. {_CONSEQUENCES[VERIFY].format(shlex.quote(str(name)))}"
         for name in unknown
     ]
     excluded = {mark.table: mark.facts["reason"] for mark in marks if mark.kind == EXCLUDED}

@@ -244,3 +244,8 @@ def test_pictures_between_merges_end_where_a_snapshot_takes_rows_away() -> None:
     assert first_unreadable(TableStates(), [mark("SNAPSHOT_END", 20, purpose="REPLACE")]) == 20
     assert first_unreadable(TableStates(), [mark("SNAPSHOT_END", 20, purpose="VERIFY"), mark("GAP", 30, None)]) is None
     assert first_unreadable(TableStates(), [mark("SNAPSHOT_END", 20, None, purpose="REPLACE")]) is None
+
+
+def test_the_command_in_a_note_about_unknown_surplus_rows_can_be_pasted() -> None:
+    (note,) = notes_of([], {}, {}, unknown=['public."odd table"'])
+    assert note.endswith("""run walgate verify --table 'public."odd table"' again""")
