@@ -222,7 +222,13 @@ class Merger:
         interrupted; otherwise -1."""
         if not self._may_be_interrupted:
             return -1
-        return self._preparation.reached_lsn(spark, [part.table for part in parts])
+        tables = [part.table for part in parts]
+        try:
+            return self._preparation.reached_lsn(spark, tables)
+        except TABLE_FORMAT.TAKEN_OVER:  # the former writer has written a table since it was looked at before
+            writer_epoch.check(spark, self.path, self._epoch)
+            self._preparation.forget()
+            return self._preparation.reached_lsn(spark, tables)
 
     def open(self, spark: SparkSession) -> None:
         """Take over the merges. Raise MirrorError if the mirror was created for other tables."""

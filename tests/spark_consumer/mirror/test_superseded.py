@@ -341,3 +341,45 @@ def test_a_mirror_that_fails_once_as_it_takes_the_merges_back_merges_again(
     last = version_manifest.recorded_version(scene.spark, scene.path)
     assert last is not None and last.commit_lsn == commit_lsn
     assert scene.found() == expected(2)
+
+
+@pytest.mark.parametrize("opens_again", [True, False], ids=["the owner", "an owner that was superseded"])
+def test_a_table_that_a_former_writer_writes_while_the_new_one_looks_is_looked_at_again(
+    scene: Scene, opens_again: bool
+) -> None:
+    """The rightful writer goes on; another stops."""
+    scene.insert(1, 1)
+    scene.merge()
+    commit_lsn = scene.insert(2, 2)
+    session = cloned(scene.spark)
+    owner, other = Merger(scene.path, {}), Merger(scene.path, {})
+    owner.open(session)
+    asked = owner._preparation.reached_lsn
+
+    def looks_in_between(spark: SparkSession, tables: Any) -> int:
+        """The write of the former writer, between two looks."""
+        tables = list(tables)
+        reached = asked(spark, tables)
+        if not done:
+            done.append(True)
+            owner._preparation._applied = {table: (known[0] - 1, -2) for table, known in found().items()}
+            if not opens_again:
+                other.open(spark)
+            return asked(spark, tables)
+        return reached
+
+    def found() -> dict[TableName, tuple[int, int]]:
+        return owner._preparation._applied
+
+    done: list[bool] = []
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(owner._preparation, "reached_lsn", looks_in_between)
+        if opens_again:
+            owner.merge_waiting(session)
+        else:
+            with pytest.raises(MirrorError, match="another writer has taken over"):
+                owner.merge_waiting(session)
+            other.merge_waiting(session)
+    last = version_manifest.recorded_version(scene.spark, scene.path)
+    assert done and last is not None and last.commit_lsn == commit_lsn
+    assert scene.found() == expected(2)
