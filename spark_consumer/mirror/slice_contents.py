@@ -19,7 +19,7 @@ from pyspark.sql import functions as f
 
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.mirror.fold.fold_spark import position
-from spark_consumer.mirror.table_states import FILL, SnapshotWindow, StoredMark, parse_marks, verified_chunks
+from spark_consumer.mirror.table_states import FILL, FirstRows, SnapshotWindow, StoredMark, parse_marks, verified_chunks
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
@@ -65,9 +65,11 @@ class BatchContent:
     changes: int
     parts: list[TablePart]
 
-    def first_lsns(self, known: Collection[str]) -> dict[str, int]:
-        """Return the commit LSN of the first change of each table that is not in `known`."""
-        return {str(part.table): part.first_lsn for part in self.parts if str(part.table) not in known}
+    def first_rows(self, known: Collection[str], oid_of: Callable[[int], int]) -> dict[str, FirstRows]:
+        """Return the first rows of each table that is not in `known`. `oid_of`: returns the oid of
+        a schema id."""
+        new = [part for part in self.parts if str(part.table) not in known]
+        return {str(part.table): FirstRows(part.first_lsn, oid_of(part.newest)) for part in new}
 
 
 @dataclass(frozen=True, slots=True)

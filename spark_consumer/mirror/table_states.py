@@ -37,9 +37,10 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from operator import itemgetter
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from spark_consumer.reader.table_marks import (
+    ENDS_WITH_TABLE,
     EXCLUDED,
     GAP,
     MARKER_OFFSET,
@@ -52,7 +53,15 @@ from spark_consumer.reader.table_marks import (
 FILL, REPLACE, VERIFY = "FILL", "REPLACE", "VERIFY"
 
 
-_NO_LSNS: Mapping[str, int] = MappingProxyType({})
+class FirstRows(NamedTuple):
+    """The first rows of a table that is new to the mirror, at `commit_lsn`. `relation_oid`: oid of
+    the newest relation with the table's name."""
+
+    commit_lsn: int
+    relation_oid: int
+
+
+_NO_ROWS: Mapping[str, FirstRows] = MappingProxyType({})
 # The order in which the gateway writes the markers of one transaction: (kind, whether the marker is
 # for one table).
 _WRITTEN = (
@@ -135,7 +144,8 @@ class TableStates:
     `gap`: reason why every table except those in `repaired` is stale; `gap_lsn`: LSN of the gap,
     which only a snapshot that began after it repairs. `excludes`: patterns of the tables left out
     by --exclude. `former`: for a table's name, the oids of other relations that had this name
-    before.
+    before. `empty`: oids of relations that are complete although the mirror has no table of them:
+    their FILL or REPLACE found no row.
     """
 
     windows: dict[str, SnapshotWindow] = field(default_factory=dict)
@@ -149,8 +159,10 @@ class TableStates:
     repaired: set[str] = field(default_factory=set)
     excludes: list[str] = field(default_factory=list)
     former: dict[str, list[int]] = field(default_factory=dict)
-    # Snapshot id and commit LSN of the last SNAPSHOT_END of a table. It is not stored: the end of
-    # the snapshot as a whole comes with it or is a cancellation.
+    empty: set[int] = field(default_factory=set)
+    # Snapshot id and commit LSN of the last SNAPSHOT_END of a table, for marks that an earlier
+    # release stored without ENDS_WITH_TABLE. It is not stored: the end of the snapshot as a whole
+    # comes with it or is a cancellation.
     _last_end: tuple[str, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     def apply_mark(self, mark: StoredMark) -> None:
@@ -174,6 +186,8 @@ class TableStates:
             self.whole[mark.facts["snapshot_id"]] = purpose
             return
         self.windows[name] = SnapshotWindow(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
+        if purpose == FILL:
+            self.empty.discard(mark.facts.get("relation_oid", 0))
         if purpose == FILL or (purpose == REPLACE and name in self.filling):  # a FILL may begin again as a REPLACE
             self.note_incomplete(name)
 
@@ -192,7 +206,8 @@ class TableStates:
         facts = mark.facts
         last = (facts["snapshot_id"], mark.commit_lsn)
         if name is None:
-            self._end_whole(facts["snapshot_id"], is_cancelled=self._last_end != last)
+            is_cancelled = not facts.get(ENDS_WITH_TABLE) and self._last_end != last
+            self._end_whole(facts["snapshot_id"], is_cancelled=is_cancelled)
             return
         self._last_end = last
         window = self.windows.pop(name, None)
@@ -202,6 +217,8 @@ class TableStates:
         self.incomplete.discard(name)
         if window is not None:  # else the keys are not known, and rows that are no longer in the source stayed
             self.frozen.pop(name, None)
+            if facts.get("row_count") == 0:
+                self.empty.add(facts.get("relation_oid", 0))
             if self.gap is not None and window.begin_lsn > self.gap_lsn:
                 self.repaired.add(name)
         if self.whole:
@@ -217,23 +234,27 @@ class TableStates:
             if window.snapshot_id != snapshot_id or window.purpose == FILL
         }
 
-    def note_first_rows(self, name: str) -> None:
-        """Note the first rows of a table: during a FILL of all tables, the table is incomplete."""
-        if FILL in self.whole.values() and name not in self.done:
+    def note_first_rows(self, name: str, relation_oid: int) -> None:
+        """Note the first rows of a table: during a FILL of all tables, the table is incomplete,
+        unless its relation was complete before, without rows."""
+        if FILL in self.whole.values() and name not in self.done and relation_oid not in self.empty:
             self.filling.add(name)
             if name in self.windows and self.windows[name].purpose != VERIFY:
                 self.incomplete.add(name)
 
-    def after_first_rows(self, marks: Iterable[StoredMark], first_lsns: Mapping[str, int]) -> Iterator[StoredMark]:
-        """Yield marks, each after the first rows of new tables before it are noted. `first_lsns`:
+    def after_first_rows(
+        self, marks: Iterable[StoredMark], first_rows: Mapping[str, FirstRows]
+    ) -> Iterator[StoredMark]:
+        """Yield marks, each after the first rows of new tables before it are noted. `first_rows`:
         as for `advance`."""
-        new = sorted(first_lsns.items(), key=itemgetter(1), reverse=True)
+        new = sorted(first_rows.items(), key=itemgetter(1), reverse=True)
         for mark in marks:
-            while new and new[-1][1] <= mark.commit_lsn:
-                self.note_first_rows(new.pop()[0])
+            while new and new[-1][1].commit_lsn <= mark.commit_lsn:
+                name, first = new.pop()
+                self.note_first_rows(name, first.relation_oid)
             yield mark
-        for name, _ in new:
-            self.note_first_rows(name)
+        for name, first in new:
+            self.note_first_rows(name, first.relation_oid)
 
     def note_incomplete(self, name: str) -> None:
         """Record that a table has only a part of its rows until a snapshot of the table ends."""
@@ -276,6 +297,7 @@ class TableStates:
             gap_lsn=facts.get("gap_lsn", 0),
             excludes=facts.get("excludes", []),
             former=facts.get("former", {}),
+            empty=set(facts.get("empty", ())),
             incomplete=set(facts["incomplete"]) if "incomplete" in facts else _incomplete(facts, windows),
             **sets,
         )
@@ -294,12 +316,12 @@ def _incomplete(facts: Mapping[str, Any], windows: Mapping[str, SnapshotWindow])
 
 
 def advance(
-    states: TableStates, marks: Sequence[StoredMark], first_lsns: Mapping[str, int] = _NO_LSNS
+    states: TableStates, marks: Sequence[StoredMark], first_rows: Mapping[str, FirstRows] = _NO_ROWS
 ) -> tuple[TableStates, dict[str, SnapshotWindow]]:
     """Return the states after these marks, and the snapshots of tables that ended among them.
-    `first_lsns`: commit LSN of the first rows of each table that is new."""
+    `first_rows`: those of each table that is new."""
     made, ended = states.copy(), {}
-    for mark in made.after_first_rows(marks, first_lsns):
+    for mark in made.after_first_rows(marks, first_rows):
         if mark.kind == SNAPSHOT_END and mark.table in made.windows:
             ended[mark.table] = made.windows[mark.table]
         made.apply_mark(mark)
@@ -307,13 +329,13 @@ def advance(
 
 
 def unfinished(
-    states: TableStates, marks: Sequence[StoredMark], first_lsns: Mapping[str, int] = _NO_LSNS
+    states: TableStates, marks: Sequence[StoredMark], first_rows: Mapping[str, FirstRows] = _NO_ROWS
 ) -> dict[str, SnapshotWindow]:
     """Return the snapshots of tables that are over without an end of their own, since the snapshot
     as a whole ended or was replaced by another one among these marks. If a table's read had not
-    begun, its window begins where the whole ended. `first_lsns`: as for `advance`."""
+    begun, its window begins where the whole ended. `first_rows`: as for `advance`."""
     made, over = states.copy(), dict[str, SnapshotWindow]()
-    for mark in made.after_first_rows(marks, first_lsns):
+    for mark in made.after_first_rows(marks, first_rows):
         incomplete, ends = set(made.incomplete), set[str]()
         if mark.kind in (SNAPSHOT_BEGIN, SNAPSHOT_END) and mark.table is None:
             snapshot_id = mark.facts["snapshot_id"]

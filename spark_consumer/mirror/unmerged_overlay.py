@@ -91,8 +91,9 @@ def overlay(
     if found is None and not marks:
         return base, {}
     parts, records = (found[0].parts, found[1]) if found else ([], None)
-    states_after, ended = advance(states, marks, found[0].first_lsns(base.tables) if found else {})
     schemas = changes.kept_schemas(spark, path)
+    first_rows = found[0].first_rows(base.tables, partial(_oid_of, schemas)) if found else {}
+    states_after, ended = advance(states, marks, first_rows)
     if emptied := empty_relations(marks, ended, parts, base.oids, partial(_oid_of, schemas)):
         end = min(mark.commit_lsn for mark in marks if mark.kind == SNAPSHOT_END and mark.table in emptied)
         return overlay(spark, path, base, waiting.where(f.col("commit_lsn") < end))

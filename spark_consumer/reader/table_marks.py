@@ -7,8 +7,8 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Container, Iterable
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from spark_consumer.reader.markers import CommittedTransaction
@@ -17,6 +17,8 @@ from spark_consumer.tables import TableName
 SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK = "SNAPSHOT_BEGIN", "SNAPSHOT_END", "SNAPSHOT_CHUNK"
 EXCLUDED, SKIP, GAP = "EXCLUDED", "SKIP", "GAP"
 MARKER_OFFSET = "marker_offset"
+ENDS_WITH_TABLE = "ends_with_table"
+"""A fact of the SNAPSHOT_END of all tables: the last of them ended in the same transaction."""
 KINDS = (SNAPSHOT_BEGIN, SNAPSHOT_END, SNAPSHOT_CHUNK, EXCLUDED, SKIP, GAP)
 
 
@@ -39,7 +41,20 @@ class TableMark:
 def marks_of(transactions: Iterable[CommittedTransaction], wants: Callable[[TableName], bool]) -> list[TableMark]:
     """Return the marks of the tables that `wants` selects, and those that concern all tables."""
     found = [mark for transaction in transactions for mark in _marks(transaction)]
-    return [mark for mark in found if mark.table is None or wants(mark.table)]
+    # Noted here, since the last table may not be among those selected.
+    ends = {_end_of(mark) for mark in found if mark.kind == SNAPSHOT_END and mark.table is not None}
+    return [_noting(mark, ends) for mark in found if mark.table is None or wants(mark.table)]
+
+
+def _end_of(mark: TableMark) -> tuple[str, int]:
+    return mark.facts["snapshot_id"], mark.commit_lsn
+
+
+def _noting(mark: TableMark, ends: Container[tuple[str, int]]) -> TableMark:
+    """Return the mark with ENDS_WITH_TABLE, if that applies to it. `ends`: those of tables."""
+    if mark.kind == SNAPSHOT_END and mark.table is None and _end_of(mark) in ends:
+        return replace(mark, facts={**mark.facts, ENDS_WITH_TABLE: True})
+    return mark
 
 
 def _marks(transaction: CommittedTransaction) -> list[TableMark]:

@@ -281,9 +281,9 @@ class Merger:
         self._may_be_interrupted = True
         content = batch_slice.content
         known = {} if self.last is None else self.last.tables
-        first_lsns = content.first_lsns(known)
-        states, ended = advance(self._states, batch_slice.marks, first_lsns)
-        over = unfinished(self._states, batch_slice.marks, first_lsns)
+        first_rows = content.first_rows(known, self._shapes.oid_of)
+        states, ended = advance(self._states, batch_slice.marks, first_rows)
+        over = unfinished(self._states, batch_slice.marks, first_rows)
         for snapshots in (states.windows, ended):
             table_snapshots.note_key_change(spark, self.path, self._shapes, batch_slice, snapshots)
         table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.windows, **ended})
@@ -428,6 +428,7 @@ class Merger:
                 if compacts:
                     self.maintenance.note_version(location, before, versions[name])
                 self._preparation.note_version(TableName.parse(name), versions[name])
+        states.empty.difference_update(oids.values())  # these have tables now
         wanted = [str(table) for table in self.tables]
         states.excludes = list(self.exclude)
         version = version_manifest.RecordedVersion(

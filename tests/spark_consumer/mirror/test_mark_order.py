@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from spark_consumer.mirror.table_states import (
     FILL,
     REPLACE,
     VERIFY,
+    FirstRows,
     SnapshotWindow,
     StoredMark,
     TableStates,
@@ -27,6 +29,7 @@ from spark_consumer.mirror.table_states import (
 from spark_consumer.reader.table_marks import EXCLUDED, GAP, MARKER_OFFSET, SNAPSHOT_BEGIN, SNAPSHOT_CHUNK, SNAPSHOT_END
 
 TABLES = ("public.a", "public.b", "public.c")
+OIDS = {name: oid for oid, name in enumerate(TABLES, 1)}
 CHANGE = "INSERT"
 Row = dict[str, Any]
 End = tuple[str, SnapshotWindow]
@@ -59,7 +62,8 @@ class Gateway:
 
     def bound(self, kind: str, tables: Sequence[str | None]) -> None:
         facts = {"snapshot_id": self.snapshot, "row_count": 0}
-        self.commit(*((kind, name, {**facts, "purpose": self.purposes.get(name or "", FILL)}) for name in tables))
+        own = {name: {"purpose": self.purposes.get(name, FILL), "relation_oid": OIDS[name]} for name in tables if name}
+        self.commit(*((kind, name, facts | own.get(name or "", {"purpose": FILL})) for name in tables))
 
     def begin(self, tables: Sequence[str], purpose: str) -> None:
         tables = [name for name in tables if name not in self.purposes]
@@ -132,16 +136,18 @@ def read_in_order(rows: Sequence[Row]) -> Iterator[tuple[int, TableStates, list[
         name = entry["table"]
         if entry["op"] == CHANGE:
             if name not in known:
-                states.note_first_rows(name)
+                states.note_first_rows(name, OIDS[name])
             known.add(name)
         else:
             mark = StoredMark(entry["op"], name, entry["commit_lsn"], 0, json.loads(entry["value"]))
-            if mark.kind == SNAPSHOT_END and name in states.windows:
-                ended.append((name, states.windows[name]))
-            elif mark.kind == SNAPSHOT_END and name is None:
-                ends = mark.facts["snapshot_id"]
-                over |= {table: window for table, window in states.windows.items() if window.snapshot_id == ends}
+            ends, before = mark.facts.get("snapshot_id", ""), states.copy()
             states.apply_mark(mark)
+            if mark.kind == SNAPSHOT_END and name in before.windows:
+                ended.append((name, before.windows[name]))
+            elif mark.kind == SNAPSHOT_END and name is None:
+                waiting = states.incomplete - before.incomplete  # their read had not begun
+                over |= dict.fromkeys(waiting, SnapshotWindow(ends, FILL, mark.commit_lsn))
+                over |= {table: window for table, window in before.windows.items() if window.snapshot_id == ends}
         if place + 1 == len(rows) or rows[place + 1]["commit_lsn"] > entry["commit_lsn"]:
             yield entry["commit_lsn"], states.copy(), list(ended), over
 
@@ -166,11 +172,11 @@ class Reader:
             self.apply_mark([entry for entry in rows if entry["commit_lsn"] < cut])
             self.apply_mark([entry for entry in rows if entry["commit_lsn"] >= cut])
             return
-        first: dict[str, int] = {}
-        for entry in rows:
+        first: dict[str, FirstRows] = {}
+        for entry in sorted(rows, key=itemgetter("commit_lsn"), reverse=True):
             if entry["op"] == CHANGE and entry["table"] not in self.known:
-                first[entry["table"]] = min(entry["commit_lsn"], first.get(entry["table"], entry["commit_lsn"]))
-        self.over |= unfinished(states, marks)
+                first[entry["table"]] = FirstRows(entry["commit_lsn"], OIDS[entry["table"]])
+        self.over |= unfinished(states, marks, first)
         states, ended = advance(states, marks, first)
         self.ended += ended.items()
         self.known |= first.keys()

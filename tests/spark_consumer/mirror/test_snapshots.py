@@ -308,6 +308,37 @@ def test_a_table_in_quarantine_that_is_left_out_is_stale_no_more(
     assert not take(accounts.name).stale and reports[-1].stale == 0
 
 
+@pytest.mark.parametrize("is_cancelled", [True, False], ids=["cancelled", "ended with a table left out"])
+def test_a_complete_table_gets_its_first_row_while_another_table_is_read(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, is_cancelled: bool
+) -> None:
+    accounts, items, visits = feeder.table(ACCOUNTS), feeder.table(ITEMS), feeder.table(VISITS)
+
+    def take(*exclude: str) -> versions.MirrorVersion:
+        feeder.kafka_commit()
+        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+        mirror = waiting_mirror(str(tmp_path), schemas, lambda _: None, exclude=exclude)
+        options = feeder.options(includeMarkers="true", **({"exclude": ",".join(exclude)} if exclude else {}))
+        mirror.apply(spark.read.format("walgate").options(**options).load(), 0)
+        merge_waiting(spark, mirror)
+        return versions.read(spark, str(tmp_path))
+
+    out = () if is_cancelled else (accounts.name,)
+    feeder.chunk(visits, [{"page": "/", "seconds": 1.0}], "REPLACE", "zero")
+    if is_cancelled:  # else the mirror was made later
+        feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
+        feeder.bound("SNAPSHOT_BEGIN", items, "FILL")
+        feeder.bound("SNAPSHOT_END", None, "FILL", lsn=feeder.bound("SNAPSHOT_END", items, "FILL"))
+    assert not take(*out).filling
+    feeder.bound("SNAPSHOT_BEGIN", None, "FILL", "two")
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "VERIFY", "two")
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 1}))
+    assert take(*out).filling == ([] if is_cancelled else [items.name])
+    end_lsn = None if is_cancelled else feeder.bound("SNAPSHOT_END", accounts, "VERIFY", "two")
+    feeder.bound("SNAPSHOT_END", None, "FILL", "two", lsn=end_lsn)
+    assert take(*out)[items.name].count() == 1
+
+
 def test_a_batch_that_is_repeated_may_have_a_table_that_only_a_verify_has_read(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:

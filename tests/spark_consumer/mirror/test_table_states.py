@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spark_consumer.mirror.report import notes_of
 from spark_consumer.mirror.table_states import (
+    FirstRows,
     StoredMark,
     TableStates,
     advance,
@@ -41,7 +42,7 @@ def test_a_table_whose_rows_come_within_a_snapshot_of_all_is_not_complete() -> N
     whole, _ = advance(TableStates(), [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 11, "public.b")])
     done, _ = advance(whole, [mark("SNAPSHOT_END", 12, "public.b")])
     for name in ("public.a", "public.b"):
-        done.note_first_rows(name)
+        done.note_first_rows(name, 1)
     assert done.filling == {"public.a"}
     last = mark("SNAPSHOT_END", 20, "public.c")
     ended, _ = advance(done, [last, mark("SNAPSHOT_END", 20, None)])
@@ -57,7 +58,7 @@ def test_a_table_whose_read_had_not_begun_stays_incomplete_after_a_cancellation(
         mark("SNAPSHOT_BEGIN", 10, "public.b"),
         mark("SNAPSHOT_END", 12, "public.b"),
     ]
-    rows = {"public.a": 14}
+    rows = {"public.a": FirstRows(14, 1)}
     cancelled = [mark(ends, 20, None, snapshot_id="one" if ends == "SNAPSHOT_END" else "two", purpose="VERIFY")]
     if at_once:
         states, marks = TableStates(), [*begun, *cancelled]
@@ -77,6 +78,41 @@ def test_a_table_whose_read_had_not_begun_stays_incomplete_after_a_cancellation(
     ]
     made, _ = advance(TableStates.of(made.text()), read)
     assert not made.filling
+
+
+EMPTY = [
+    mark("SNAPSHOT_BEGIN", 10, relation_oid=7),
+    mark("SNAPSHOT_END", 20, relation_oid=7, row_count=0),
+]
+
+
+@pytest.mark.parametrize("name", ["public.a", "public.renamed"])
+def test_a_table_that_was_read_when_it_was_empty_is_complete(name: str) -> None:
+    """Also if its first row comes during a snapshot of another table that is cancelled."""
+    read, _ = advance(TableStates(), EMPTY)
+    rows = {name: FirstRows(35, 7)}
+    verified = [mark("SNAPSHOT_BEGIN", 30, None), mark("SNAPSHOT_BEGIN", 30, "public.b", purpose="VERIFY")]
+    made, _ = advance(TableStates.of(read.text()), verified, rows)
+    assert not made.filling
+    made, _ = advance(made, [mark("SNAPSHOT_END", 40, None)])
+    assert not made.filling and not made.incomplete
+    recreated, _ = advance(read, verified, {name: FirstRows(35, 8)})
+    assert recreated.filling == {name}
+    again, _ = advance(read, [*verified, mark("SNAPSHOT_BEGIN", 31, relation_oid=7)], rows)
+    assert name != "public.a" or again.incomplete == {name}
+
+
+@pytest.mark.parametrize("ends", [EMPTY[1:], [EMPTY[0], mark("SNAPSHOT_END", 20, relation_oid=7, row_count=3)]])
+def test_a_table_is_only_known_to_be_empty_if_its_whole_read_found_no_row(ends: list[StoredMark]) -> None:
+    assert not advance(TableStates(), ends)[0].empty
+
+
+def test_the_end_of_all_tells_whether_it_ends_with_a_table_that_the_mirror_leaves_out() -> None:
+    begun = [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 10, "public.b")]
+    for ends_with_table in (True, False):
+        marks = [*begun, mark("SNAPSHOT_END", 20, None, ends_with_table=ends_with_table)]
+        made, _ = advance(TableStates(), marks, {"public.a": FirstRows(15, 7)})
+        assert made.filling == made.incomplete == {"public.b"} | (set() if ends_with_table else {"public.a"})
 
 
 WHOLE = [mark("SNAPSHOT_BEGIN", 90, None, snapshot_id="two"), mark("SNAPSHOT_END", 99, None, snapshot_id="two")]
@@ -140,7 +176,7 @@ MARKS = st.builds(
 @given(st.lists(MARKS, max_size=20))
 def test_a_table_that_began_is_not_complete_before_a_snapshot_of_it_ends(marks: list[StoredMark]) -> None:
     marks = [StoredMark(each.kind, each.table, place + 1, 0, each.facts) for place, each in enumerate(marks)]
-    made, _ = advance(TableStates(), marks, {"public.b": len(marks) // 2})
+    made, _ = advance(TableStates(), marks, {"public.b": FirstRows(len(marks) // 2, 1)})
     for table in filter(None, TABLES):
         ends = [
             (each.kind, each.facts["purpose"])
@@ -197,7 +233,7 @@ def test_a_snapshot_that_was_cancelled_is_over(ending: StoredMark) -> None:
     made, ended = advance(TableStates(), [*begun, ending])
     assert list(made.windows) == ["public.a"] and made.filling == {"public.a"} and not ended
     made, _ = advance(made, [mark("SNAPSHOT_END", 30, None, snapshot_id="two")])
-    made.note_first_rows("public.c")
+    made.note_first_rows("public.c", 1)
     assert made.filling == {"public.a"} and not made.whole
 
 
