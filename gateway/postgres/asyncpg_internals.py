@@ -7,6 +7,8 @@ The reason for each, and what would make it unnecessary:
 * `Protocol`, `was_asked`. asyncpg sends the password in cleartext to any server that asks for it,
   and does SCRAM without channel binding (authentication.py). Unnecessary when asyncpg can refuse
   cleartext and use channel binding.
+* `BoundedProtocol`. asyncpg holds a message until it is whole, and a row of COPY is one message of
+  up to 1 GB. Unnecessary when asyncpg can limit the size of messages.
 * `parse_dsn`, `open_with_tls`, `is_wanted`. In asyncpg, all hosts of a DSN share one time limit and
   one error (login.py). Unnecessary when each host has its own.
 * `transport_of`, `TransportHandover`. asyncpg does not know CopyBoth, and sets no keepalive
@@ -27,8 +29,9 @@ import asyncpg
 from asyncpg import connect_utils
 from asyncpg.connect_utils import SessionAttribute, SSLMode, SSLNegotiation
 from asyncpg.protocol import Protocol
+from librt.strings import read_i32_be
 
-__all__ = ["Protocol", "SSLMode", "SSLNegotiation", "SessionAttribute"]
+__all__ = ["SSLMode", "SSLNegotiation", "SessionAttribute"]
 
 Address = tuple[str, int] | str
 """Host and port, or the path of a socket."""
@@ -96,6 +99,44 @@ async def open_with_tls(
     return opened
 
 
+class BoundedProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are partial
+    """asyncpg's protocol, except that it closes the connection when a message begins that is larger
+    than `largest_message`. The size of that message is then in `refused_bytes`. A subclass passes
+    it the messages from the first one on."""
+
+    largest_message = 1 << 30
+    refused_bytes = 0
+    _wire: Any = None
+    _until_next = 0
+    _begun_header = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._wire = transport
+        super().connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._look_at_headers(data)
+        if self.refused_bytes:
+            self._wire.abort()
+        else:
+            super().data_received(data)
+
+    def _look_at_headers(self, data: bytes) -> None:
+        if self._begun_header:
+            data = self._begun_header + data
+            self._begun_header = b""
+        at, end = self._until_next, len(data)
+        while at + 5 <= end and not self.refused_bytes:
+            length: int = read_i32_be(data, at + 1)
+            if length > self.largest_message:
+                self.refused_bytes = length
+            at += 1 + max(length, 4)
+        if at < end:
+            self._begun_header, self._until_next = data[at:], 0
+        else:
+            self._until_next = at - end
+
+
 def was_asked(protocol: Protocol) -> bool:
     """Return whether the server has accepted the authentication (AuthenticationOk)."""
     return bool(protocol._auth_received)
@@ -103,6 +144,17 @@ def was_asked(protocol: Protocol) -> bool:
 
 def protocol_of(connection: asyncpg.Connection) -> Any:
     return connection._protocol
+
+
+def limit_messages(connection: asyncpg.Connection, largest_message: int) -> None:
+    """Have the connection closed when the server sends a larger message, instead of holding it."""
+    connection._protocol.largest_message = largest_message
+
+
+def refused_bytes(connection: asyncpg.Connection) -> int:
+    """Return the size of the message that closed the connection because it is too large, or 0."""
+    size: int = connection._protocol.refused_bytes
+    return size
 
 
 def transport_of(connection: asyncpg.Connection) -> asyncio.Transport:

@@ -21,7 +21,7 @@ from ipaddress import ip_address
 from typing import Any, Final
 
 from gateway.errors import RetrySlowly, StopForOperator, WalgateError
-from gateway.postgres.asyncpg_internals import Protocol
+from gateway.postgres.asyncpg_internals import BoundedProtocol
 from gateway.postgres.scram import PLAIN, PLUS, Scram, ScramError, certificate_hash
 
 _LARGEST: Final = 1 << 16
@@ -47,7 +47,7 @@ class ChannelBinding(enum.Enum):
     REQUIRE = "require"
 
 
-class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are partial
+class LoginProtocol(BoundedProtocol):
     """asyncpg's protocol, except that this class authenticates. `admitted` is asyncpg's future, and
     `doing` names the connection in errors. `is_bound` says whether the login proved that there is
     no man in the middle with another certificate."""
@@ -69,15 +69,10 @@ class LoginProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are part
         self._login_password: str = parameters.password or ""
         self._doing = doing
         self._channel_binding = channel_binding
-        self._wire: Any = None
         self._is_in = False
         self._pending = b""
         self._scram: Scram | None = None
         self._is_verified = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._wire = transport
-        super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._is_in:

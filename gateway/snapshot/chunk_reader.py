@@ -15,9 +15,11 @@ import asyncpg
 
 from gateway.errors import RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
+from gateway.postgres.asyncpg_internals import limit_messages, refused_bytes
 from gateway.postgres.classify_errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.connection import connect_sql, end_session, transaction
 from gateway.postgres.credentials import Credentials
+from gateway.postgres.receive_buffer import CAPACITY, LARGEST_ROW
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, fingerprint
 from gateway.snapshot.rules.ranges_to_read import Leaf, TidRange, cut, halves
@@ -88,8 +90,9 @@ class ReadChunk:
         self.rows = []
 
 
-async def connect_reader(login: Credentials) -> asyncpg.Connection:
-    """Open a session for reading chunks.
+async def connect_reader(login: Credentials, *, largest_row: int = LARGEST_ROW) -> asyncpg.Connection:
+    """Open a session for reading chunks. A row larger than `largest_row` is not held, like one in
+    the stream (receive_buffer.py): the session is closed when it begins.
 
     Raises Retry and RetrySlowly, never StopForOperator: the stream has logged in with the same
     settings, so the error may be temporary.
@@ -98,6 +101,7 @@ async def connect_reader(login: Credentials) -> asyncpg.Connection:
         sql = await connect_sql(login)
     except StopForOperator as error:
         raise RetrySlowly(error.message, hint=error.hint) from error
+    limit_messages(sql, max(largest_row, CAPACITY))
     try:
         for statement in SESSION_SETTINGS:
             await sql.execute(statement)
@@ -207,6 +211,8 @@ async def _copy(
             sizer.chunk_was_too_large()
             if chunk.range is not None:
                 chunk.progress.shorten(chunk, *halves(chunk.range, table_blocks))
+        if isinstance(error, DRIVER_ERRORS) and (row_bytes := refused_bytes(sql)):
+            raise plan.version.too_large(f"comes in a message of {row_bytes} bytes", row_bytes) from error
         raise
     if chunk.range is not None:
         end = table_blocks if chunk.range.end is None else chunk.range.end >> 16

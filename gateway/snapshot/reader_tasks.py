@@ -14,6 +14,7 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import NeedsText, Retry, RetrySlowly
+from gateway.kafka.batches import HELD_FACTOR
 from gateway.postgres.classify_errors import DRIVER_ERRORS
 from gateway.postgres.credentials import Credentials
 from gateway.snapshot.chunk_reader import (
@@ -72,6 +73,7 @@ class ReaderTasks:
         self._publications = list(settings.source.publications)
         self._check_interval_s = settings.source.check_interval_s
         self._login = login
+        self._largest_row = HELD_FACTOR * settings.kafka.max_record_bytes
         self._tasks = tasks
         self._plans = plans
         self._pending = pending
@@ -125,7 +127,7 @@ class ReaderTasks:
         more connections. The stream goes on; if its connection is affected too, it reports the
         error."""
         try:
-            return await connect_reader(self._login)
+            return await connect_reader(self._login, largest_row=self._largest_row)
         except (Retry, RetrySlowly) as error:
             log.warning("reader_not_connected", reason=error.message, hint=error.hint, again_in_s=BLOCKED_S)
             return None

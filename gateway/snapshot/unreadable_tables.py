@@ -11,6 +11,7 @@ import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import WalgateError
+from gateway.kafka.batches import HELD_FACTOR
 from gateway.postgres.classify_errors import DRIVER_ERRORS
 from gateway.postgres.connection import transaction
 from gateway.postgres.credentials import Credentials
@@ -39,6 +40,7 @@ class UnreadableTables:
 
     def __init__(self, settings: Settings, login: Credentials, tasks: TableTasks, pending: PendingChunks) -> None:
         self._login = login
+        self._largest_row = HELD_FACTOR * settings.kafka.max_record_bytes
         self._publications = settings.source.publications
         self._pause_s = settings.source.check_interval_s * RETRIES_A_PAUSE
         self._tasks = tasks
@@ -79,7 +81,7 @@ class UnreadableTables:
         if chunk is None or plan is None or obstacle is None:
             return True
         try:
-            sql = await connect_reader(self._login)
+            sql = await connect_reader(self._login, largest_row=self._largest_row)
         except WalgateError:  # if the stream is affected too, it reports the error
             return False
         try:

@@ -1,5 +1,5 @@
-"""Rows and logical messages of up to 900 MB: the gateway's peak of memory, and what becomes of the
-rest.
+"""Rows and logical messages of up to 900 MB, in the stream and in a snapshot: the gateway's peak of
+memory, and what becomes of the rest.
 
 The ordinary run sends 100 MB, which is above the frame that is held (64 MB) and would show in the
 peak all the same.
@@ -136,4 +136,37 @@ async def test_a_huge_row_stops_with_its_table_and_is_not_held(
     assert "kafka.max_record_bytes" in gateway.log_tail() and str(size)[:2] in gateway.log_tail()
     rows = [value for _, value in await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")]
     assert {row["after"]["id"] for row in rows if row["commit_lsn"] is not None} == {1}
+    await sql.close()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("on_error", ["stop", "quarantine"])
+async def test_a_huge_row_that_exists_is_not_held_by_a_snapshot(
+    database: Database,
+    new_gateway: NewGateway,
+    topics: Topics,
+    topic_prefix: str,
+    size: int,
+    on_error: str,
+) -> None:
+    sql = await database.connect()
+    await sql.execute(TABLE.format("bytea"))
+    await sql.execute("CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1)")
+    await sql.execute("INSERT INTO t VALUES (1, 'small')")
+    await sql.execute("INSERT INTO t SELECT 2, convert_to(repeat('x', $1::int), 'UTF8')", size, timeout=600)
+    gateway = new_gateway(snapshot__mode="initial", errors__on_error=on_error)
+    gateway.start()
+    peak = Peak(gateway)
+    if on_error == "stop":
+        assert await gateway.wait(600) == 78
+    else:
+        await gateway.logged('"snapshot_done"', timeout_s=600)
+    peak.end(f"an existing row of {size} bytes, {on_error}")
+    log = gateway.log()
+    assert "a row of public.t (key: id) comes in a message of" in log and "(snapshot of public.t)" in log
+    assert "kafka.max_record_bytes" in log and str(size)[:2] in log
+    if on_error == "quarantine":
+        assert "public.t is in quarantine" in log
+        rows = [value for _, value in await asyncio.to_thread(topics.read, f"{topic_prefix}.public.other")]
+        assert [row["after"]["id"] for row in rows] == [1]
     await sql.close()
