@@ -159,7 +159,7 @@ def run(hour_s: float, share: int) -> None:
             for number in range(MERGES // share):
                 batches.append(BATCHES // MERGES)
                 merge(spark, keeper, path, batches.lsn)
-                if problems := keeper.run_if_due(spark, compacts=True):
+                if problems := keeper.run_if_due(spark, [str(ITEMS)], compacts=True):
                     raise SystemExit("; ".join(problems))
                 due = began + (hour - 1 + (number + 1) / (MERGES // share)) * hour_s
                 time.sleep(max(0.0, due - time.monotonic()))

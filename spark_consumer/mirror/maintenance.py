@@ -17,8 +17,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -47,16 +49,16 @@ class Maintenance:
     _failed: bool = field(default=False, init=False)  # since the last removal
     _session: SparkSession | None = field(default=None, init=False)
 
-    def run_if_due(self, spark: SparkSession, *, compacts: bool) -> tuple[str, ...]:
+    def run_if_due(self, spark: SparkSession, tables: Iterable[str], *, compacts: bool) -> tuple[str, ...]:
         """Remove what is too old, about once an hour; if `compacts`, also compact `changes` at each
-        call. Return a message for each step that failed: the mirror continues without that step,
-        and tries it again at the next removal."""
+        call. `tables`: those of the newest version. Return a message for each step that failed: the
+        mirror continues without that step, and tries it again at the next removal."""
         is_due = time.monotonic() >= self._due
         is_well = is_due or not self._failed
         steps = {
             "compact changes": self.compact if compacts and is_well else None,
             "compact tables": self.compact_tables if self._grown and is_well else None,
-            "remove versions older than the retention time": self.remove if is_due else None,
+            "remove versions older than the retention time": partial(self.remove, tables=tables) if is_due else None,
         }
         failed = []
         for name, step in steps.items():
@@ -70,9 +72,10 @@ class Maintenance:
         self._failed = bool(failed) or (self._failed and not is_due)
         return tuple(failed)
 
-    def remove(self, spark: SparkSession) -> None:
-        """Remove what no version of the mirror within the retention needs."""
-        remove(self._own_session(spark), self.path, timedelta(seconds=min(self.retention_s, _FOREVER_S)))
+    def remove(self, spark: SparkSession, tables: Iterable[str] | None = None) -> None:
+        """Remove what no version of the mirror within the retention needs. `tables`: those of the
+        newest version; None: look there."""
+        remove(self._own_session(spark), self.path, timedelta(seconds=min(self.retention_s, _FOREVER_S)), tables)
 
     def compact(self, spark: SparkSession) -> None:
         """Compact the files of `changes`."""
@@ -109,11 +112,14 @@ def compact(spark: SparkSession, path: str) -> None:
         TABLE_FORMAT.tidy_log(spark, location)
 
 
-def remove(spark: SparkSession, path: str, retention: timedelta) -> None:
+def remove(spark: SparkSession, path: str, retention: timedelta, tables: Iterable[str] | None = None) -> None:
+    """Remove what is older than the retention. `tables`: as for Maintenance.remove."""
     retention_s = retention.total_seconds()
     if retention_s < _FOREVER_S:
-        last = version_manifest.recorded_version(spark, path)
-        for name in () if last is None else last.tables:
+        if tables is None:
+            last = version_manifest.recorded_version(spark, path)
+            tables = () if last is None else last.tables
+        for name in tables:
             TABLE_FORMAT.keep_replaced_files(spark, table_path(path, TableName.parse(name)), retention_s)
     # The manifest's log has no entries before its last checkpoint: there were too few merges since
     # the last removal for another one to be worthwhile.

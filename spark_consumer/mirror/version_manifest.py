@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -27,8 +27,8 @@ from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.arrow import to_frame
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.paths import manifest_path
-from spark_consumer.mirror.storage import TABLE_FORMAT
-from spark_consumer.mirror.table_format import NO_NUMBERS
+from spark_consumer.mirror.storage import TABLE_FORMAT, number_if_any
+from spark_consumer.mirror.table_format import APPLICATION, NO_NUMBERS
 from spark_consumer.mirror.table_states import TableStates
 from spark_consumer.source.frames import INSTANT
 
@@ -138,6 +138,21 @@ def recorded_version(spark: SparkSession, path: str, at: str | int | datetime = 
             else "the mirror is empty"
         )
     return found
+
+
+@dataclass
+class NewestVersion:
+    """The newest version of the mirror at `path`. Reading it takes a Spark job, which is made again
+    only if a version was recorded since: its number is the last that the manifest notes."""
+
+    path: str
+    _read: tuple[int | None, RecordedVersion | None] | None = field(default=None, init=False)
+
+    def read(self, spark: SparkSession) -> RecordedVersion | None:
+        noted = number_if_any(spark, manifest_path(self.path), APPLICATION)
+        if self._read is None or self._read[0] != noted:
+            self._read = noted, recorded_version(spark, self.path)
+        return self._read[1]
 
 
 def find_version(spark: SparkSession, path: str, at: str | int | datetime) -> RecordedVersion | None:

@@ -84,10 +84,10 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
         found = find_version(spark, path, at)
         if isinstance(at, datetime):
             last_lsn = changes.last_before(kept, at)
+            if found is not None and last_lsn > found.commit_lsn:
+                found = find_version(spark, path, last_lsn)
         elif at != "latest":
             last_lsn = min(as_lsn(at), appended)
-        if found is not None and last_lsn > found.commit_lsn:
-            found = find_version(spark, path, last_lsn)
         waiting = changes.between(kept, -1 if found is None else found.commit_lsn, last_lsn)
         if found is None:  # checked last: it turns false before older versions are removed
             is_laid_over = not waiting.isEmpty() and changes.begin_with_mirror(spark, path)

@@ -143,8 +143,8 @@ class AppendingMirror:
         session = cloned(spark)  # of its own, since `once` changes settings for all writes of a session
         tune(session, TABLE_FORMAT.session_defaults(compacts=True))
         writer_epoch.check_format_version(session, self.path)
-        last = version_manifest.recorded_version(session, self.path)
         merger = self._merges.merger
+        last = merger.newest.read(session)
         merger.check_scope(session, last)
         changes.create(session, self.path)
         self._epoch = writer_epoch.claim_appends(session, self.path, changes.no_rows(session))
@@ -153,7 +153,8 @@ class AppendingMirror:
         self._merges.open(session)
         last = last if merger.last is None else merger.last
         self._appended = changes.appended_lsn(session, self.path)
-        merger.schemas.update(changes.kept_schemas(session, self.path))
+        if not self._merges.merges_here:  # otherwise the merger has just read them
+            merger.schemas.update(changes.kept_schemas(session, self.path))
         self._known = set(last.tables) if last is not None else set()
         self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
         self._merges.has_first = last is not None

@@ -100,6 +100,7 @@ class Merger:
     last: version_manifest.RecordedVersion | None = field(default=None, init=False)
     opened_lsn: int = field(default=-1, init=False)  # commit LSN up to which changes had been appended at `open`
     maintenance: Maintenance = field(init=False)
+    newest: version_manifest.NewestVersion = field(init=False)
     _states: TableStates = field(default_factory=TableStates, init=False)
     _shapes: TableSchemas = field(init=False)
     _preparation: TablePreparation = field(init=False)
@@ -111,6 +112,7 @@ class Merger:
 
     def __post_init__(self) -> None:
         self.maintenance = Maintenance(self.path, self.retention_s)
+        self.newest = version_manifest.NewestVersion(self.path)
         self._shapes = TableSchemas(self.schemas)
         self._preparation = TablePreparation(
             self.path, self._shapes, self.on_recreated, self.deletion_vectors, self.strict
@@ -120,7 +122,7 @@ class Merger:
         """Remove what is too old, if that is due; if `compacts`, also compact `changes`. Errors are
         only reported: see Maintenance.run_if_due."""
         if self.last is not None:
-            self._report_notes(self.maintenance.run_if_due(spark, compacts=compacts), batch)
+            self._report_notes(self.maintenance.run_if_due(spark, self.last.tables, compacts=compacts), batch)
 
     def _report_notes(self, notes: Sequence[str], batch: int = 0) -> None:
         """Report notes outside the report of a merge."""
@@ -236,10 +238,10 @@ class Merger:
             self.catalog.check(spark)
         tune(spark, TABLE_FORMAT.session_defaults(compacts=True))
         writer_epoch.check_format_version(spark, self.path)
-        self.check_scope(spark, version_manifest.recorded_version(spark, self.path))
+        self.check_scope(spark, self.newest.read(spark))
         self._epoch = writer_epoch.claim(spark, self.path, version_manifest.no_rows(spark))
         # From here on, no other writer records a version.
-        last = version_manifest.recorded_version(spark, self.path)
+        last = self.newest.read(spark)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
         states = TableStates.of(None if last is None else last.table_states)
         self._states = table_selection.states_without_left_out(states, self.tables, self.exclude)
