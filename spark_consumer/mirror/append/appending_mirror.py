@@ -150,11 +150,10 @@ class AppendingMirror:
         self._epoch = writer_epoch.claim_appends(session, self.path, changes.no_rows(session))
         writer_epoch.note_format_version(session, self.path, APPENDED_FORMAT, version_manifest.no_rows(session))
         merger.note_options(session)
+        merger.schemas.update(changes.kept_schemas(session, self.path))
         self._merges.open(session)
         last = last if merger.last is None else merger.last
         self._appended = changes.appended_lsn(session, self.path)
-        if not self._merges.merges_here:  # otherwise the merger has just read them
-            merger.schemas.update(changes.kept_schemas(session, self.path))
         self._known = set(last.tables) if last is not None else set()
         self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
         self._merges.has_first = last is not None

@@ -74,6 +74,7 @@ class Merger:
     """Merges what AppendingMirror, in this process or an earlier one, has appended. A mirror has
     one writer at a time.
 
+    `schemas`: value schemas of all changes appended so far; if it is empty, `open` reads them.
     `tables`, `exclude`: the same as the options of the reader, a selection that cannot be widened
     later. `on_recreated`: what to do with the old rows of a table that was dropped and recreated,
     if no event has removed them: EMPTY removes them, KEEP_AS also keeps a copy, STOP is an error.
@@ -86,7 +87,7 @@ class Merger:
     """
 
     path: str
-    schemas: dict[int, Schema]  # a SchemaCache, if a registry is available
+    schemas: dict[int, Schema]
     report: Callable[[BatchReport], None] = lambda _: None
     tables: Sequence[TableName] = ()
     exclude: Sequence[str] = ()
@@ -250,7 +251,8 @@ class Merger:
         )
         self.opened_lsn = changes.appended_lsn(spark, self.path)
         self._may_be_interrupted = True
-        self.schemas.update(changes.kept_schemas(spark, self.path))  # schemas of all changes appended so far
+        if not self.schemas:
+            self.schemas.update(changes.kept_schemas(spark, self.path))
         self._register(spark)
         self._report_notes(self._notes)
         self._notes.clear()

@@ -307,7 +307,7 @@ def test_an_unpruned_change_below_the_oldest_version_is_no_picture(scene: Scene)
     "place",
     [
         (Merger, "merge_waiting"),
-        pytest.param((changes, "kept_schemas"), marks=pytest.mark.long),  # in `open`, after the claim
+        pytest.param((snapshot_keys, "remove_ended"), marks=pytest.mark.long),  # in `open`, after the claim
     ],
     ids=lambda place: str(place[1]),
 )
