@@ -14,15 +14,17 @@ the DROP and ADD. The rule is not exact if a transaction got its id before the A
 to the table after it, or the reverse.
 
 Columns that these rules do not explain come from an ALTER TABLE whose transaction has not
-committed: names that the catalog has get their numbers, and new names get none. If a publication
-sends only some columns of a relation, the relation has no numbers: a column may then be new in the
-stream but old in the table.
+committed: names that the catalog has get their numbers, and new names get none. If the order of the
+names shows that some of them have moved to other attributes, only the names before the first
+different one have numbers. If a publication sends only some columns of a relation, the relation has
+no numbers: a column may then be new in the stream but old in the table.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Final
 
 ATTRIBUTES_QUERY: Final = """
@@ -59,6 +61,18 @@ The missing value is the only element of attmissingval, an array. A partitioned 
 attmissingval, but its partitions do: they all have the same value if the column was added to all of
 them at once.
 """
+
+OPEN_TRANSACTION_QUERY: Final = """
+select exists (
+    select from pg_catalog.pg_locks l
+    where l.virtualtransaction = t.virtualtransaction and l.locktype = 'relation' and l.relation = $1
+      and l.mode = 'AccessExclusiveLock' and l.granted)
+from pg_catalog.pg_locks t
+where t.locktype = 'transactionid' and t.transactionid = $2::pg_catalog.text::pg_catalog.xid
+  and t.mode = 'ExclusiveLock' and t.granted
+"""
+"""Return whether transaction $2 has the lock on relation $1 without which it cannot have changed
+its columns; no row if the transaction has ended. A prepared transaction has not ended."""
 
 _LONGEST_LAG: Final = 1 << 27
 """The distance in transaction ids from which a change no longer counts as later."""
@@ -104,7 +118,7 @@ def attribute_numbers(
     else is known.
     """
     if not attributes:
-        return {name: earlier[name] for name in names if name in earlier}
+        return numbers_by_name(names, earlier)
     if any(each.is_in_list for each in attributes):
         return {}
     now = _by_place(names, attributes, frozenset())
@@ -116,9 +130,37 @@ def attribute_numbers(
         older = _by_place(names, attributes, changed)
         if older is not None:
             return older
-    known = {each.name: each.number for each in attributes if each.name is not None}
-    found = {name: known[name] for name in names if name in known}
-    return found if list(found.values()) == sorted(found.values()) else {}
+    return numbers_by_name(names, {each.name: each.number for each in attributes if each.name is not None})
+
+
+def are_explained(names: Sequence[str], attributes: Sequence[Attribute], xid: int) -> bool:
+    """Return whether the columns of a message are those that the catalog has, apart from later
+    changes. If not, the transaction `xid` has changed them, and has not committed."""
+    if any(each.is_in_list for each in attributes):
+        return True
+    numbers = attribute_numbers(names, attributes, xid, {})
+    found = set(numbers.values())
+    return len(numbers) == len(names) and all(
+        each.number in found or each.name is None or each.is_generated or _distance(each, xid) >= 0
+        for each in attributes
+    )
+
+
+def numbers_by_name(names: Sequence[str], known: Mapping[str, int]) -> dict[str, int]:
+    """Return the numbers of the names that are known. New columns come last, so a new name before a
+    known one must be that of a renamed column in between. Where there is none, known names have
+    moved: return only the numbers of the first columns, up to the first new name."""
+    in_order = sorted(known, key=lambda name: known[name])
+    place = {name: at for at, name in enumerate(in_order)}
+    free = -1
+    for name in names:
+        free += 1
+        if name in place:
+            if place[name] < free:
+                same = takewhile(lambda pair: pair[0] == pair[1], zip(names, in_order, strict=False))
+                return {name: known[name] for name, _ in same}
+            free = place[name]
+    return {name: known[name] for name in names if name in known}
 
 
 def _by_place(names: Sequence[str], attributes: Sequence[Attribute], changed: Set[int]) -> dict[str, int] | None:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from gateway.config.columns import ColumnRule, ColumnSettings
-from gateway.errors import StopForOperator, UnwritableRelation
-from gateway.relations.attributes import Attribute
+from gateway.errors import NextSession, RetrySlowly, StopForOperator, UnwritableRelation
+from gateway.pgoutput import Relation
+from gateway.relations.attributes import Attribute, are_explained, numbers_by_name
 from gateway.startup.facts import PublicationFacts
 from gateway.startup.findings import OperatorWarning
 from schemas.relation import ColumnDescription, Protect, Protection, RelationDescription
@@ -59,30 +60,73 @@ def _check_key(description: RelationDescription, column: ColumnDescription, rule
     )
 
 
+class ColumnsUnknown(RetrySlowly):
+    """A transaction that has not committed may have given another name to a column with a rule:
+    other sessions do not see the new definition of the table yet."""
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.read_whole()
+
+
+def refuse_unknown(
+    relation: Relation,
+    in_use: RelationDescription | None,
+    settings: ColumnSettings,
+    attributes: Sequence[Attribute],
+    xid: int,
+    *,
+    holds_lock: bool,
+) -> None:
+    """Raise ColumnsUnknown if the transaction `xid`, which was not committed when it sent the
+    Relation message, may have changed which columns have a rule. If it `holds_lock`, it may have
+    done so even if the names are those of the catalog."""
+    columns = [(relation.namespace, relation.name, column.name) for column in relation.columns]
+    if in_use is not None:
+        columns += [(in_use.namespace, in_use.name, column.name) for column in in_use.columns]
+    has_rule = any(settings.rule_of(*column) is not None for column in columns)
+    if (holds_lock and has_rule) or not are_explained([each.name for each in relation.columns], attributes, xid):
+        raise ColumnsUnknown(
+            f"transaction {xid} may have renamed columns of {relation.namespace}.{relation.name}: which of them have a rule in "
+            "[[columns]] is known only when it ends",
+            hint=f"if the transaction is prepared, end it with COMMIT PREPARED or ROLLBACK PREPARED: SELECT gid FROM "
+            f"pg_prepared_xacts WHERE transaction = '{xid}'",
+        )
+
+
 def refuse_renamed(
     description: RelationDescription,
     former: FormerRelation,
     settings: ColumnSettings,
     field_name: Callable[[str], str],
+    *,
+    is_in_list: bool = False,
 ) -> None:
     """Raise UnwritableRelation if a rule matches the former name of a column, but no rule matches
     its present name: its values would be sent as they are. `field_name` returns the name under
-    which a schema has a column.
+    which a schema has a column. `is_in_list`: a publication sends only some columns, so that none
+    has a number.
 
     A column is the same if it has the same attnum. Where numbers are not known, a column is also
-    taken for a new unprotected one if its name has disappeared.
+    taken for a new unprotected one if its name has disappeared, or for any unprotected one if the
+    order of the names shows that it has moved.
     """
-    names = {field_name(column.name) for column in description.columns}
+    names = {field_name(column.name): column.attnum for column in description.columns}
+    known = {field_name(name): number for name, number in former.columns.items() if number is not None}
+    kept = numbers_by_name(list(names), known)
     numbers = {column.attnum for column in description.columns} - {None}
     for former_name, number in former.columns.items():
         rule = settings.rule_of(former.namespace, former.name, former_name)
         if rule is None:
             continue
+        former_field = field_name(former_name)
+        has_moved = not is_in_list and former_field in names and former_field in known and former_field not in kept
         for column in description.columns:
             if number in numbers:
                 is_same = column.attnum == number
-            elif field_name(former_name) in names:
-                is_same = field_name(column.name) == field_name(former_name)
+            elif has_moved:
+                is_same = column.attnum is None and field_name(column.name) not in kept
+            elif former_field in names:
+                is_same = field_name(column.name) == former_field
             else:
                 is_known = column.attnum is not None and number is not None
                 is_same = not is_known and not {column.name, field_name(column.name)} & former.columns.keys()

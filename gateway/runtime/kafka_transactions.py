@@ -29,6 +29,7 @@ from gateway.kafka.batches import BatchWriter
 from gateway.kafka.transaction_delivery import Delivery
 from gateway.postgres.classify_errors import CannotDecode, LossReported
 from gateway.postgres.standby_status import StandbyStatus
+from gateway.runtime.assign_column_rules import ColumnsUnknown
 from gateway.runtime.stream_status import StreamStatus
 from gateway.startup.server_notices import LeftOut
 from gateway.transactions.commit_policy import Filling
@@ -43,7 +44,7 @@ log = structlog.get_logger()
 class WholeFirst(Retry):
     """Begin again, and deliver each transaction up to `whole_until` before the next one is read."""
 
-    def __init__(self, error: StopForOperator | CannotDecode | LossReported, whole_until: Lsn) -> None:
+    def __init__(self, error: StopForOperator | CannotDecode | LossReported | ColumnsUnknown, whole_until: Lsn) -> None:
         super().__init__(f"{error.message}; everything committed before it will be delivered first", hint=error.hint)
         self.whole_until = whole_until
         self._reported = error.reported if isinstance(error, LossReported) else None
@@ -202,7 +203,7 @@ class KafkaTransactions:
         """Close the Kafka transaction if it is due, now that nothing more is read."""
         self._close_if_due()
 
-    async def give_up(self, error: StopForOperator | CannotDecode | LossReported) -> None:
+    async def give_up(self, error: StopForOperator | CannotDecode | LossReported | ColumnsUnknown) -> None:
         """Close no further Kafka transaction, because closing may be what failed. Return when all
         those that were closed before are durable and acknowledged. Raises WholeFirst if
         transactions that committed before `error` share a Kafka transaction with the one that

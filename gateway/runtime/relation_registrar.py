@@ -26,7 +26,12 @@ from gateway.kafka.topics import Name, Topics, compacted_without_key
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import descent_of, publication_facts
-from gateway.relations.attributes import ATTRIBUTES_QUERY, Attribute, read_attributes
+from gateway.relations.attributes import (
+    ATTRIBUTES_QUERY,
+    OPEN_TRANSACTION_QUERY,
+    Attribute,
+    read_attributes,
+)
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import (
     BUILT_IN_QUERY,
@@ -36,7 +41,7 @@ from gateway.relations.type_catalog import (
     TYPES_QUERY,
     read_types,
 )
-from gateway.runtime.assign_column_rules import check_key, protect, refuse_renamed, renamed_later
+from gateway.runtime.assign_column_rules import check_key, protect, refuse_renamed, refuse_unknown, renamed_later
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_errors import classified_schema_errors
@@ -224,18 +229,33 @@ class RelationRegistrar:
             in_force.expect_rows_of_leaves()
 
     async def announce(
-        self, relation: Relation, in_force: RelationVersion | None, xid: int | None = None
+        self,
+        relation: Relation,
+        in_force: RelationVersion | None,
+        xid: int | None = None,
+        *,
+        is_uncommitted: bool = False,
     ) -> RelationVersion:
         """Register a relation and return its version.
 
         `in_force` is the version with which changes of the relation have been encoded so far. The
         newest schema of the topic may be a different one, left by a transaction or savepoint that
         was rolled back; later schemas need not be compatible with it. `xid` is the transaction of
-        the message; None means that the relation is as the catalog has it now.
+        the message; None means that the relation is as the catalog has it now. `is_uncommitted`
+        means that the transaction was not committed when the message was sent: raises
+        ColumnsUnknown if a rule may concern a column that the transaction has changed.
         """
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name)])
-            catalog = await self._look([relation])
+            if is_uncommitted and xid is not None and self._columns.rules:
+                holds_lock = await self._holds_lock(relation, xid)  # before the catalog is read
+                catalog = await self._look([relation])
+                if relation.xid is not None or holds_lock is not None:  # streamed, or still prepared
+                    in_use = None if in_force is None else in_force.description
+                    attributes = catalog.attributes.get(relation.relation_oid, [])
+                    refuse_unknown(relation, in_use, self._columns, attributes, xid, holds_lock=holds_lock is True)
+            else:
+                catalog = await self._look([relation])
             described = await self._described(relation, in_force, xid, catalog)
         return await self._registered(described, in_force, catalog)
 
@@ -348,7 +368,16 @@ class RelationRegistrar:
             newest = await self._newest_schema(description, topic)
             former = recorded_relation_and_columns(newest, description.namespace, description.name)
             former = await self._before_message(description, former, topic, attributes)
-        refuse_renamed(description, former, self._columns, self._dialect.field_name)
+        is_in_list = any(each.is_in_list for each in attributes)
+        refuse_renamed(description, former, self._columns, self._dialect.field_name, is_in_list=is_in_list)
+
+    async def _holds_lock(self, relation: Relation, xid: int) -> bool | None:
+        """Return the answer to OPEN_TRANSACTION_QUERY; None if the transaction has ended."""
+        try:
+            found: bool | None = await self._sql.fetchval(OPEN_TRANSACTION_QUERY, relation.relation_oid, str(xid))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, f"querying the locks of transaction {xid}") from error
+        return found
 
     async def _before_message(
         self, description: RelationDescription, former: FormerRelation, topic: str, attributes: Sequence[Attribute]

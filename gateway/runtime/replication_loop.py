@@ -38,6 +38,7 @@ from gateway.postgres.classify_errors import CannotDecode, LossReported
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, Frame, Received, drained_size
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.standby_status import StandbyStatus
+from gateway.runtime.assign_column_rules import ColumnsUnknown
 from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.relation_registrar import RelationRegistrar, RowsOfPartition
@@ -69,10 +70,10 @@ _FAILPOINTS: dict[type, str] = {
 
 
 class ReadWhole(Retry):
-    """Begin again without streaming, to learn the commit LSN of the failing transaction, and
-    whether it commits."""
+    """Begin again without streaming, to learn the commit LSN of the failing transaction, whether it
+    commits, and the columns that its ALTER TABLE has left."""
 
-    def __init__(self, error: StopForOperator) -> None:
+    def __init__(self, error: StopForOperator | ColumnsUnknown) -> None:
         super().__init__(
             f"{error.message}; the transaction will be received again, with the streaming of in-progress transactions off",
             hint=error.hint,
@@ -140,7 +141,7 @@ class ReplicationLoop:
                 more_at_hand = len(data) >= MORE_AT_HAND_BYTES
                 await kafka.end_read(rest, more_at_hand=more_at_hand)
             kafka.end_stream()
-        except (StopForOperator, CannotDecode, LossReported) as error:
+        except (StopForOperator, CannotDecode, LossReported, ColumnsUnknown) as error:
             await kafka.give_up(error)
             if isinstance(error, StopForOperator):
                 self._decide(error)
@@ -256,9 +257,16 @@ class ReplicationLoop:
             machine.announce(relation_oid, relation.xid, excluded)
             return
         try:
-            xids = machine.current_xids
-            version = await self._registrar.announce(relation, machine.in_force(relation_oid), xids and xids[0])
-        except StopForOperator as error:
+            current = machine.current
+            version = await self._registrar.announce(
+                relation,
+                machine.in_force(relation_oid),
+                None if current is None else current.xid,
+                is_uncommitted=current is not None and (machine.in_stream or current.prepare is not None),
+            )
+        except (StopForOperator, ColumnsUnknown) as error:
+            if isinstance(error, ColumnsUnknown) and machine.in_stream:
+                raise ReadWhole(error) from error
             if not machine.is_skipping:
                 raise
             machine.refuse(relation_oid, error)

@@ -8,6 +8,7 @@ import pytest
 from gateway.relations.attributes import (
     ATTRIBUTES_QUERY,
     Attribute,
+    are_explained,
     attribute_numbers,
     needs_earlier,
     read_attributes,
@@ -76,7 +77,31 @@ def test_what_is_not_known_has_no_number() -> None:
     assert numbers("ic", attributes("i", "a", "c", in_list=True)) == {}
     assert numbers("iac", attributes("i", "a")) == {"i": 1, "a": 2}  # c: of a transaction that has not committed
     assert numbers("ib", attributes("i", "a", "b")) == {"i": 1, "b": 3}
-    assert numbers("iba", attributes("i", "a", "b")) == {}
+    assert numbers("iba", attributes("i", "a", "b")) == {"i": 1}  # b and a: their names have been exchanged
+    assert numbers("ixa", attributes("i", "a")) == numbers("ixa", [], earlier="i1a2") == {"i": 1}  # a was renamed to x
+    assert numbers("ixb", attributes("i", "a", "b")) == {"i": 1, "b": 3}  # a was renamed to x
+
+
+@pytest.mark.parametrize(
+    ("names", "now", "is_explained"),
+    [
+        ("ia", attributes("i", "a"), True),
+        ("ia", attributes("i", "a", in_list=True), True),
+        ("i", attributes("i", "a", in_list=True), True),
+        ("ia", attributes("i", "g", "a", generated="g"), True),
+        ("ia", attributes("i", "a", "b", b=900), True),  # added later
+        ("ia", attributes("i", "z", z=800), True),  # renamed behind the message, and committed
+        ("ix", attributes("i", "a"), False),
+        ("ixa", attributes("i", "a"), False),
+        ("iax", attributes("i", "a"), False),
+        ("iba", attributes("i", "a", "b"), False),
+        ("ib", attributes("i", "a", "b"), False),
+        ("ia", attributes("i", "a", "b"), False),  # perhaps the former b
+        ("ia", [], False),
+    ],
+)
+def test_only_what_the_catalog_shows_is_explained(names: str, now: list[Attribute], is_explained: bool) -> None:
+    assert are_explained(list(names), now, 800) is is_explained
 
 
 SETUP = """

@@ -230,3 +230,58 @@ async def test_a_column_that_a_rename_brings_under_a_rule_was_not_under_it_befor
     gateway.start()
     assert await gateway.wait(60) == 78, gateway.log_tail()
     assert "column contact was public.people.email" in gateway.log_tail(1)
+
+
+SWAPS: Final = (
+    ("drop note", "rename mail to note", "add mail text"),  # the names stay in their places
+    ("rename mail to away", "rename note to mail", "rename away to note"),
+    ("rename mail to contact", "add mail text"),
+)
+
+
+@pytest.mark.parametrize("shape", ["streamed", "prepared"])
+async def test_a_name_that_moves_in_a_transaction_which_has_not_committed_uncovers_nothing(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, shape: str
+) -> None:
+    """Another column has the name of the rule, and other sessions do not see that yet."""
+    sql, other = await database.connect(), await database.connect()
+    await sql.execute(SETUP)
+    await sql.execute("alter table people drop phone, drop secret, drop note, drop n, drop mail")
+    await sql.execute(f"alter table people add note text, add mail text default 'mail{MARK}'")
+    rules = json.dumps([{"pattern": r"public\.people\.mail", "action": "hash"}])
+    settings = settings_of(database, kafka, registry, topic_prefix, "walgate", rules)
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings | {"source__two_phase": "true"})
+    topics = [f"{topic_prefix}.public.{table}" for table in ("people", "logins")]
+    arrived = 0
+
+    async def nothing_is_uncovered() -> None:
+        """What was sent before this is looked at."""
+        nonlocal arrived
+        arrived += 1
+        await other.execute(f"insert into logins values ('{arrived}', {arrived})")
+        is_last: Callable[[Record], bool] = lambda record: record.key == {"mail": str(arrived)}  # noqa: E731
+        for record in await Reader(kafka.bootstrap_servers, registry.url, topics).until(is_last):
+            assert MARK not in str(record.value), record.value
+
+    async def begin(changes: tuple[str, ...], number: int) -> None:
+        await gateway.streaming()
+        await other.execute("insert into people values (-$1::int, 'note', 'mail')", number)
+        await nothing_is_uncovered()
+        await sql.execute("begin;" + ";".join(f"alter table people {change}" for change in changes))
+        await sql.execute("update people set id = id + 100000 where id > 0")
+        if shape == "prepared":
+            await sql.execute("prepare transaction 'swap'")
+        await gateway.logged("may have renamed columns of public.people", times=number)
+
+    for number, changes in enumerate(SWAPS, 1):
+        await begin(changes, number)
+        if number < len(SWAPS):
+            await sql.execute("rollback" if shape == "streamed" else "rollback prepared 'swap'")
+            await nothing_is_uncovered()
+            assert await gateway.stop() == 0, gateway.log_tail()
+    await sql.execute("commit" if shape == "streamed" else "commit prepared 'swap'")
+    assert await gateway.wait(60) == 78, gateway.log_tail()
+    assert "column contact was public.people.mail" in gateway.log_tail(1)
+    await gateway.streaming(columns__rules=rules.replace("mail", "(mail|contact)"))
+    await nothing_is_uncovered()
+    assert await gateway.stop() == 0, gateway.log_tail()
