@@ -45,6 +45,7 @@ from gateway.runtime.assign_column_rules import check_key, protect, refuse_renam
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_errors import classified_schema_errors
+from gateway.snapshot.discovery.unnumbered_columns import UnnumberedColumns
 from gateway.transactions.record_writer import RelationVersion
 from schemas.avro_types import is_numeric
 from schemas.change_schema import Schema, columns_without_default, enums_without_labels
@@ -124,6 +125,7 @@ class RelationRegistrar:
         self._on_announced = on_announced
         self._dialect = dialect
         self._sql = sql
+        self.unnumbered = UnnumberedColumns(sql)
         self._registry = registry
         self._topics = topics
         self._producer = producer
@@ -257,6 +259,8 @@ class RelationRegistrar:
             else:
                 catalog = await self._look([relation])
             described = await self._described(relation, in_force, xid, catalog)
+        if is_uncommitted and xid is not None:
+            self.unnumbered.sent(xid, described.description, catalog.attributes.get(relation.relation_oid, []))
         return await self._registered(described, in_force, catalog)
 
     async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:

@@ -43,6 +43,8 @@ from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy
 from gateway.runtime.relation_registrar import RelationRegistrar, RowsOfPartition
 from gateway.runtime.stream_status import StreamStatus
+from gateway.snapshot.discovery.published_tables import ALTERED
+from gateway.snapshot.progress_log import log_unsent_at_all
 from gateway.transactions.error_context import add_context
 from gateway.transactions.machine import TransactionMachine
 from schemas.lsn import Lsn
@@ -98,6 +100,11 @@ class HandOver(Protocol):
 
     def partition_received(self, relation_oid: int, root: int) -> None:
         """Report a Relation message of a partition whose changes are sent as those of `root`."""
+        ...
+
+    def rows_in_doubt(self, relation_oid: int, namespace: str, name: str) -> None:
+        """Report that consumers do not know what the ALTER TABLE of a streamed or prepared
+        transaction, which is about to end, does to the relation's existing rows."""
         ...
 
 
@@ -202,7 +209,7 @@ class ReplicationLoop:
                             machine.commit(*commit)
                             failpoint("commit_received")
                         else:
-                            self._control(data[start:end], lsn)
+                            await self._control(data[start:end], lsn)
                         kafka.message_ended(end - counted)
                         counted = end
                         if machine.resume_lsn <= kafka.careful_until:
@@ -219,14 +226,27 @@ class ReplicationLoop:
         failpoint("decoded")
         return len(data) - counted
 
-    def _control(self, payload: bytes, change_lsn: int) -> None:
+    async def _control(self, payload: bytes, change_lsn: int) -> None:
         machine = self._machine
         message = decode(payload, in_stream=machine.in_stream, protocol_version=self._protocol_version)
         if isinstance(message, Type):
             self._registrar.note_type(message)
         elif isinstance(message, StreamStart):
             self._status.stream_begins(message.xid)
+        elif isinstance(message, StreamAbort) and message.xid == message.subxid:
+            self._registrar.unnumbered.rolled_back(message.xid)
+        in_doubt: list[int] = []
+        if isinstance(message, StreamCommit | StreamPrepare | Prepare):
+            is_commit = isinstance(message, StreamCommit)
+            in_doubt = await self._registrar.unnumbered.in_doubt(message.xid, has_committed=is_commit)
         machine.receive(message, change_lsn)
+        # No await in between: a table that is to be read again becomes durable with the end of the transaction.
+        for relation_oid in in_doubt:
+            name = self._relation_names[relation_oid]
+            if self._snapshot is None:
+                log_unsent_at_all(*name, ALTERED)
+            else:
+                self._snapshot.rows_in_doubt(relation_oid, *name)
         point = _FAILPOINTS.get(type(message))
         if point is not None:
             failpoint(point)

@@ -245,6 +245,11 @@ class SnapshotCoordinator:
         its root."""
         self._is_check_due |= self._discovery.partition_received(relation_oid, root)
 
+    def rows_in_doubt(self, relation_oid: int, namespace: str, name: str) -> None:
+        """Read the rows of a relation again: consumers do not know what an ALTER TABLE has done to
+        them."""
+        self._discovery.rows_in_doubt(relation_oid, namespace, name)
+
     @property
     def has_unwritten(self) -> bool:
         """Implements gateway.runtime.kafka_transactions.SnapshotStates."""

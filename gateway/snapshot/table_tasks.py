@@ -28,7 +28,7 @@ from gateway.snapshot.stored_state import (
     TableState,
 )
 from gateway.snapshot.table_errors import Obstacle
-from gateway.snapshot.table_task import RENAMED, TableTask, reselection
+from gateway.snapshot.table_task import TableTask, reselection
 from gateway.snapshot.whole_snapshot import WholeSnapshot
 from schemas.relation import RelationDescription
 
@@ -262,13 +262,13 @@ class TableTasks:
         task.set_up(plan, judge, self._chunk_bytes, reselects=self._reselects)
         self._active[task.oid] = task
 
-    def was_renamed(self, oid: int) -> None:
-        """Report that a table that waits or is being read had another name in the stream. Changes
-        may have gone to another topic."""
+    def is_replaced(self, oid: int, reason: str) -> None:
+        """Report that a table that waits or is being read was altered, so that consumers may have
+        other rows: its changes may have gone to another topic, for example."""
         task = self._by_oid[oid]
         task.purpose_is_replace()
         if task.status is not Status.WAITING and not task.is_reselect:
-            task.begin_again(RENAMED)
+            task.begin_again(reason)
 
     def plan_found(self, task: TableTask, plan: ReadPlan) -> None:
         task.plan_found(plan)

@@ -96,5 +96,46 @@ async def test_a_table_that_is_renamed_while_it_is_read_is_begun_again(
         assert not scene.gateway.events("table_unreadable")
 
 
+async def test_a_column_that_is_renamed_before_its_transaction_commits_is_read_again(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """Consumers get the new name without a number. So do they get a column with a default, and they
+    need not know more of one without."""
+    tables = "away", "filled", "gone", "more"
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, source__two_phase=True) as scene:
+        await scene.sql.execute(
+            "".join(
+                f"CREATE TABLE {table} (id int PRIMARY KEY, n int); INSERT INTO {table} VALUES (1, 1);"
+                for table in tables
+            )
+            + f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"
+        )
+        await scene.gateway.streaming()
+        await scene.snapshot_done()
+        session = await database.connect()
+        for end in ("ROLLBACK", "COMMIT"):
+            await session.execute(
+                "BEGIN; ALTER TABLE away RENAME n TO m; ALTER TABLE filled ADD d int DEFAULT 7; ALTER TABLE more ADD d int;"
+                + "".join(f"INSERT INTO {table} VALUES (2, 2);" for table in ("away", "filled", "more"))
+                + "INSERT INTO gone SELECT i, i FROM generate_series(2, 2000) i"
+            )
+            await scene.delivered()  # what is streamed before, too
+            await session.execute(end)
+        await scene.gateway.logged('"table_read"', times=6)
+        await _is_equal(scene, *tables[:3])
+        await scene.sql.execute("BEGIN; ALTER TABLE gone RENAME n TO m; INSERT INTO gone VALUES (3000, 1)")
+        await scene.sql.execute("PREPARE TRANSACTION 'p'")
+        await scene.gateway.logged('"table_read_again"', times=3)
+        await scene.sql.execute("INSERT INTO more VALUES (3, 3)")
+        await scene.delivered()
+        await scene.gateway.kill()
+        await scene.gateway.streaming()
+        await scene.sql.execute("COMMIT PREPARED 'p'")
+        await scene.gateway.logged('"table_read"', times=7)
+        await _is_equal(scene, *tables[:3])
+        read_again = [event["table"] for event in scene.gateway.events("table_read_again")]
+        assert read_again == ["public.away", "public.filled", "public.gone"]
+
+
 async def _is_equal(scene: Scene, *tables: str) -> None:
     await scene.judge({f"public.{table}": f"SELECT * FROM public.{table}" for table in tables}, keyless=())

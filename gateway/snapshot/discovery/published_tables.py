@@ -17,9 +17,13 @@ from gateway.snapshot.progress_log import log_quarantined, log_read_before, log_
 from gateway.snapshot.rules.published_content import FILE_UNKNOWN, LeafContent, PublishedContent
 from gateway.snapshot.sql import EXISTING
 from gateway.snapshot.stored_state import TableState
+from gateway.snapshot.table_task import RENAMED
 from gateway.snapshot.table_tasks import TableTasks
 
 _NOT_FOUND: Final = "it was not published for a time, or only just when the gateway ended"
+ALTERED: Final = (
+    "a column was renamed, or added with a default, in a transaction that was streamed or prepared before its commit"
+)
 HORIZON_STEP: Final = 50_000_000
 """The stored horizon of an unchanged table is renewed after this many transactions."""
 
@@ -183,7 +187,7 @@ class Discovery:
             self._departed_leaves -= {leaf.oid for leaf in now.leaves}
             if (before.schema, before.name) != (now.schema, now.name):
                 self._logged_names.setdefault(oid, set()).add((before.schema, before.name))
-        if not reason or oid in tasks.quarantined or not self._reads(oid, now, reason):
+        if not reason or oid in tasks.quarantined or not self._reads(oid, now.schema, now.name, reason):
             tasks.contents.is_now(oid, now)
 
     def _renamed(self, oid: int, before: PublishedContent, now: PublishedContent) -> PublishedContent:
@@ -209,7 +213,7 @@ class Discovery:
             self._unseen.add(oid)
             tasks.not_found_yet(oid)
         if content is not None and oid in tasks.by_oid and (content.schema, content.name) != (namespace, name):
-            tasks.was_renamed(oid)
+            tasks.is_replaced(oid, RENAMED)
         if content is None or oid not in tasks.settled or oid in tasks.quarantined:
             return
         if (content.schema, content.name) == (namespace, name):
@@ -218,7 +222,9 @@ class Discovery:
         elif (namespace, name) not in self._logged_names.setdefault(oid, set()):
             self._logged_names[oid].add((namespace, name))
             self._renames_in_stream.add(oid)
-            self._reads(oid, content, f"it was renamed to {namespace}.{name}, for a time or for good")
+            self._reads(
+                oid, content.schema, content.name, f"it was renamed to {namespace}.{name}, for a time or for good"
+            )
 
     def partition_received(self, oid: int, root: int) -> bool:
         """Report that a Relation message has arrived of a partition whose rows are sent as rows of
@@ -245,12 +251,21 @@ class Discovery:
             self._tasks.contents.is_now(root, replace(content, leaves=leaves))
         return bool(new)
 
-    def _reads(self, oid: int, content: PublishedContent, reason: str) -> bool:
+    def rows_in_doubt(self, oid: int, namespace: str, name: str) -> None:
+        """Read a relation again, because its rows were sent without the numbers of columns. The
+        lock of a prepared transaction keeps it from being read before that has ended."""
+        tasks = self._tasks
+        if oid in tasks.by_oid:
+            tasks.is_replaced(oid, ALTERED)
+        elif oid in tasks.settled and oid not in tasks.quarantined:
+            self._reads(oid, namespace, name, ALTERED)
+
+    def _reads(self, oid: int, schema: str, name: str, reason: str) -> bool:
         """Return whether the table is to be read again; if so, queue it. Logs the reason in either
         case."""
         reads = self._settings.mode == "initial" and self._settings.read_again
-        log_unsent(content.schema, content.name, reason, reads=reads)
+        log_unsent(schema, name, reason, reads=reads)
         if reads:
             self._tasks.snapshot.begin(1)
-            self._tasks.queue(oid, content.schema, content.name, "REPLACE")
+            self._tasks.queue(oid, schema, name, "REPLACE")
         return reads
