@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import random
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -254,11 +255,13 @@ async def test_a_name_that_moves_in_a_transaction_which_has_not_committed_uncove
     topics = [f"{topic_prefix}.public.{table}" for table in ("people", "logins")]
     arrived = 0
 
-    async def nothing_is_uncovered() -> None:
-        """What was sent before this is looked at."""
+    async def mark() -> None:
         nonlocal arrived
         arrived += 1
         await other.execute(f"insert into logins values ('{arrived}', {arrived})")
+
+    async def nothing_is_uncovered() -> None:
+        """What was sent before the last mark is looked at."""
         is_last: Callable[[Record], bool] = lambda record: record.key == {"mail": str(arrived)}  # noqa: E731
         for record in await Reader(kafka.bootstrap_servers, registry.url, topics).until(is_last):
             assert MARK not in str(record.value), record.value
@@ -266,22 +269,29 @@ async def test_a_name_that_moves_in_a_transaction_which_has_not_committed_uncove
     async def begin(changes: tuple[str, ...], number: int) -> None:
         await gateway.streaming()
         await other.execute("insert into people values (-$1::int, 'note', 'mail')", number)
+        await mark()
         await nothing_is_uncovered()
+        gateway.signal(signal.SIGSTOP)  # to receive the next mark together with what follows it
+        await mark()
         await sql.execute("begin;" + ";".join(f"alter table people {change}" for change in changes))
         await sql.execute("update people set id = id + 100000 where id > 0")
         if shape == "prepared":
             await sql.execute("prepare transaction 'swap'")
+        gateway.signal(signal.SIGCONT)
         await gateway.logged("may have renamed columns of public.people", times=number)
+        await nothing_is_uncovered()
 
     for number, changes in enumerate(SWAPS, 1):
         await begin(changes, number)
         if number < len(SWAPS):
             await sql.execute("rollback" if shape == "streamed" else "rollback prepared 'swap'")
+            await mark()
             await nothing_is_uncovered()
             assert await gateway.stop() == 0, gateway.log_tail()
     await sql.execute("commit" if shape == "streamed" else "commit prepared 'swap'")
     assert await gateway.wait(60) == 78, gateway.log_tail()
     assert "column contact was public.people.mail" in gateway.log_tail(1)
     await gateway.streaming(columns__rules=rules.replace("mail", "(mail|contact)"))
+    await mark()
     await nothing_is_uncovered()
     assert await gateway.stop() == 0, gateway.log_tail()
