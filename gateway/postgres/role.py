@@ -11,7 +11,7 @@ import asyncpg
 
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import publication_facts
-from gateway.startup.role_checks import RoleFacts
+from gateway.startup.role_checks import KEYLESS_BYTES, RoleFacts
 
 # Amazon's servers have a role rds_replication: membership replaces the attribute REPLICATION, which
 # cannot be set there.
@@ -42,18 +42,19 @@ FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 # partitions from which blocks of these are read. The view pg_publication_tables, and
 # pg_partition_tree, would wait for tables that another session has locked.
 _TABLES: Final = """
-WITH RECURSIVE part (relid, columns, is_published) AS (
-    SELECT t.relid, t.columns, true FROM unnest($1::oid[], $2::jsonb[]) AS t (relid, columns)
+WITH RECURSIVE part (relid, columns, root) AS (
+    SELECT t.relid, t.columns, t.relid FROM unnest($1::oid[], $2::jsonb[]) AS t (relid, columns)
     UNION ALL
-    SELECT i.inhrelid, part.columns, false
+    SELECT i.inhrelid, part.columns, part.root
     FROM part
     JOIN pg_catalog.pg_class AS p ON p.oid = part.relid AND p.relkind = 'p'
     JOIN pg_catalog.pg_inherits AS i ON i.inhparent = p.oid AND NOT i.inhdetachpending
 )
 SELECT c.oid AS relid, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname) AS name,
-       n.oid AS namespace, pg_catalog.quote_ident(n.nspname) AS schema, c.relrowsecurity, t.columns
+       n.oid AS namespace, pg_catalog.quote_ident(n.nspname) AS schema, c.relrowsecurity, t.columns, t.root,
+       greatest(c.relpages, 0)::int8 * pg_catalog.current_setting('block_size')::int8 AS bytes
 FROM part AS t
-JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (t.is_published OR c.relkind = 'r')
+JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (t.relid = t.root OR c.relkind = 'r')
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 """
 # Tables on which the role has no SELECT. `lacks_columns` means that it also lacks SELECT on a
@@ -85,6 +86,14 @@ WHERE NOT t.lacks_columns
   AND NOT pg_catalog.has_column_privilege(t.relid, -1::int2, 'SELECT')
 ORDER BY 1
 """
+# pg_relation_size would wait for tables that another session has locked.
+_LARGE: Final = f"""
+SELECT min(t.name) FILTER (WHERE t.relid = t.root) AS name
+FROM ({_TABLES}) AS t
+GROUP BY t.root
+HAVING sum(t.bytes) > {KEYLESS_BYTES}
+ORDER BY 1
+"""
 _CLOSED: Final = f"""
 SELECT t.schema FROM ({_TABLES}) AS t
 WHERE NOT pg_catalog.has_schema_privilege(t.namespace, 'USAGE')
@@ -106,8 +115,11 @@ async def role_facts(
     be read. Raises classified errors."""
     facts = await publication_facts(sql, publications, excluded=excluded)
     columns: dict[int, list[str]] = {}
+    keyless = set()
     for relation in (relation for each in facts.values() for relation in each.relations):
         columns.setdefault(relation.relation_oid, []).extend(column.name for column in relation.columns)
+        if not relation.has_key:
+            keyless.add(relation.relation_oid)
     tables = [*columns], [json.dumps(names) for names in columns.values()]
     try:
         begun = time.time()
@@ -115,6 +127,7 @@ async def role_facts(
         now = (begun + time.time()) / 2
         unreadable = await sql.fetch(_UNREADABLE, *tables)
         read_at_once = await sql.fetch(_READ_AT_ONCE, *tables)
+        large = await sql.fetch(_LARGE, [*keyless], ["[]"] * len(keyless))
         closed = await sql.fetch(_CLOSED, *tables)
         filtered = await sql.fetch(_FILTERED, *tables)
     except DRIVER_ERRORS as error:
@@ -137,6 +150,7 @@ async def role_facts(
         server_ahead_s=float(row["time"]) - now,
         unreadable=_named(unreadable),
         read_at_once=_named(read_at_once),
+        keyless=_named(large),
         closed_schemas=_named(closed),
         filtered=_named(filtered),
     )

@@ -35,12 +35,15 @@ from gateway.snapshot.sql import (
     select_parts,
     select_range,
 )
+from gateway.snapshot.table_errors import TableTooLarge
 
 _MOST_BYTES_FACTOR: Final = 6
 """A chunk that exceeds its size by this factor is given up if it can be divided. A range is then
 read in halves, even if it is a single block; if the chunk had keys, the next chunks have fewer
 keys. A single line of a block, a single key and a table that is read in one chunk cannot be
 divided."""
+_HELD_ROW_BYTES: Final = 120
+"""The memory that a row takes beside its bytes: two objects and a place in the list."""
 _COPY_TIMEOUT_S: Final = 7 * 86_400.0
 _STEP_BYTES: Final = 1 << 15
 """Bytes encoded in one step, which takes 1 ms. The driver passes up to 256 kB at once."""
@@ -126,16 +129,19 @@ async def read_chunk(
     publications: list[str],
     expect: Callable[[str, ReadChunk], None],
     turn: asyncio.Lock | None = None,
+    *,
+    most_held_bytes: int = 0,
 ) -> ReadChunk:
     """Read `chunk` in a transaction on `sql` and return its encoded rows.
 
     `expect(id, chunk)` registers the chunk under the id of its message. It is called before the
     message is emitted, since the stream may deliver it at any time from then on. `turn` is a lock
     that all readers share, or None. The lock is given while other transactions arrive in the
-    stream: only one reader at a time then encodes a step, and steps are shorter.
+    stream: only one reader at a time then encodes a step, and steps are shorter. `most_held_bytes`:
+    the memory for the rows of a table that is read at once.
 
-    Raises RelationChanged, SnapshotTooOld, ChunkTooLarge, and what the encoders and the driver
-    raise. `sql` is closed if it was left within a COPY or a statement.
+    Raises RelationChanged, SnapshotTooOld, ChunkTooLarge, TableTooLarge, and what the encoders and
+    the driver raise. `sql` is closed if it was left within a COPY or a statement.
     """
     progress = chunk.progress
     # If the role may read only some columns, the lock is taken by EXPLAIN, and each statement has a
@@ -166,7 +172,7 @@ async def read_chunk(
         if not progress.snapshot_taken(chunk, parse_visibility(row["snapshot"])):
             raise SnapshotTooOld("a transaction that the snapshot must see has not ended")
         failpoint("chunk_snapshot_taken")
-        copied = await _copy(sql, chunk, plan, table_blocks, turn)
+        copied = await _copy(sql, chunk, plan, table_blocks, turn, most_held_bytes)
         failpoint("chunk_read")
         result = ReadChunk(chunk, plan, copied.rows, copied.byte_count)
         message_id = new_id()
@@ -178,7 +184,12 @@ async def read_chunk(
 
 
 async def _copy(
-    sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan, table_blocks: int, turn: asyncio.Lock | None
+    sql: asyncpg.Connection,
+    chunk: Chunk,
+    plan: ReadPlan,
+    table_blocks: int,
+    turn: asyncio.Lock | None,
+    most_held_bytes: int,
 ) -> CopyDecoder:
     sizer = chunk.progress.sizer
     copied = CopyDecoder(plan.version.encoder, plan.is_binary, keeps_tuples=plan.keeps_tuples)
@@ -194,6 +205,9 @@ async def _copy(
                 await asyncio.sleep(0)
         if wanted:
             copied.keep(wanted)
+        elif chunk.all_ranges:
+            if copied.byte_count + len(copied.rows) * _HELD_ROW_BYTES > most_held_bytes:
+                raise _too_large(plan, most_held_bytes)
         elif copied.byte_count > _MOST_BYTES_FACTOR * sizer.most_bytes and (rest is not None or len(chunk.keys) > 1):
             raise ChunkTooLarge("a chunk has too many bytes")
 
@@ -221,6 +235,21 @@ async def _copy(
         byte_count = sum(len(row) for _, row in copied.rows) if wanted else copied.byte_count
         sizer.read_keys(len(chunk.keys), len(copied.rows), byte_count)
     return copied
+
+
+def _too_large(plan: ReadPlan, most_held_bytes: int) -> TableTooLarge:
+    chunks = "table_read_in_one_transaction in the log says why it is not read in chunks"
+    if not plan.key_columns:
+        chunks = (
+            "with a primary key (not deferrable, with REPLICA IDENTITY DEFAULT or FULL) or a unique index as its replica "
+            "identity, the table is read in chunks, without a command"
+        )
+    return TableTooLarge(
+        f"a snapshot can only read the table as a whole, and its rows need more than {most_held_bytes >> 20} MB of memory, "
+        "which is half of the gateway's memory divided by snapshot.readers + 1",
+        hint=f"{chunks}. Otherwise, raise the memory limit of the gateway and restart it, lower snapshot.readers, or leave the "
+        "table out: source.excluded_tables",
+    )
 
 
 def _leaf(chunk: Chunk, plan: ReadPlan) -> Leaf | None:

@@ -12,6 +12,7 @@ import structlog
 
 from gateway.snapshot.commands import Choice
 from gateway.snapshot.table_task import TableTask
+from gateway.startup.role_checks import KEY_OR_MEMORY, KEYLESS_BYTES
 from schemas.topic_names import format_relation
 
 log = structlog.get_logger()
@@ -65,23 +66,27 @@ def log_choice(choice: Choice) -> None:
 
 
 def log_read_at_once(task: TableTask) -> None:
-    """Log a table that has a key and is nevertheless read as a whole."""
+    """Log a table that is read as a whole although it has a key, or although it is large. Its size
+    is an estimate of the server."""
     assert task.plan is not None
     surveyed, hint = task.plan.surveyed, ""
+    size_bytes = sum(leaf.blocks for leaf in surveyed.leaves) << 13
     if task.plan.has_array_key:
         reason = "its key contains an array: a mirror has it as an append-only table, which only a whole can replace"
-    elif surveyed.foreign_names and not task.plan.key_columns:
-        return
+    elif not task.plan.key_columns and (surveyed.foreign_names or surveyed.is_heap):
+        if size_bytes <= KEYLESS_BYTES:
+            return
+        reason, hint = "it has no key: its rows are held in memory until all of them are read", KEY_OR_MEMORY
     elif surveyed.foreign_names:
         reason = f"it has foreign partitions, which have no ranges of blocks: {', '.join(surveyed.foreign_names)}"
     elif not surveyed.is_heap:
         reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
-    elif not surveyed.has_places and task.plan.key_columns:
+    elif not surveyed.has_places:
         reason = "the role may read columns of the table, but not ctid, so it cannot be read in ranges of blocks"
         hint = f"GRANT SELECT (ctid) ON {task.full_name} TO <role> (also on its partitions)"
     else:
         return
-    log.warning("table_read_in_one_transaction", table=task.full_name, reason=reason, hint=hint)
+    log.warning("table_read_in_one_transaction", table=task.full_name, size_bytes=size_bytes, reason=reason, hint=hint)
 
 
 def log_unsent_updates(tasks: Sequence[TableTask], origin: str) -> None:

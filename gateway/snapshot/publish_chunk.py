@@ -4,6 +4,7 @@ the stream."""
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Final
 
 import structlog
@@ -31,6 +32,12 @@ log = structlog.get_logger()
 
 SLICE_ROWS: Final = 2000
 """Rows published in one step, which takes 1 to 2 ms."""
+
+
+def pause_s(changed_count: int) -> float:
+    """Return the pause after a table has changed in so many attempts to read it as a whole: 1/8 s
+    after the first, and 64 s from the tenth on."""
+    return float(2.0 ** (min(changed_count, 10) - 4))
 
 
 class ChunkPublisher:
@@ -74,10 +81,11 @@ class ChunkPublisher:
         # the last Relation message described.
         is_same = task is not None and task.plan is read_chunk.plan and task.progress is progress
         if task is None or not is_same or not progress.admits(chunk):
-            self._pending.discard(read_chunk)
             if task is not None and chunk.all_ranges:
                 tasks.changed_while_read(task)
+                tasks.block([task], time.monotonic() + pause_s(task.changed_count))
                 log_changed(task, may_lock=self._settings.may_lock)
+            self._pending.discard(read_chunk)
             return
         self._readers.chunk_arrived(self._machine.transaction_count)
         rows = _fresh(read_chunk)

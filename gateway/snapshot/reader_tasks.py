@@ -15,6 +15,7 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.errors import NeedsText, Retry, RetrySlowly
 from gateway.kafka.batches import HELD_FACTOR
+from gateway.memory import memory_limit
 from gateway.postgres.classify_errors import DRIVER_ERRORS
 from gateway.postgres.credentials import Credentials
 from gateway.snapshot.chunk_reader import (
@@ -29,7 +30,14 @@ from gateway.snapshot.pending_chunks import PendingChunks
 from gateway.snapshot.progress_log import CHANGED_ATTEMPTS, WaitReasons, log_unreachable
 from gateway.snapshot.read_plan import ReadPlan, ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk
-from gateway.snapshot.table_errors import DENIED, errors_of, foreign_obstacle, obstacle, passes_by_itself
+from gateway.snapshot.table_errors import (
+    DENIED,
+    TableTooLarge,
+    errors_of,
+    foreign_obstacle,
+    obstacle,
+    passes_by_itself,
+)
 from gateway.snapshot.table_task import CHANGED, TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unreachable_partitions
@@ -110,7 +118,7 @@ class ReaderTasks:
                     result = await self.read(sql, task, chunk)
                     if result is not None:
                         ahead.append(result)
-                except DRIVER_ERRORS as error:
+                except (TableTooLarge, *DRIVER_ERRORS) as error:
                     self._tasks.give_back(chunk)
                     if is_cancelled():  # the ROLLBACK may have failed and replaced the cancellation
                         raise asyncio.CancelledError from error
@@ -171,7 +179,8 @@ class ReaderTasks:
         try:
             turn = self._turn if self._is_shared else None
             with errors_of(plan.surveyed.relation):
-                result = await read_chunk(sql, chunk, plan, self._publications, expect, turn)
+                most_held = self._most_held_bytes if chunk.all_ranges else 0
+                result = await read_chunk(sql, chunk, plan, self._publications, expect, turn, most_held_bytes=most_held)
         except RelationChanged:
             self._tasks.give_back(chunk)
             self._plan_outdated(task, CHANGED, begins_again=_is_current(task, chunk))
@@ -202,6 +211,12 @@ class ReaderTasks:
                 self._free_at = begin + result.row_count / self._settings.rows_per_s
             return result
         return None
+
+    @property
+    def _most_held_bytes(self) -> int:
+        """The memory for the rows of a table that is read at once. The rows of one more table than
+        there are readers may be held, since they are published while another table is read."""
+        return memory_limit() // 2 // (self._settings.readers + 1)
 
     async def _block(self, task: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk) -> None:
         """Log an error of one table and block the table for a while. The other tables and the

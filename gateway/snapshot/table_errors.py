@@ -25,6 +25,8 @@ PASSES: Final = ("08", "40", "53", "55P03", "57", "58")
 """SQLSTATE classes and codes of errors that pass without intervention: errors of connections,
 conflicts, lack of resources, locks, cancellation and shutdown, and errors of the server's disks."""
 DENIED: Final = "42501"
+TOO_LARGE: Final = "too large"
+"""Stands for the SQLSTATE of TableTooLarge, an error of the gateway itself."""
 PRIVATE: Final = ("22", "23", "P0", "38", "39")
 """SQLSTATE classes whose messages may quote values of rows."""
 
@@ -51,6 +53,12 @@ _FOREIGN: Final = (
     "needed: ALTER TABLE ... DETACH PARTITION ..."
 )
 _OTHER: Final = "see the server's log. The other tables are read, and this one as soon as PostgreSQL can read it"
+
+
+class TableTooLarge(WalgateError):
+    """The rows of a table that is read at once need more memory than the gateway gives them."""
+
+    sqlstate = TOO_LARGE
 
 
 class UnwritableTable(WalgateError):
@@ -86,8 +94,9 @@ def errors_of(relation: PublishedRelation) -> Iterator[None]:
 class Obstacle:
     """The reason why a table cannot be read.
 
-    `reason` quotes no values. `column` and `type_name` belong to the value that cannot be printed,
-    if such a value was found. `passes`: the error passes without intervention.
+    `sqlstate` is that of the error, or TOO_LARGE. `reason` quotes no values. `column` and
+    `type_name` belong to the value that cannot be printed, if such a value was found. `passes`: the
+    error passes without intervention.
     """
 
     sqlstate: str
@@ -122,6 +131,8 @@ def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Faul
     """Classify an error that occurred while a table was read. `name` is (schema, table), `role` the
     gateway's role."""
     table = ".".join(name)
+    if isinstance(error, TableTooLarge):
+        return Obstacle(TOO_LARGE, f"reading {table}: {error.message}", error.hint, passes=False)
     classified = classify_exception(error, f"reading {table}")
     sqlstate = getattr(error, "sqlstate", None) or ""
     is_private = sqlstate.startswith(PRIVATE)

@@ -21,7 +21,7 @@ from gateway.snapshot.progress_log import log_unreadable
 from gateway.snapshot.read_plan import ReadPlan, survey
 from gateway.snapshot.rules.table_progress import Chunk
 from gateway.snapshot.sql import column_list, select_all
-from gateway.snapshot.table_errors import DENIED, Fault, passes_by_itself
+from gateway.snapshot.table_errors import DENIED, TOO_LARGE, Fault, passes_by_itself
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
@@ -89,7 +89,9 @@ class UnreadableTables:
             if task.oid not in surveyed:
                 return False
             is_changed = surveyed[task.oid].fingerprint != plan.surveyed.fingerprint
-            return is_changed or await is_readable(sql, chunk, plan, obstacle.sqlstate)
+            if is_changed or obstacle.sqlstate == TOO_LARGE:
+                return is_changed
+            return await is_readable(sql, chunk, plan, obstacle.sqlstate)
         except (WalgateError, *DRIVER_ERRORS):
             return False
         finally:

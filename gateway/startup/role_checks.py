@@ -18,6 +18,12 @@ READERS: Final = 2
 CONNECTIONS: Final = 9
 """Connections of the gateway: the stream, two for the catalog, one for the status, one while the
 slot is created, four for a snapshot, READERS of which read tables."""
+KEYLESS_BYTES: Final = 64 << 20
+"""A table without a key that is larger than this is named, since a snapshot holds it in memory."""
+KEY_OR_MEMORY: Final = (
+    "to have it read in chunks, add a primary key (not deferrable, with REPLICA IDENTITY DEFAULT or FULL), or make a unique "
+    "index its replica identity; or give the gateway enough memory (docs/sizing.md); or leave it out: source.excluded_tables"
+)
 _CLOCK_S: Final = 60.0
 _ALTER_SYSTEM: Final = re.compile(r"ALTER SYSTEM SET (\w+) = ([^;]+?)(?=;|\. | if |$)")
 _RELOAD: Final = re.compile(r"; SELECT pg_reload_conf\(\)")
@@ -43,9 +49,10 @@ class RoleFacts:
     clock is ahead of this host's.
 
     `unreadable` are published tables that the role may not SELECT from. Of the tables in
-    `read_at_once`, it may SELECT the published columns, but not ctid. `closed_schemas` are schemas
-    of published tables on which the role lacks USAGE. `filtered` are published tables whose
-    row-level security applies to the role.
+    `read_at_once`, it may SELECT the published columns, but not ctid. `keyless` are published
+    tables without a key that are larger than KEYLESS_BYTES. `closed_schemas` are schemas of
+    published tables on which the role lacks USAGE. `filtered` are published tables whose row-level
+    security applies to the role.
     """
 
     name: str
@@ -64,6 +71,7 @@ class RoleFacts:
     server_ahead_s: float = 0.0
     unreadable: tuple[str, ...] = ()
     read_at_once: tuple[str, ...] = ()
+    keyless: tuple[str, ...] = ()
     closed_schemas: tuple[str, ...] = ()
     filtered: tuple[str, ...] = ()
 
@@ -103,6 +111,12 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True, readers: int = 
             f"role {role.name} may read the published columns of {', '.join(role.read_at_once[:10])}, but not ctid: a snapshot "
             "reads such a table in one transaction, and holds it in memory",
             f"GRANT SELECT (ctid) ON {', '.join(role.read_at_once[:10])} TO {name}",
+        )
+    if role.keyless and takes_snapshots:
+        yield OperatorWarning(
+            f"{', '.join(role.keyless[:10])}: a table without a key of more than {KEYLESS_BYTES >> 20} MB. A snapshot reads such "
+            "a table in one transaction and holds it in memory, or leaves it out if it does not fit",
+            KEY_OR_MEMORY,
         )
     if role.closed_schemas:
         yield OperatorWarning(

@@ -4,12 +4,16 @@ changed meanwhile; locked, where it changes all the time."""
 from __future__ import annotations
 
 import asyncio
+import resource
 import signal
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 
 from gateway.local import Kafka, Registry
+from gateway.postgres.role import role_facts
+from gateway.startup.role_checks import KEY_OR_MEMORY, KEYLESS_BYTES, check_role
 from tests.conftest import Database
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.scene import open_scene
@@ -46,6 +50,11 @@ async def test_a_table_that_changes_all_the_time_is_named_and_locked_where_that_
             await scene.gateway.logged('"table_changes_while_read"', times=2)
             assert [event["attempts"] for event in scene.gateway.events("table_changes_while_read")] == [3, 6]
             assert not scene.gateway.events("table_read")
+            # The pauses between attempts grow: 1/2 s, 1 s and 2 s between these.
+            third, sixth = (
+                datetime.fromisoformat(event["timestamp"]) for event in scene.gateway.events("table_changes_while_read")
+            )
+            assert (sixth - third).total_seconds() > 3.5
             await scene.gateway.kill()
             await scene.gateway.streaming("chunk_read:delay=0.3:*", snapshot__may_lock=True)
             await scene.snapshot_done()
@@ -54,6 +63,42 @@ async def test_a_table_that_changes_all_the_time_is_named_and_locked_where_that_
             await changing
         target = await scene.judge({"public.keyless": "SELECT * FROM public.keyless"}, keyless=("public.keyless",))
         assert target.read_count[f"{topic_prefix}.public.keyless"] == 1000
+
+
+async def test_a_table_without_a_key_that_does_not_fit_into_memory_is_named_and_read_once_it_has_one(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    settings = {"snapshot__readers": 16}
+    async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
+        gateway = scene.gateway
+        await scene.sql.execute(f"""
+            CREATE TABLE public.small (a int); INSERT INTO public.small VALUES (1);
+            CREATE TABLE public.large (a int, b text); ALTER TABLE public.large ALTER b SET STORAGE PLAIN;
+            INSERT INTO public.large SELECT i, repeat('b', 1900) FROM generate_series(1, 45000) i; ANALYZE public.large;
+            CREATE PUBLICATION {PUBLICATION}""")
+        await gateway.streaming()
+        size = int(Path(f"/proc/{gateway.pid}/statm").read_text().split()[0]) * resource.getpagesize()
+        resource.prlimit(gateway.pid, resource.RLIMIT_AS, (size + (512 << 20), resource.RLIM_INFINITY))
+        await scene.sql.execute(f"ALTER PUBLICATION {PUBLICATION} ADD TABLE public.small, public.large")
+        role = await role_facts(scene.sql, [PUBLICATION])
+        assert role.keyless == ("public.large",)
+        assert [finding.hint for finding in check_role(role) if "public.large" in finding.message] == [KEY_OR_MEMORY]
+        await scene.sql.execute("INSERT INTO public.small VALUES (2)")
+        await scene.snapshot_done()
+        (told,) = gateway.events("table_read_in_one_transaction")
+        assert told["table"] == "public.large" and told["size_bytes"] > KEYLESS_BYTES and told["hint"] == KEY_OR_MEMORY
+        assert [event["tables"] for event in gateway.events("tables_not_read")] == [["public.large"]]
+        unread = gateway.events("table_unreadable")[0]
+        assert "as a whole" in unread["reason"] and "a primary key" in unread["hint"]
+        await asyncio.sleep(8)  # longer than the pause after which tables are tried again
+        assert not gateway.events("table_readable")
+
+        await scene.sql.execute("ALTER TABLE public.large ADD PRIMARY KEY (a)")
+        await gateway.logged('"table_readable"')
+        await scene.snapshot_done(times=2)
+        rows = {event["table"]: event["rows"] for event in gateway.events("table_read")}
+        assert rows == {"public.small": 2, "public.large": 45000}
+        assert await gateway.stop() == 0
 
 
 async def test_a_table_with_an_array_in_its_key_is_read_in_one_transaction(
