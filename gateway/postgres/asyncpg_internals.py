@@ -31,6 +31,8 @@ from asyncpg.connect_utils import SessionAttribute, SSLMode, SSLNegotiation
 from asyncpg.protocol import Protocol
 from librt.strings import read_i32_be
 
+from gateway.postgres.copy_frames import HEADER_BYTES, skip_messages
+
 __all__ = ["SSLMode", "SSLNegotiation", "SessionAttribute"]
 
 Address = tuple[str, int] | str
@@ -125,16 +127,10 @@ class BoundedProtocol(Protocol):  # type: ignore[misc]  # asyncpg's stubs are pa
         if self._begun_header:
             data = self._begun_header + data
             self._begun_header = b""
-        at, end = self._until_next, len(data)
-        while at + 5 <= end and not self.refused_bytes:
-            length: int = read_i32_be(data, at + 1)
-            if length > self.largest_message:
-                self.refused_bytes = length
-            at += 1 + max(length, 4)
-        if at < end:
-            self._begun_header, self._until_next = data[at:], 0
-        else:
-            self._until_next = at - end
+        at, end = skip_messages(data, self._until_next, self.largest_message), len(data)
+        if at + HEADER_BYTES <= end:
+            self.refused_bytes = max(read_i32_be(data, at + 1), 0)
+        self._begun_header, self._until_next = data[at:], max(at - end, 0)
 
 
 def was_asked(protocol: Protocol) -> bool:

@@ -33,3 +33,7 @@ def test_a_message_that_is_too_large_is_found_by_its_header(last: bytes) -> None
     for at in range(len(data) + 1):
         assert refused(data[:at], data[at:]) == expected
     assert refused(data[: len(data) - len(last)]) == expected
+
+
+def test_a_length_that_is_none_is_left_to_the_driver() -> None:
+    assert refused(b"d\xff\xff\xff\xff", b"d\0\0\0\0", message(b"y")) == 0
