@@ -261,11 +261,11 @@ class TableStates:
         self.filling.add(name)
         self.incomplete.add(name)
 
-    @property
-    def being_read(self) -> set[str]:
-        """The tables that may lack rows until a snapshot of them ends."""
+    def lacking_rows(self, tables: Iterable[str]) -> set[str]:
+        """Return the tables that may lack rows until a snapshot of them ends: those being read, and
+        those of `tables` that wait to be read since a gap."""
         replaced = {name for name, window in self.windows.items() if window.purpose != VERIFY}
-        return replaced | self.filling | self.frozen.keys()
+        return replaced | self.filling | self.stale(tables).keys()
 
     def stale(self, tables: Iterable[str]) -> dict[str, str]:
         """Return those of these tables that differ from the source, and why."""

@@ -292,7 +292,7 @@ class Merger:
             table_snapshots.note_key_change(spark, self.path, self._shapes, batch_slice, snapshots)
         table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.windows, **ended})
         if content.parts:
-            self._preparation.being_read = states.being_read
+            self._preparation.lacking_rows = states.lacking_rows(str(part.table) for part in content.parts)
             self._write_tables(spark, batch_slice.changes, batch_slice.records, content)
         differences, unknown = table_snapshots.compare(spark, self.path, self._shapes, batch_slice, ended, self.last)
         check = partial(writer_epoch.check, spark, self.path, self._epoch)

@@ -48,7 +48,7 @@ class TablePreparation:
     on_recreated: str
     deletion_vectors: bool
     strict: bool
-    being_read: Collection[str] = ()  # tables of which the current slice may lack rows, until a snapshot of them ends
+    lacking_rows: Collection[str] = ()  # tables of the current slice that may lack rows until a snapshot of them ends
     _doubts: list[str] = field(default_factory=list, init=False)  # messages for the report of the current slice
     # Tables recreated in the current slice, and the position before the new relation's first
     # record.
@@ -280,8 +280,8 @@ class TablePreparation:
 
     def _noting_lost(self, table: TableName) -> NoteLost:
         """Return a function that notes columns whose values were not sent with a new key, and whose
-        old row is not in the table. A snapshot that is in progress brings these values."""
-        if str(table) in self.being_read:
+        old row is not in the table. If the table lacks rows, a snapshot brings these values."""
+        if str(table) in self.lacking_rows:
             return ignore_lost
         return lambda columns: self._note_doubt(
             table,

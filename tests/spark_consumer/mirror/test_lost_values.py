@@ -73,6 +73,10 @@ def test_a_new_key_of_a_row_that_is_missing_is_reported(
     feeder.bound("SNAPSHOT_END", accounts, "REPLACE", rows=3)
     assert not run(strict=True)
     assert mirrored(spark, tmp_path, accounts) == {(number,): account(number) for number in (10, 20, 30)}
+    lost, end_lsn = feeder.next_lsn(), feeder.next_lsn()
+    feeder.marker({"kind": "GAP", "xid": 0, "marker_lsn": lost, "end_lsn": end_lsn, "detail": "the slot was lost"})
+    move(feeder, accounts, 4, 40)
+    assert not run(strict=True)  # the table waits for its snapshot
 
 
 def account(number: int) -> dict[str, Any]:
