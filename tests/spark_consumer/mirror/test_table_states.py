@@ -207,7 +207,9 @@ def test_a_gap_makes_every_table_stale_until_it_was_replaced_and_a_verify_does_n
     replaced, _ = advance(verified, again)
     assert replaced.stale(["public.a", "public.b"]) == {"public.b": "the slot was lost"}
     assert verified.lacking_rows(["public.a", "public.b"]) == {"public.a", "public.b"}
-    assert replaced.lacking_rows(["public.a", "public.b"]) == {"public.b"}  # it waits for its snapshot, if that is of all
+    assert replaced.lacking_rows(["public.a", "public.b"]) == {
+        "public.b"
+    }  # it waits for its snapshot, if that is of all
     assert TableStates.of(replaced.text()) == replaced
 
 
