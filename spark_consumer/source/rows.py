@@ -23,6 +23,8 @@ from spark_consumer.source.table_columns import frame_and_schemas
 from spark_consumer.tables import TableName
 
 POSITION = ("commit_lsn", "ordinal")
+_HEAD = ("op", "commit_lsn", "commit_time", "ordinal", "unchanged")
+_WITHOUT_HEAD = "Use last_states or versions, or select the values from the struct `after`."
 _ARRAY_IN_KEY = "the key column {!r} is an array, and a change has no old row: the table needs REPLICA IDENTITY FULL"
 
 
@@ -56,16 +58,32 @@ def flat(changes: DataFrame) -> DataFrame:
     """Return _op, _commit_lsn, _commit_time, _ordinal, _unchanged, then the columns of the new row.
     A DELETE has the columns of the old row that were sent for its replica identity. A column that
     was not sent with the new row has its value in the old row. If the old value was not sent
-    either, the column is null, and `_unchanged` names it."""
-    columns = [_value(changes, name).alias(name) for name in _struct(changes, "after").names]
-    return changes.select(
-        f.col("op").alias("_op"),
-        f.col("commit_lsn").alias("_commit_lsn"),
-        f.col("commit_time").alias("_commit_time"),
-        f.col("ordinal").alias("_ordinal"),
-        _unsent(changes).alias("_unchanged"),
-        *columns,
-    )
+    either, the column is null, and `_unchanged` names it.
+
+    Raise UnsupportedSchema if the table has a column with one of the first five names."""
+    names = _struct(changes, "after").names
+    _check_names(names, [f"_{name}" for name in _HEAD], _WITHOUT_HEAD)
+    head = [f.col(name).alias(f"_{name}") for name in _HEAD]
+    return _rows(changes).select(*head, *_of_row(names))
+
+
+def _rows(changes: DataFrame) -> DataFrame:
+    """Return the columns _HEAD and the struct `row`, so that no column of the table can be taken
+    for one of the others."""
+    row = f.struct(*(_value(changes, name).alias(name) for name in _struct(changes, "after").names))
+    return changes.select(*_HEAD[:-1], _unsent(changes).alias("unchanged"), row.alias("row"))
+
+
+def _of_row(names: Sequence[str]) -> list[Column]:
+    return [f.col("row")[name].alias(name) for name in names]
+
+
+def _check_names(names: Sequence[str], added: Sequence[str], hint: str) -> None:
+    """Raise UnsupportedSchema if a column of the table has one of the names of `added`, for
+    Spark."""
+    for name in names:
+        if name.lower() in added:
+            raise UnsupportedSchema(f"the table has a column {name!r}, and the result has another one", hint=hint)
 
 
 def _unsent(changes: DataFrame) -> Column:
@@ -124,6 +142,12 @@ def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
 
     A key with an array needs REPLICA IDENTITY FULL: otherwise, a DELETE and a change of key have no
     `before`, and end the query."""
+    return flat(_without_moves(changes, key))
+
+
+def _without_moves(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Return the changes without TRUNCATEs, and a DELETE before each UPDATE that changes the
+    key."""
     rows = changes.where(f.col("op") != "TRUNCATE")
     # PostgreSQL also sends an old key that has not changed, under REPLICA IDENTITY FULL or if a
     # part of the key is TOASTed.
@@ -137,13 +161,14 @@ def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     if arrays:
         unknown = f.col("before").isNull() & ((f.col("op") == "DELETE") | has_key)
         words = f.when(unknown, f.raise_error(_ARRAY_IN_KEY.format(arrays[0]))).otherwise(words)
-    return flat(rows.withColumn("op", f.explode(words)))
+    return rows.withColumn("op", f.explode(words))
 
 
 def feed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return rows for AUTO CDC and other MERGEs. They are those of `keyed`, with the column
     `_sequence`, a string that rises with every change of a row. A column that was not sent is null;
     with REPLICA IDENTITY FULL, all columns are sent."""
+    _check_names(_struct(changes, "after").names, ["_sequence"], _WITHOUT_HEAD)
     sequence = f.format_string("%016X/%016X", "_commit_lsn", "_ordinal")
     return keyed(changes, key).withColumn("_sequence", sequence)
 
@@ -157,37 +182,45 @@ def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     value was sent under the old key.
     """
     cut = changes.where(f.col("op") == "TRUNCATE").agg(f.max(f.struct(*POSITION)).alias("cut"))
-    rows = keyed(changes, key).crossJoin(f.broadcast(cut))
-    position = f.struct(f.col("_commit_lsn").alias("commit_lsn"), f.col("_ordinal").alias("ordinal"))
-    rows = rows.where(f.col("cut").isNull() | (position > f.col("cut"))).drop("cut")
-    others = [name for name in rows.columns if not name.startswith("_") and name not in key]
+    rows = _rows(_without_moves(changes, key)).crossJoin(f.broadcast(cut))
+    position = f.struct(*POSITION)
+    rows = rows.where(f.col("cut").isNull() | (position > f.col("cut")))
+    others = [name for name in _struct(changes, "after").names if name not in key]
     told = [f.max_by(_sent(name), f.when(_sent(name).isNotNull(), position)).alias(name) for name in others]
-    folded = rows.groupBy(*key).agg(f.max_by("_op", position).alias("_op"), *told)
-    return folded.where(f.col("_op") != "DELETE").select(*key, *(f.col(name)["value"].alias(name) for name in others))
+    by_key = rows.groupBy(f.struct(*_of_row(key)).alias("key"))
+    folded = by_key.agg(f.max_by("op", position).alias("op"), f.struct(*told).alias("told"))
+    values = [f.col("told")[name]["value"].alias(name) for name in others]
+    return folded.where(f.col("op") != "DELETE").select("key.*", *values)
 
 
 def _sent(name: str) -> Column:
     """Return the value in a struct, which distinguishes a null that was sent from a column that was
     not sent."""
-    return f.when(~f.array_contains("_unchanged", name), f.struct(f.col(name).alias("value")))
+    return f.when(~f.array_contains("unchanged", name), f.struct(f.col("row")[name].alias("value")))
 
 
-def versions(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+def versions(changes: DataFrame, key: Sequence[str], bounds: tuple[str, str] = ("valid_from", "valid_to")) -> DataFrame:
     """Return a slowly changing dimension, type 2: every version of every row, with `valid_from` and
     `valid_to` (null: the current version).
 
     A change of key ends the last version under the old key, and begins the first version under the
     new key. A TOASTed column that was not sent with it is null under the new key until a later
     change sends it.
+
+    `bounds`: other names for `valid_from` and `valid_to`. Raise UnsupportedSchema if the table has
+    a column of such a name.
     """
+    names = _struct(changes, "after").names
+    hint = "Give other names: versions(changes, key, bounds=('version_from', 'version_to'))."
+    _check_names(names, [name.lower() for name in bounds], hint)
     moment = f.struct("commit_lsn", "ordinal", "commit_time")
-    cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("_cuts"))
-    rows = keyed(changes, key).crossJoin(f.broadcast(cuts))
-    order = Window.partitionBy(*key).orderBy("_commit_lsn", "_ordinal")
-    others = [name for name in rows.columns if not name.startswith("_") and name not in key]
+    cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("cuts"))
+    rows = _rows(_without_moves(changes, key)).crossJoin(f.broadcast(cuts))
+    order = Window.partitionBy(f.struct(*_of_row(key))).orderBy(*POSITION)
+    others = [name for name in names if name not in key]
     filled = [f.last(_sent(name), ignorenulls=True).over(order)["value"].alias(name) for name in others]
-    here = f.struct(*(f.col(f"_{name}").alias(name) for name in (*POSITION, "commit_time")))
-    cut = f.array_min(f.filter("_cuts", lambda cut: cut > here))
-    ended = f.least(f.lead(here).over(order), cut)["commit_time"]
-    found = rows.select(*key, *filled, "_op", f.col("_commit_time").alias("valid_from"), ended.alias("valid_to"))
-    return found.where(f.col("_op") != "DELETE").drop("_op")
+    cut = f.array_min(f.filter("cuts", lambda cut: cut > moment))
+    ended = f.least(f.lead(moment).over(order), cut)["commit_time"]
+    spans = f.struct(f.col("commit_time").alias(bounds[0]), ended.alias(bounds[1]))
+    found = rows.select("op", f.struct(*_of_row(key), *filled).alias("version"), spans.alias("span"))
+    return found.where(f.col("op") != "DELETE").select("version.*", "span.*")

@@ -12,6 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_consumer.errors import UnsupportedSchema
 from spark_consumer.source.rows import feed, flat, keyed, last_states, versions
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -228,6 +229,41 @@ def test_a_value_of_the_old_key_that_has_no_type_in_spark_is_null_as_in_the_row(
     ]  # fmt: skip
     assert rows_of(flat(history).where("_op = 'DELETE'"), *key) == [(2, *values)]
     assert rows_of(last_states(history, key), *key, "note") == [(1, *later, "b")]
+
+
+ODD, ODD_KEY = "`_id.x` long, `_op` string, cut string, `v.w` string, valid_to string, row string", "`_id.x` long"
+
+
+def test_no_name_of_a_column_is_taken_for_another(changes: MakeFrame) -> None:
+    history = changes(
+        ODD,
+        ODD_KEY,
+        insert(1, "o", "c", "v", "t", "r"),
+        ("UPDATE", None, None, (1, "o", "c", None, None, "r2"), ["v.w"]),
+        insert(2, "o", "c", "v", "t", "r"),
+        ("DELETE", (2,), None, None, []),
+    )
+    row: Tuple = (1, "o", "c", "v", None, "r2")
+    names = ["_id.x", "_op", "cut", "v.w", "valid_to", "row"]
+    last = last_states(history, ["_id.x"])
+    assert last.columns == names
+    assert rows_of(last, *names) == [row]
+    found = versions(history, ["_id.x"], bounds=("since", "until")).orderBy("since")
+    assert found.columns == [*names, "since", "until"]
+    assert [old[:-2] for old in rows_of(found, *found.columns)] == [
+        (1, "o", "c", "v", "t", "r"),
+        row,
+        (2, *row[1:3], "v", "t", "r"),
+    ]
+    for function in (lambda: versions(history, ["_id.x"]), lambda: flat(history), lambda: keyed(history, ["_id.x"])):
+        with pytest.raises(UnsupportedSchema, match="the table has a column '(valid_to|_op)'"):
+            function()
+    dotted = changes("`a.b` long, `_SEQUENCE` string", "`a.b` long", insert(1, "s"))
+    assert rows_of(keyed(dotted, ["a.b"]), "a.b", "_SEQUENCE") == [(1, "s")]
+    with pytest.raises(UnsupportedSchema, match="_SEQUENCE"):
+        feed(dotted, ["a.b"])
+    only_key = changes("`a.b` long", "`a.b` long", insert(1))
+    assert rows_of(last_states(only_key, ["a.b"]), "a.b") == [(1,)]
 
 
 SET, SET_KEY = "members array<int>, note string", "members string"
