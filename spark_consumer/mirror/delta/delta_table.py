@@ -297,6 +297,6 @@ def applied_commit_lsn(spark: SparkSession, location: str, application: str = AP
         raise MirrorError(
             f"{location} is a Delta table that was not created by {application}: nothing was written to it",
             hint="Move this table to another directory, or use another path: otherwise its rows could not be distinguished "
-            "from those of the source.",
+            "from those of the source. If it has replaced a table of Walgate, put that table back.",
         )
     return found

@@ -106,8 +106,9 @@ class TablePreparation:
         """Prepare a table and return the work to do. `commit_lsn`: that of the last transaction of
         the slice; `last`: the last version of the mirror.
 
-        Raise MirrorError if the table was not written by a mirror, is already past this slice, or
-        cannot follow the changes of its relation. Raise Superseded as `_applied_commit_lsn` does.
+        Raise MirrorError if the table was not written by a mirror, is missing or older than in
+        `last`, is already past this slice, or cannot follow the changes of its relation. Raise
+        Superseded as `_applied_commit_lsn` does.
         """
         shape = self.shapes.of(part.newest)
         texts = self.shapes.texts(part)
@@ -116,7 +117,10 @@ class TablePreparation:
         replica_identity.check_log_names(part.table, shape)
         replica_identity.check_names(part.table, columns.names)
         self._note_misfits(part, own)
+        recorded = -1 if last is None else last.tables.get(str(part.table), -1)
         if not TABLE_FORMAT.exists(spark, location):
+            if recorded >= 0:
+                raise _lost_error(location, "is missing", recorded)
             part = self._of_one_relation(spark, location, part, own, NEW, last, names)
             self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
@@ -131,6 +135,9 @@ class TablePreparation:
                 note_lost=self._noting_lost(part.table),
             )
         applied = self._applied_commit_lsn(spark, part.table, location)
+        version = self._applied[part.table][1]
+        if version < recorded:
+            raise _lost_error(location, f"is at version {version}", recorded)
         if applied > commit_lsn:
             raise MirrorError(
                 f"{location} has reached {format_lsn(applied)}, but the changes to be merged end at {format_lsn(commit_lsn)}: "
@@ -384,3 +391,12 @@ class TablePreparation:
         """Return whether the operator has overwritten the table since the last version."""
         assert last is not None
         return TABLE_FORMAT.was_overwritten(spark, location, last.tables[str(table)])
+
+
+def _lost_error(location: str, state: str, recorded: int) -> MirrorError:
+    return MirrorError(
+        f"{location} {state}, although the mirror has version {recorded} of it: the table was removed or restored alone, "
+        "and changes that the mirror has merged are missing in it",
+        hint="Put the table back as the mirror last left it, and restart the mirror. Or continue without the table: restart "
+        "the mirror with --exclude and the table's name.",
+    )

@@ -16,6 +16,7 @@ from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import slice_contents, unmerged_overlay, version_manifest, versions
+from spark_consumer.mirror.delta.java_delta import delta_log_class
 from spark_consumer.mirror.local.dump import dump_json
 from spark_consumer.mirror.merge import merge_slices
 from spark_consumer.mirror.paths import table_path
@@ -250,6 +251,58 @@ def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder
         changelog.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     assert spark.read.format("delta").load(location).columns == ["id"]
     assert spark.read.format("delta").load(location).count() == 3
+    shutil.move(location, tmp_path / "moved")  # as the error message says
+    run_mirror(spark, feeder, tmp_path)
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows
+
+
+def test_a_table_that_was_removed_or_restored_alone_is_refused(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """The mirror goes on with the table as it left it, or without the table."""
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(relation("items", {"id": INT8}, ("id",)))
+    location, aside, backup = table_path(str(tmp_path), TableName("public", "accounts")), tmp_path / "a", tmp_path / "b"
+
+    def change(number: int) -> None:
+        transaction = feeder.begin()
+        transaction.insert(accounts, {"id": number, "owner": "a", "note": None})
+        transaction.insert(items, {"id": number})
+        transaction.commit()
+        feeder.kafka_commit()
+
+    def run(*exclude: str) -> None:
+        mirror = waiting_mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), exclude=exclude)
+        options = feeder.options(exclude=",".join(exclude)) if exclude else feeder.options()
+        mirror.apply(spark.read.format("walgate").options(**options).load(), 0)
+        delta_log_class(spark).clearCache()
+        mirror.finish(spark, merge=True)
+
+    change(1)
+    run()
+    shutil.copytree(location, backup)
+    change(2)
+    run()
+    change(3)
+    shutil.move(location, aside)
+    for put, refused in (
+        (lambda: None, "is missing, although the mirror has version 1 of it"),
+        (lambda: shutil.copytree(backup, location), "is at version 0, although the mirror has version 1 of it"),
+        (lambda: spark.range(3).write.format("delta").save(location), "was not created by walgate-mirror"),
+    ):
+        put()
+        with pytest.raises(MirrorError, match=refused):
+            run()
+        shutil.rmtree(location, ignore_errors=True)
+    shutil.move(aside, location)
+    run()
+    assert mirrored(spark, tmp_path, accounts) == accounts.rows and len(accounts.rows) == 3
+    shutil.rmtree(location)
+    change(4)
+    with pytest.raises(MirrorError, match="--exclude"):
+        run()
+    run(accounts.name)
+    assert mirrored(spark, tmp_path, items) == items.rows and len(items.rows) == 4
+    assert list(versions.read(spark, str(tmp_path))) == [items.name]
 
 
 def test_columns_come_and_go_and_change_their_type(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
