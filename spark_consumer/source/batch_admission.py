@@ -1,4 +1,5 @@
 """Decide how far a micro-batch goes: whole transactions, up to a limit of rows that the query gets.
+Without that limit, there is no other one.
 
 A new offset makes Spark run a batch. The offset advances at once if there are transactions that the
 query wants. If there are only others, it advances after a while. It must advance then, too:
@@ -57,13 +58,13 @@ class Admission:
             if len(admitted) < len(transactions):
                 return admitted, admitted[-1].marker_offset + 1
             log.forget(lambda transaction: not self._weight(transaction), before=reached)
-            if reached == end or reached - position >= _MARKERS_PER_ANSWER:
+            is_long = limit is not None and reached - position >= _MARKERS_PER_ANSWER
+            if reached == end or is_long:
                 break
         if any(map(self._weight, admitted)):
             self._held = None
             return admitted, reached
         hold_s = self._hold_s if admitted or not self._hold_s else _HOLD_WITHOUT_TRANSACTIONS_S
-        is_long = reached - position >= _MARKERS_PER_ANSWER
         return (admitted, reached) if is_long or self._is_held_for(hold_s, position) else ([], position)
 
     def _is_held_for(self, hold_s: float, position: int) -> bool:
@@ -83,7 +84,7 @@ def admit(transactions: list[CommittedTransaction], limit: int | None, weight: W
     for place, transaction in enumerate(transactions):
         if more := weight(transaction):
             rows += more
-            is_full = (limit is not None and rows > limit) or wanted >= _TRANSACTIONS_PER_TRIGGER
+            is_full = limit is not None and (rows > limit or wanted >= _TRANSACTIONS_PER_TRIGGER)
             if (
                 is_full
                 and not transaction.is_notice

@@ -56,6 +56,9 @@ else:
 # Seconds for which an offset is held before transactions that the query does not want. A query with
 # markers is a mirror, whose progress is observed.
 _HOLD_S, _HOLD_WITH_MARKERS_S = 60.0, 5.0
+# Default limit of a query without one. With ReadAllAvailable, trigger(once=True) could not be
+# recognized.
+_NO_LIMIT = (1 << 63) - 1
 # Spark 4.0 and 4.1 tell a reader neither where a batch begins nor that the trigger is
 # `availableNow`, with which they run one batch.
 ENDS_AVAILABLE_NOW = hasattr(DataSourceStreamReader, "getDefaultReadLimit")
@@ -139,10 +142,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"position": resolve(self._planner.options.starting, self._planner.log), "commit_lsn": 0}
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+        from pyspark.sql.streaming.datasource import ReadMaxRows
 
-        limit = self.max_changes
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        return ReadMaxRows(_NO_LIMIT if self.max_changes is None else self.max_changes)
 
     def prepareForTriggerAvailableNow(self) -> None:
         self._stop_position = self._planner.log.bounds()[1]
@@ -156,18 +158,19 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"position": end, "commit_lsn": self._planner.log.newest_lsn(end)}
 
     def latestOffset(self, start: StreamOffset, limit: ReadLimit) -> StreamOffset:
-        return self.next_offset(start, getattr(limit, "max_rows", None))
+        most = getattr(limit, "max_rows", None)  # None: ReadAllAvailable
+        return self.next_offset(start, None if most == _NO_LIMIT else most, at_once=most is None)
 
     @property
     def max_changes(self) -> int | None:
         """Maximum number of changes in a micro-batch; None if there is no limit."""
         return self._planner.options.max_changes
 
-    def next_offset(self, start: StreamOffset, limit: int | None) -> StreamOffset:
+    def next_offset(self, start: StreamOffset, limit: int | None, *, at_once: bool = False) -> StreamOffset:
         """Return the offset after as many whole transactions as the limit admits, and at least one.
 
         The offset does not advance until there is a new transaction that the query wants, or the
-        hold time is over.
+        hold time is over. With `at_once`, there is no hold time: the batch may be the only one.
         """
         low, end = self._planner.log.bounds()
         if self._stop_position is not None:
@@ -176,7 +179,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position, commit_lsn = start["position"], start["commit_lsn"]
         if position == end:
             return start
-        admitted, reached = self._admission.admitted(self._planner.log, position, commit_lsn, end, limit)
+        admission = Admission(self._planner.shape.weight, 0.0) if at_once else self._admission
+        admitted, reached = admission.admitted(self._planner.log, position, commit_lsn, end, limit)
         if reached == position:
             return start
         offset = offset_after(admitted, start, reached)

@@ -22,14 +22,15 @@ class EarlierStreamReader(DataSourceStreamReader):
 
     For a new query, Spark requests the latest offset, then the initial one. For a query that
     continues, it first requests the partitions from the last planned offset to the same offset,
-    which shows where the query is. With `availableNow`, Spark requests the latest offset once, and
-    the query ends after that batch.
+    which shows where the query is. With `availableNow` and `once`, Spark requests the latest offset
+    once, and the query ends after that batch.
     """
 
     def __init__(self, reader: StreamReader) -> None:
         self._reader = reader
         self._initial: StreamOffset | None = None
         self._reached: StreamOffset | None = None
+        self._is_first = True  # whether the next batch may be the only one
 
     def initialOffset(self) -> StreamOffset:
         if self._initial is None:
@@ -38,7 +39,8 @@ class EarlierStreamReader(DataSourceStreamReader):
 
     def latestOffset(self) -> StreamOffset:  # type: ignore[override]
         start = self.initialOffset() if self._reached is None else self._reached
-        self._reached = self._reader.next_offset(start, self._reader.max_changes)
+        self._reached = self._reader.next_offset(start, self._reader.max_changes, at_once=self._is_first)
+        self._is_first = False
         return self._reached
 
     def partitions(self, start: StreamOffset, end: StreamOffset) -> Sequence[InputPartition]:

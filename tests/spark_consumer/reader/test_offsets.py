@@ -140,9 +140,9 @@ def test_an_offset_passes_markers_of_which_none_is_a_transaction_when_they_have_
 ) -> None:
     topic, start = topic_of(10, 0, 0), {"position": 1, "commit_lsn": 10}
     running = reader(topic)
-    assert running.latestOffset(start, ReadAllAvailable()) == start
+    assert running.latestOffset(start, ReadMaxRows(9)) == start
     monkeypatch.setattr(batch_admission, "_HOLD_WITHOUT_TRANSACTIONS_S", 0.0)
-    passed = running.latestOffset(start, ReadAllAvailable())
+    passed = running.latestOffset(start, ReadMaxRows(9))
     assert passed == {"position": 3, "commit_lsn": 10, "last": 0}
     assert not running.partitions(start, passed)
     topic.lsns.append(20)
@@ -155,19 +155,41 @@ def test_an_offset_passes_markers_of_which_none_is_a_transaction_when_they_have_
 def test_a_query_that_reads_what_there_is_passes_what_it_does_not_want() -> None:
     """It may run once a day, and retention takes the markers meanwhile."""
     topic, start = topic_of(10, 11, 12), {"position": 1, "commit_lsn": 10}
-    once = reader(topic, tables="public.a")
-    once.prepareForTriggerAvailableNow()
-    assert once.latestOffset(start, ReadAllAvailable()) == {"position": 3, "commit_lsn": 12}
-    assert reader(topic, tables="public.a").latestOffset(start, ReadAllAvailable()) == start
+    choice, behind = {"tables": "public.a", "maxChangesPerTrigger": "none"}, {"position": 3, "commit_lsn": 12}
+    available_now = reader(topic, **choice)
+    available_now.prepareForTriggerAvailableNow()
+    lasting = reader(topic, **choice)
+    limit = lasting.getDefaultReadLimit()
+    assert available_now.latestOffset(start, limit) == behind
+    assert reader(topic, **choice).latestOffset(start, ReadAllAvailable()) == behind  # trigger(once=True)
+    assert lasting.latestOffset(start, limit) == start
+
+
+def test_on_spark_4_1_the_first_batch_passes_what_the_query_does_not_want() -> None:
+    """There may be no other batch, with availableNow and once."""
+    running = EarlierStreamReader(reader(topic := topic_of(11, 12), tables="public.a"))
+    assert running.latestOffset()["position"] == 2
+    topic.lsns.append(13)
+    assert running.latestOffset()["position"] == 2
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_query_without_a_limit_takes_what_there_is(monkeypatch: pytest.MonkeyPatch, wanted: bool) -> None:
+    for name, most in (("STEP", 2), ("_MARKERS_PER_ANSWER", 4), ("_TRANSACTIONS_PER_TRIGGER", 3)):
+        monkeypatch.setattr(batch_admission, name, most)
+    lsns = [number * 10 + (not wanted) for number in range(1, 12)]
+    running = reader(topic_of(*lsns, 120), tables="public.a", maxChangesPerTrigger="none")
+    for limit in (running.getDefaultReadLimit(), ReadAllAvailable()):
+        assert running.latestOffset({"position": 1, "commit_lsn": lsns[0]}, limit)["position"] == 12
 
 
 def test_a_query_does_not_stop_before_many_markers_without_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_admission, "STEP", 2)
     monkeypatch.setattr(batch_admission, "_MARKERS_PER_ANSWER", 4)
     topic = topic_of(10, 0, 0, 0, 0, 0, 20)
-    stands = reader(topic).latestOffset({"position": 1, "commit_lsn": 10}, ReadAllAvailable())
+    stands = reader(topic).latestOffset({"position": 1, "commit_lsn": 10}, ReadMaxRows(9))
     assert stands == {"position": 5, "commit_lsn": 10, "last": 0}
-    assert reader(topic).latestOffset(stands, ReadAllAvailable()) == {"position": 7, "commit_lsn": 20}
+    assert reader(topic).latestOffset(stands, ReadMaxRows(9)) == {"position": 7, "commit_lsn": 20}
 
 
 def test_a_backlog_is_not_loaded_beyond_the_limit() -> None:

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from schemas.topic_names import transaction_topic
 from spark_consumer.reader.broker import POLL_S
 from spark_consumer.source.options import parse_options
 from spark_consumer.source.rows import decode
 from tests.spark_consumer.feeder import INT8, TEXT, Change, Feeder, Table, relation
-from tests.spark_consumer.queries import run_to_end
+from tests.spark_consumer.queries import run_to_end, run_to_end_of
 from tests.spark_consumer.workload import Workload
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -67,11 +68,26 @@ def test_a_stream_gives_whole_transactions_within_its_limit(
     def collect(frame: DataFrame, _: int) -> None:
         batches.append(sorted(row.commit_lsn for row in frame.collect()))
 
-    options = feeder.options(maxChangesPerTrigger="10")
-    stream = spark.readStream.format("walgate").options(**options).load().writeStream.foreachBatch(collect)
-    run_to_end(stream.option("checkpointLocation", str(tmp_path)))
-    assert [len(batch) for batch in batches] == [2, 30, 4]
-    assert [lsn for batch in batches for lsn in batch] == [change.commit_lsn for change in feeder.truth]
+    def stream(checkpoint: str, limit: str) -> DataStreamWriter:
+        options = feeder.options(maxChangesPerTrigger=limit, tables=accounts.name)
+        writer = spark.readStream.format("walgate").options(**options).load().writeStream.foreachBatch(collect)
+        return writer.option("checkpointLocation", str(tmp_path / checkpoint))
+
+    for limit, expected in (("10", [2, 30, 4]), ("none", [36])):
+        batches.clear()
+        run_to_end(stream(limit, limit))
+        assert [len(batch) for batch in batches] == expected
+        assert [lsn for batch in batches for lsn in batch] == [change.commit_lsn for change in feeder.truth]
+    batches.clear()
+    other = feeder.table(relation("other", {"id": INT8}, ("id",)))
+    for size in (36, 0):  # then a batch of nothing: the offset passes what the query does not want
+        run_to_end_of(stream("once", "10").trigger(once=True).start)
+        assert len(batches[-1]) == size
+        transaction = feeder.begin()
+        transaction.insert(other, {"id": size})
+        transaction.commit()
+        feeder.kafka_commit()
+    assert len(batches) == 2
 
 
 def test_transactions_are_a_frame_of_their_own(spark: SparkSession, feeder: Feeder) -> None:
