@@ -117,11 +117,12 @@ class MarkerLog:
             last = self._fetch(max(low, end - _LOOK_BACK), end)
         return next((entry.commit_lsn for entry in reversed(last) if not entry.is_notice), 0)
 
-    def last_where(self, holds: Callable[[CommittedTransaction], bool], most: int) -> CommittedTransaction | None:
-        """Return the last transaction for which `holds` is true, among the last `most` markers;
+    def last_where(
+        self, holds: Callable[[CommittedTransaction], bool], start: int, end: int
+    ) -> CommittedTransaction | None:
+        """Return the last transaction for which `holds` is true, among the markers in [start, end);
         None if there is none."""
-        low, end = self.bounds()
-        low, width = max(low, end - most), _LOOK_BACK
+        low, width = start, _LOOK_BACK
         while low < end:
             start = max(low, end - width)
             found = next((entry for entry in reversed(self._fetch(start, end)) if holds(entry)), None)

@@ -7,7 +7,8 @@ again. The markers list the versions that committed transactions have used.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Sequence
+from typing import NamedTuple
 
 from spark_consumer.errors import UnsupportedSchema
 from spark_consumer.reader.marker_log import STEP, MarkerLog
@@ -40,11 +41,39 @@ def frame_and_schemas(options: Options, table: TableName) -> tuple[TableFrame, d
     return frame, schemas
 
 
-def _last_used(options: Options, schema_ids: Collection[int]) -> list[int]:
+class _Search(NamedTuple):
+    """Result of a search among the markers before `end`: offset and schemas of the last transaction
+    with any of the schemas."""
+
+    end: int = 0
+    offset: int = -1
+    used: Sequence[int] = ()
+
+
+# The last searches of this process, by broker, topic and schemas. Without them, a query that
+# decodes many tables in each batch would read all the markers for each table that does not change.
+_searches: dict[tuple[Hashable, str, frozenset[int]], _Search] = {}
+_SEARCHES = 1_000
+
+
+def _last_used(options: Options, schema_ids: Collection[int]) -> Sequence[int]:
     """Return those of the schemas that the last committed transaction with any of them has used, in
     order of first use. Return none if there is no such transaction among the last markers: the
     newest version is then probably in force, since most transactions are not rolled back."""
     topic = options.marker_topic
     log = MarkerLog(options.broker, topic, MarkerDecoder(SchemaCache(options.registry), topic))
-    transaction = log.last_where(lambda each: not set(each.schema_ids).isdisjoint(schema_ids), _MARKERS_BACK)
-    return [] if transaction is None else [each for each in transaction.schema_ids if each in schema_ids]
+    low, end = log.bounds()
+    start = max(low, end - _MARKERS_BACK)
+    key = (tuple(sorted(options.broker.settings.items())), topic, frozenset(schema_ids))
+    before = _searches.get(key, _Search())
+    if before.end > end:  # the topic was recreated
+        before = _Search()
+    found = log.last_where(lambda each: not set(each.schema_ids).isdisjoint(schema_ids), max(start, before.end), end)
+    if found is not None:
+        before = _Search(end, found.marker_offset, [each for each in found.schema_ids if each in schema_ids])
+    elif before.offset < start:
+        before = _Search()
+    if len(_searches) >= _SEARCHES:
+        _searches.clear()
+    _searches[key] = before._replace(end=end)
+    return before.used

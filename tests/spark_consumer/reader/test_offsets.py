@@ -20,7 +20,7 @@ from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, Range
 from spark_consumer.reader.positions import Position, check_continues, parse_position, resolve
 from spark_consumer.reader.read_planning import first_complete
-from spark_consumer.source import batch_admission, datasource
+from spark_consumer.source import batch_admission, datasource, table_columns
 from spark_consumer.source.datasource import BatchReader, StreamReader, _Planner
 from spark_consumer.source.earlier_spark import EarlierStreamReader
 from spark_consumer.source.options import parse_options
@@ -328,6 +328,37 @@ def test_the_end_of_the_topic_is_reported_with_its_commit_lsn() -> None:
     running.latestOffset({"position": 0, "commit_lsn": 0}, ReadAllAvailable())
     topic.reads.clear()
     assert running.reportLatestOffset() == {"position": 3, "commit_lsn": 20} and topic.reads == []
+
+
+class SchemaDecoder(Decoder):
+    """A transaction has used the schemas of its commit LSN's last digit."""
+
+    def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
+        made = super().decode(offset, value)
+        return made and replace(made, schema_ids={1: (1,), 2: (2,), 3: (1, 2)}.get(made.commit_lsn % 10, (9,)))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.one_of(st.sampled_from([0, 1, 2, 3, 5]), st.just("retention"), st.just("recreated")), max_size=30))
+def test_the_schemas_in_use_are_those_of_a_search_that_remembers_nothing(steps: list[int | str]) -> None:
+    topic = topic_of()
+    options = replace(parse_options(NEEDED, streaming=None), broker=topic)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_columns, "_searches", {})
+        patch.setattr(table_columns, "MarkerDecoder", SchemaDecoder)
+        patch.setattr(table_columns, "_MARKERS_BACK", 5)
+        for step in steps:
+            if step == "retention":
+                topic.low[0] = len(topic.lsns) // 2
+            elif step == "recreated":
+                del topic.lsns[:], topic.low[:]
+                topic.low.append(0)
+            else:
+                topic.lsns.append(int(step))
+            found = table_columns._last_used(options, (1, 2))
+            with pytest.MonkeyPatch.context() as fresh:
+                fresh.setattr(table_columns, "_searches", {})
+                assert table_columns._last_used(options, (1, 2)) == found
 
 
 @pytest.mark.parametrize(("count", "changes"), [(0, 0), (5, 5), (6, 6), (30, 30)])

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from schemas.relation import ReplicaIdentity
+from spark_consumer.reader.broker import Broker
 from spark_consumer.source import table_columns
 from spark_consumer.source.options import parse_options
 from spark_consumer.source.rows import decode
@@ -98,5 +99,10 @@ def test_a_table_that_the_last_markers_do_not_name_has_its_newest_schema(
     for number in range(5):
         commit(feeder, (other, {"id": number}))
     assert columns(feeder) == ["id", "name"]
+    reads, read = [], Broker.read
+    monkeypatch.setattr(Broker, "read", lambda *args: reads.append(args[3:]) or read(*args))
+    assert columns(feeder) == ["id", "name"] and reads == [], "no marker since"
+    commit(feeder, (other, {"id": 5}))
+    assert columns(feeder) == ["id", "name"] and len(reads) == 1 and reads[0][1] - reads[0][0] < 4
     monkeypatch.setattr(table_columns, "_MARKERS_BACK", 4)
     assert columns(feeder) == ["id", "title"]
