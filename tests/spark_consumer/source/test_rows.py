@@ -255,9 +255,9 @@ def test_no_name_of_a_column_is_taken_for_another(changes: MakeFrame) -> None:
         row,
         (2, *row[1:3], "v", "t", "r"),
     ]
-    for function in (lambda: versions(history, ["_id.x"]), lambda: flat(history), lambda: keyed(history, ["_id.x"])):
+    for function in (versions, keyed, lambda frame, _: flat(frame)):
         with pytest.raises(UnsupportedSchema, match="the table has a column '(valid_to|_op)'"):
-            function()
+            function(history, ["_id.x"])
     dotted = changes("`a.b` long, `_SEQUENCE` string", "`a.b` long", insert(1, "s"))
     assert rows_of(keyed(dotted, ["a.b"]), "a.b", "_SEQUENCE") == [(1, "s")]
     with pytest.raises(UnsupportedSchema, match="_SEQUENCE"):
