@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -29,8 +29,11 @@ from schemas.schema_metadata import recorded_oid
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
 
-_READ_AT_ONCE: Final = 50
+_READ_AT_ONCE: Final = 8
 """Subjects that are read concurrently."""
+_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+"""Pauses before a subject is read again if the registry limits the rate of requests."""
+_TOO_MANY_REQUESTS: Final = 429
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
 """Errors of a connection that the server may have closed while the connection was idle. All
@@ -54,6 +57,10 @@ _HINT_INCOMPATIBLE: Final = (
 )
 _BACK: Final = "set the compatibility back to {}"
 _BACK_TO_DEFAULT: Final = "delete this setting of the subject again"
+_HINT_FORMER_NAME: Final = (
+    "a table without a schema under its present name is compared with its former names, for the rules of [[columns]]. One of "
+    "these may have this subject: allow the gateway's user to read it"
+)
 _HINT_CERTIFICATES: Final = (
     "check registry.ca_file, and registry.cert_file if the registry requires a client certificate"
 )
@@ -175,19 +182,51 @@ class RegistryClient:
             if found is not None:  # versions may have been deleted
                 yield _schema(found)
 
-    async def find_relation(self, relation_oid: int, subjects: Sequence[str]) -> Schema | None:
+    async def find_relation(
+        self, relation_oid: int, subjects: Sequence[str], others: Collection[str] = ()
+    ) -> Schema | None:
         """Return the newest schema of the relation with this oid, which may have had other names;
         None if no subject has one. Each subject is read once, however many relations are sought:
-        what changes later, this client has registered."""
+        what changes later, this client has registered. Schemas of other applications are passed
+        over, and those subjects of `others` which the registry does not let this user read."""
         async with self._finding:
             unknown = [subject for subject in subjects if subject not in self._relation_oids]
             for start in range(0, len(unknown), _READ_AT_ONCE):
                 some = unknown[start : start + _READ_AT_ONCE]
-                for subject, schema in zip(some, await asyncio.gather(*map(self.latest, some)), strict=True):
-                    self._relation_oids.setdefault(subject, recorded_oid(schema or {}))
-        asked = [self.newest(subject) for subject in subjects if self._relation_oids[subject] == relation_oid]
-        found = [each for each in await asyncio.gather(*asked) if each and recorded_oid(each[1]) == relation_oid]
+                for subject, read in zip(some, await self._records(some, others), strict=True):
+                    self._relation_oids.setdefault(subject, recorded_oid(read[1]) if read else None)
+        known = [subject for subject in subjects if self._relation_oids[subject] == relation_oid]
+        found = [each for each in await self._records(known, others) if each and recorded_oid(each[1]) == relation_oid]
         return max(found, key=itemgetter(0))[1] if found else None
+
+    async def _records(self, subjects: Sequence[str], others: Collection[str]) -> list[tuple[int, Schema] | None]:
+        """Read subjects concurrently; all requests have ended when this returns or raises."""
+        asked = [self._record(subject, may_be_denied=subject in others) for subject in subjects]
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        for each in found:
+            if isinstance(each, BaseException):
+                raise each
+        return [each for each in found if not isinstance(each, BaseException)]
+
+    async def _record(self, subject: str, *, may_be_denied: bool) -> tuple[int, Schema] | None:
+        """Return the id and the schema of the newest version if it is an Avro record. A session
+        that began again would repeat all requests, so the rate is waited for here."""
+        for pause_s in (*_PAUSES_S, None):
+            try:
+                found = await self._newest(subject)
+                break
+            except RegistryUnavailable as error:
+                if error.status != _TOO_MANY_REQUESTS or pause_s is None:
+                    raise
+                await asyncio.sleep(pause_s)
+            except RegistryDenied as error:
+                if may_be_denied:
+                    return None
+                raise RegistryDenied(error.message, hint=f"{_HINT_FORMER_NAME}. Otherwise, {error.hint}") from error
+        if found is None or found.get("schemaType", "AVRO") != "AVRO":
+            return None
+        schema: object = _schema(found)
+        return (_number(found, "id"), schema) if isinstance(schema, dict) else None
 
     async def _register(
         self, subject: str, schema: Schema, text: str, in_force: Schema | None, regardless: bool

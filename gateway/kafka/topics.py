@@ -35,6 +35,7 @@ from schemas.topic_names import (
     format_relation,
     message_topic,
     relation_of_topic,
+    topic_is_free,
     topic_names,
 )
 
@@ -227,6 +228,15 @@ class Topics:
             names = await self._admin.names()
             self._listed = {each for each in names if each in given or each.startswith(f"{self._settings.prefix}.")}
         return sorted(self._listed.union(self._topics.values()))
+
+    def may_be_of_others(self, topic: str) -> bool:
+        """Return whether no relation has this topic by the settings, though it has the prefix:
+        another application may have made it."""
+        if self._settings.dialect == "debezium":
+            has_free_name = "." not in topic.removeprefix(f"{self._settings.prefix}.")
+        else:
+            has_free_name = topic_is_free(self._settings.prefix, topic)
+        return has_free_name and topic not in self._settings.topic_names.values()
 
     def is_given(self, relation: Name) -> bool:
         """Return whether kafka.topic_names names the relation's topic."""

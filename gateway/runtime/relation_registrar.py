@@ -409,8 +409,10 @@ class RelationRegistrar:
             return newest
         if self._is_first_epoch or not self._dialect.registers_schemas:
             return {}
-        subjects = [value_subject(each) for each in await self._topics.of_relations()]
-        return await self._registry.find_relation(description.oid, subjects) or {}
+        topics = await self._topics.of_relations()
+        subjects = [value_subject(topic) for topic in topics]
+        others = {value_subject(topic) for topic in topics if self._topics.may_be_of_others(topic)}
+        return await self._registry.find_relation(description.oid, subjects, others) or {}
 
     async def _look(self, relations: Sequence[Relation]) -> _Catalog:
         failpoint("before_catalog_query")

@@ -149,3 +149,20 @@ async def test_a_fixed_topic_that_collides_stops_with_the_ways_out(
     assert "set another kafka.prefix" in caught.value.hint
     await delete(kafka, foreign)
     assert await (await new_topics()).ensure([transaction_topic(topic_prefix)]) == {transaction_topic(topic_prefix): 1}
+
+
+@pytest.mark.parametrize(
+    ("topic", "dialects"),
+    [
+        ("cdc.public.orders", set()),
+        ("cdc.public.orders--0123456789abcdef0123456789abcdef", set()),
+        ("cdc.chosen", set()),
+        ("cdc.orders", {"walgate", "debezium"}),
+        ("cdc.shop.public.orders", {"walgate"}),
+    ],
+)
+async def test_a_topic_that_no_table_can_have_may_be_of_another_application(topic: str, dialects: set[str]) -> None:
+    for dialect in ("walgate", "debezium"):
+        settings = KafkaSettings(prefix="cdc", dialect=dialect, topic_names={"public.t": "cdc.chosen"})
+        topics = Topics(settings, transaction_topic("cdc"), set(), print)
+        assert topics.may_be_of_others(topic) == (dialect in dialects)

@@ -19,6 +19,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from gateway.events.row_encoder import RowEncoder
 from gateway.local import Registry
 from schemas.change_schema import change_schema, key_schema
+from schemas.classify_registry_answers import error_of
 from schemas.compatibility_levels import LevelChange
 from schemas.errors import (
     IncompatibleSchema,
@@ -299,8 +300,9 @@ async def test_a_column_is_not_compared_with_that_of_a_dropped_table_of_the_same
 
 @pytest.mark.integration
 async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry, topic_prefix: str) -> None:
-    """Among those of other tables and of topics without a schema, also one registered meanwhile."""
-    names = ["a", "b", "c", "nothing"]
+    """Among those of other tables, of other applications and of topics without a schema, also one
+    registered meanwhile."""
+    names = ["a", "b", "c", "nothing", "proto", "text"]
     subjects = [value_subject(f"{topic_prefix}.public.{name}") for name in names]
     schemas_of = [
         change_schema(replace(relation(column("id", "int8", key=True), name=name), oid=oid), topic_prefix)
@@ -309,6 +311,9 @@ async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry,
     async with client(registry.url) as before:
         for subject, schema in zip(subjects[:2], schemas_of, strict=False):
             await before.register(subject, schema)
+        foreign = (("PROTOBUF", 'syntax = "proto3"; message M { int32 id = 1; }'), ("AVRO", '"string"'))
+        for subject, (form, text) in zip(subjects[4:], foreign, strict=True):
+            await before._ask("POST", f"/subjects/{subject}/versions", {"schema": text, "schemaType": form})
     async with client(registry.url) as schemas:
         first = await schemas.find_relation(7, subjects)
         assert first is not None and recorded_relation(first) == ("public", "a")
@@ -316,6 +321,41 @@ async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry,
         second = await schemas.find_relation(7, subjects)
         assert second is not None and recorded_relation(second) == ("public", "c")
         assert await schemas.find_relation(9, subjects) is None
+
+
+class BusyRegistry(RegistryClient):
+    """Answers a few requests between two pauses, and refuses some subjects."""
+
+    left, asked = 2, 0
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        self.left, self.asked = self.left - 1, self.asked + 1
+        subject = path.split("/")[2]
+        status = 429 if self.left < 0 else 403 if "denied" in subject else 200
+        if status != 200:
+            raise error_of(status, b"{}", f"GET {subject}")
+        name = subject.removesuffix("-value")
+        schema = change_schema(replace(relation(column("id", "int8", key=True), name=name), oid=len(name)), "cdc")
+        return {"id": len(name), "version": 1, "schema": json.dumps(schema)}
+
+    async def pause(self, _: float) -> None:
+        self.left = 2
+
+
+async def test_a_search_goes_on_where_the_registry_limited_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subject of a topic that a table cannot have had may be denied, but none that may be a
+    former name."""
+    busy = BusyRegistry("http://127.0.0.1:1")
+    monkeypatch.setattr("schemas.registry_client.asyncio.sleep", busy.pause)
+    subjects = [f"{'t' * length}-value" for length in range(1, 40)]
+    denied = "denied-value"
+    found = await busy.find_relation(39, [*subjects, denied], {denied})
+    assert found is not None and recorded_relation(found) == ("public", "t" * 39)
+    assert busy.asked < 5 * len(subjects)
+    with pytest.raises(RegistryDenied, match="403 .*other-denied-value") as caught:
+        await busy.find_relation(39, [*subjects, denied, f"other-{denied}"], {denied})
+    assert "allow the gateway's user to read it" in caught.value.hint
+    await busy.close()
 
 
 @pytest.mark.integration
