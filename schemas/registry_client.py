@@ -278,7 +278,7 @@ class RegistryClient:
         if in_force is not None:  # newer versions belong to transactions that were rolled back
             newest = await self._find("POST", path, {"schema": _text(in_force)}) or newest
         async for earlier in self._earlier(subject, newest):
-            if recorded_oid(earlier) not in (None, recorded_oid(schema)):
+            if len({recorded_oid(earlier), recorded_oid(schema)} - {None}) > 1:
                 break  # a table that had the same name and was dropped
             changes += incompatible_columns(earlier, schema, added)
             added = added_columns(earlier, schema) & added

@@ -159,7 +159,7 @@ def _cause(cause: Mapping[str, Any], now: float) -> str:
         if cause[name]:
             parts.append(f"{title} {cause[name]}".strip())
     if cause["since"] is not None:
-        since = ("at least " if cause["age_is_at_least"] else "") + _span(now - cause["since"])
+        since = ("at least " if cause.get("age_is_at_least") else "") + _span(now - cause["since"])
         parts.append(f"prepared {since} ago" if prepared else f"open for {since}")
     if cause["query_since"] is not None:
         parts.append(f"last statement began {_span(now - cause['query_since'])} ago")

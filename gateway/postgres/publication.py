@@ -18,6 +18,7 @@ from gateway.postgres.connection import transaction
 from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRelation
 from gateway.startup.filters import check_filters, filter_calls
 from gateway.startup.findings import OperatorWarning
+from schemas.topic_names import format_relation
 
 # Read from the catalog alone: pg_publication_tables and pg_get_expr open each table, and therefore
 # wait if another session has locked it.
@@ -268,8 +269,12 @@ def parse_publications(
 
 def _foreign(rows: Sequence[Sequence[str]], excluded: Sequence[str]) -> tuple[tuple[str, str], ...]:
     """Return (published table, foreign partition), without excluded ones."""
-    names = sorted((f"{row[0]}.{row[1]}", f"{row[2]}.{row[3]}") for row in rows)
-    return tuple(pair for pair in names if not any(is_table(name, excluded) for name in pair))
+    pairs = sorted(((row[0], row[1]), (row[2], row[3])) for row in rows)
+    return tuple(
+        (format_relation(*table), format_relation(*partition))
+        for table, partition in pairs
+        if not any(is_table(".".join(name), excluded) for name in (table, partition))
+    )
 
 
 def _relation(row: dict[str, Any]) -> PublishedRelation:

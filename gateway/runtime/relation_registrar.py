@@ -23,6 +23,7 @@ from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Name, Topics, compacted_without_key
+from gateway.names import quote_identifier
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import descent_of, publication_facts
@@ -219,13 +220,13 @@ class RelationRegistrar:
                 return
         if root.relation_oid not in self._roots_of_other_identity:
             self._roots_of_other_identity.add(root.relation_oid)
-            name = f"{partition.namespace}.{partition.name}"
+            quoted = f"{quote_identifier(partition.namespace)}.{quote_identifier(partition.name)}"
             log.warning(
                 "old_rows_incomplete",
                 relation=f"{root.namespace}.{root.name}",
-                partition=name,
+                partition=f"{partition.namespace}.{partition.name}",
                 reason="the table has REPLICA IDENTITY FULL, the partition has not: of its old rows, only the key is sent",
-                hint=f"if consumers need whole old rows: ALTER TABLE {name} REPLICA IDENTITY FULL, for each partition",
+                hint=f"if consumers need whole old rows: ALTER TABLE {quoted} REPLICA IDENTITY FULL, for each partition",
             )
         if in_force is not None:
             in_force.expect_rows_of_leaves()

@@ -11,6 +11,7 @@ from typing import Final
 import structlog
 
 from gateway.snapshot.commands import Choice
+from gateway.snapshot.sql import qualified
 from gateway.snapshot.table_task import TableTask
 from gateway.startup.role_checks import KEY_OR_MEMORY, KEYLESS_BYTES
 from schemas.topic_names import format_relation
@@ -83,7 +84,7 @@ def log_read_at_once(task: TableTask) -> None:
         reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
     elif not surveyed.has_places:
         reason = "the role may read columns of the table, but not ctid, so it cannot be read in ranges of blocks"
-        hint = f"GRANT SELECT (ctid) ON {task.full_name} TO <role> (also on its partitions)"
+        hint = f"GRANT SELECT (ctid) ON {qualified(task.state.schema, task.state.name)} TO <role> (also on its partitions)"
     else:
         return
     log.warning("table_read_in_one_transaction", table=task.full_name, size_bytes=size_bytes, reason=reason, hint=hint)

@@ -142,7 +142,7 @@ class PublicationFacts:
     crashes the server: FOR ALL TABLES, with publish_via_partition_root."""
     foreign: tuple[tuple[str, str], ...] = ()
     """Names of a published partitioned table and of its partition, for each partition that is a
-    foreign table."""
+    foreign table, as `format_relation` writes them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ server_notices.py).
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -175,7 +176,7 @@ def _foreign_partitions(facts: Facts) -> Iterator[Finding]:
                 f"partitions of tables in publication {publication.name} are foreign tables: {names}. A snapshot reads their "
                 "rows, but PostgreSQL sends no changes of them",
                 "after changes of these rows, take a new snapshot of the partitioned table: walgate snapshot start "
-                f"{publication.foreign[0][0]}, for example",
+                f"{shlex.quote(publication.foreign[0][0])}, for example",
             )
         else:
             yield OperatorWarning(

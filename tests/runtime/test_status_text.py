@@ -77,6 +77,10 @@ def test_who_is_away_and_who_holds_is_named_with_the_remedy() -> None:
     board.blockers += (WalRetentionCause("transaction", "", 7, since=1.0, age_is_at_least=True),)
     text = printed(board)
     assert "process 7, open for at least " in text
+    from_earlier_release = board.snapshot().as_json()
+    for blocker in from_earlier_release["blockers"]:
+        del blocker["age_is_at_least"]
+    assert "process 7, open for " in render({**from_earlier_release, "asked": "gateway"})
     assert "DOWN for" in text and "at http://r: no answer" in text and "is it up?" in text
     assert "blocked by    prepared transaction 'forgotten'" in text and "ROLLBACK PREPARED" in text
 

@@ -257,10 +257,10 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ),
     (
         "a foreign partition of a root",
-        World(facts=with_publication(via_root=True, foreign=(("shop.root", "shop.far"),))),
+        World(facts=with_publication(via_root=True, foreign=(("shop.the root", "shop.far"),))),
         WARN,
         "shop.far. A snapshot reads their rows",
-        "walgate snapshot start shop.root",
+        "walgate snapshot start 'shop.the root', for example",
     ),
     (
         "no identity",
