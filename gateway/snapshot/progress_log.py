@@ -84,7 +84,9 @@ def log_read_at_once(task: TableTask) -> None:
         reason = "its table access method is not heap, so it cannot be read in ranges of blocks"
     elif not surveyed.has_places:
         reason = "the role may read columns of the table, but not ctid, so it cannot be read in ranges of blocks"
-        hint = f"GRANT SELECT (ctid) ON {qualified(task.state.schema, task.state.name)} TO <role> (also on its partitions)"
+        hint = (
+            f"GRANT SELECT (ctid) ON {qualified(task.state.schema, task.state.name)} TO <role> (also on its partitions)"
+        )
     else:
         return
     log.warning("table_read_in_one_transaction", table=task.full_name, size_bytes=size_bytes, reason=reason, hint=hint)

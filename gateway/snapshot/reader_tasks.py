@@ -229,7 +229,7 @@ class ReaderTasks:
         is_new = task.obstacle is None or task.obstacle.sqlstate != (getattr(error, "sqlstate", None) or "")
         if is_new and plan is not None and sql is not None and not sql.is_closed() and not passes_by_itself(error):
             fault = await find_fault(sql, chunk, plan)
-        unreachable = () if plan is None or sql is None else await self._unreachable(task, plan, chunk, sql)
+        unreachable = () if plan is None or sql is None else await self._unreachable(task, plan, chunk, sql, error)
         if unreachable and task.state.purpose == "FILL":
             assert plan is not None
             plan.leave_out(unreachable)
@@ -264,7 +264,7 @@ class ReaderTasks:
             self._pending.wake.set()
 
     async def _unreachable(
-        self, task: TableTask, plan: ReadPlan, chunk: Chunk, sql: asyncpg.Connection
+        self, task: TableTask, plan: ReadPlan, chunk: Chunk, sql: asyncpg.Connection, error: BaseException
     ) -> tuple[str, ...]:
         """Return the foreign partitions that cause the error, if it has occurred repeatedly."""
         if not (chunk.all_ranges and plan.surveyed.foreign_names and task.attempts >= FOREIGN_ATTEMPTS):
@@ -272,7 +272,7 @@ class ReaderTasks:
         if plan.unreachable or sql.is_closed():
             return ()
         try:
-            return await unreachable_partitions(sql, plan)
+            return await unreachable_partitions(sql, plan, error)
         except DRIVER_ERRORS:
             sql.terminate()
             return ()

@@ -31,6 +31,10 @@ each 6 intervals (source.check_interval_s)."""
 PROBE_TIMEOUT_MS: Final = 10_000
 """Time limit for the query of each column while the reason is sought."""
 
+_OF_FOREIGN_SERVERS: Final = ("08", "HV")
+"""Classes of SQLSTATE that a query has from a foreign server: no connection, and errors of
+foreign-data wrappers."""
+
 log = structlog.get_logger()
 
 
@@ -115,11 +119,27 @@ async def find_fault(sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan) -> F
     return None
 
 
-async def unreachable_partitions(sql: asyncpg.Connection, plan: ReadPlan) -> tuple[str, ...]:
-    """Return the foreign partitions whose server does not respond, or does not send rows. Raises
-    what the driver raises."""
-    names = plan.surveyed.foreign_names
-    return tuple([name for name in names if not await _succeeds(sql, f"SELECT FROM {name} LIMIT 1", "")])
+async def unreachable_partitions(sql: asyncpg.Connection, plan: ReadPlan, error: BaseException) -> tuple[str, ...]:
+    """Return the foreign partitions whose server does not respond, or does not send rows. Those
+    that the role may read only through their root are not queried: they count if the root's `error`
+    is of a foreign server. Raises what the driver raises."""
+    found = []
+    for name in plan.surveyed.foreign_names:
+        if await _may_be_read(sql, name):
+            if not await _succeeds(sql, f"SELECT FROM {name} LIMIT 1", ""):
+                found.append(name)
+        elif str(getattr(error, "sqlstate", "")).startswith(_OF_FOREIGN_SERVERS):
+            found.append(name)
+    return tuple(found)
+
+
+async def _may_be_read(sql: asyncpg.Connection, name: str) -> bool:
+    """Return whether the role may read the table itself."""
+    try:
+        allowed: bool = await sql.fetchval("SELECT pg_catalog.has_any_column_privilege($1::text, 'SELECT')", name)
+    except asyncpg.InsufficientPrivilegeError:  # on its schema
+        return False
+    return allowed
 
 
 async def is_readable(sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan, sqlstate: str) -> bool:

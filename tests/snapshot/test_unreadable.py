@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import asyncpg
 import pytest
 import pytest_asyncio
 
 from gateway.local import Kafka, Registry
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.role import role_facts
+from gateway.snapshot.unreadable_tables import unreachable_partitions
 from gateway.startup.role_checks import RoleFacts, check_role
 from tests.conftest import Database
 from tests.snapshot.load import PUBLICATION
@@ -137,6 +140,25 @@ async def _judge(scene: Scene, *tables: str) -> None:
     if "unprinted" in tables:
         queries["public.unprinted"] = "SELECT id, v, NULL AS m FROM public.unprinted"
     await scene.judge(queries, keyless=("public.parted",))
+
+
+async def test_a_foreign_partition_that_the_role_may_not_ask_is_blamed_only_for_what_comes_from_its_server(
+    database: Database, role: str
+) -> None:
+    """The role may read it through its root."""
+    sql = await database.connect()
+    await sql.execute(SETUP)
+    await sql.execute(f"GRANT SELECT ON public.parted, public.near TO {role}")
+    far = '"public"."far"'
+    plan: Any = SimpleNamespace(surveyed=SimpleNamespace(foreign_names=(far,)))
+    reader = await connect_sql(database.dsn_of(role))
+    for query, blamed in (("SELECT 1 / id FROM (VALUES (0)) _ (id)", ()), ("SELECT id FROM public.parted", (far,))):
+        with pytest.raises(asyncpg.PostgresError) as caught:
+            await reader.fetch(query)
+        assert await unreachable_partitions(reader, plan, caught.value) == blamed
+    await sql.execute(f"GRANT SELECT (v) ON public.far TO {role}")
+    assert await unreachable_partitions(reader, plan, asyncpg.DivisionByZeroError()) == (far,)
+    await reader.close()
 
 
 async def test_check_knows_privileges_on_columns(database: Database, role: str) -> None:
