@@ -113,6 +113,8 @@ GAUGES: Final[dict[str, str]] = {
     "walgate_prepared_transactions": "Transactions received at PREPARE TRANSACTION (source.two_phase) that are neither "
     "committed nor rolled back.",
     "walgate_snapshot_unfinished_tables": "Tables whose snapshot has not finished.",
+    "walgate_snapshot_unreadable_tables": "Those of them that have failed repeatedly, and that cannot be read until the cause is "
+    "removed.",
     "walgate_wal_retained_bytes": "WAL that the server retains for the slot.",
     "walgate_wal_limit_bytes": "Limit on the WAL that the slot may retain: max_slot_wal_keep_size or "
     "source.wal_budget_bytes, whichever is less.",
@@ -146,6 +148,7 @@ def _values(board: StatusBoard, now: GatewayStatus) -> dict[str, float | None]:
         "walgate_oldest_streamed_transaction_seconds": max(now.time - oldest, 0.0) if oldest is not None else 0.0,
         "walgate_prepared_transactions": now.prepared_transactions,
         "walgate_snapshot_unfinished_tables": now.snapshot.left if now.snapshot else 0,
+        "walgate_snapshot_unreadable_tables": now.snapshot.unreadable if now.snapshot else 0,
         "walgate_wal_retained_bytes": wal.retained_bytes if wal else None,
         "walgate_wal_limit_bytes": wal.limit_bytes if wal else None,
         "walgate_wal_seconds_to_full": wal.seconds_to_full if wal else None,

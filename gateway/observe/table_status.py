@@ -37,11 +37,12 @@ class TableSnapshotStatus:
 @dataclass(frozen=True, slots=True)
 class SnapshotStatus:
     """State of the snapshots. `left` is the number of unfinished tables, of which the first
-    LISTED_TABLES are in `tables`."""
+    LISTED_TABLES are in `tables`. `unreadable` of them cannot be read until somebody acts."""
 
     paused: bool = False
     left: int = 0
     tables: tuple[TableSnapshotStatus, ...] = ()
+    unreadable: int = 0
 
 
 class Rates:

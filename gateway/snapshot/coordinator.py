@@ -133,7 +133,8 @@ class SnapshotCoordinator:
         """Return the status of what is being read. May be called in any thread."""
         tasks = self._tasks.whole_tables
         listed = tuple(task.snapshot_status() for task in tasks[:LISTED_TABLES])
-        return SnapshotStatus(self._tasks.snapshot.is_paused, len(tasks), listed)
+        unreadable = sum(task.is_hopeless for task in tasks)
+        return SnapshotStatus(self._tasks.snapshot.is_paused, len(tasks), listed, unreadable)
 
     # -- before the stream
 

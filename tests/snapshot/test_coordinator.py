@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.observe.metrics import REGISTRY, show
+from gateway.observe.status_board import StatusBoard
+from gateway.observe.table_status import LISTED_TABLES
 from gateway.snapshot.chunk_reader import ReadChunk
 from gateway.snapshot.coordinator import MOST_AT_ONCE, TICK_S, SnapshotCoordinator
 from gateway.snapshot.pending_chunks import SnapshotBoundary
@@ -24,7 +27,7 @@ from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import RESELECT, TableState
 from gateway.snapshot.table_errors import Obstacle
-from gateway.snapshot.table_task import CHANGED, TableTask
+from gateway.snapshot.table_task import CHANGED, HOPELESS_ATTEMPTS, TableTask
 from gateway.transactions.transaction import CHUNK_PREFIX
 from tests.snapshot.conftest import NOT_ASKED, Transactions, task_of
 
@@ -249,6 +252,20 @@ def test_rows_are_held_until_they_are_handed_over_and_no_longer(
     waiting = ReadChunk(waiting_chunk(judge).chunk, NOT_ASKED, [(b"12345k", b"v")])
     snapshot._pending.done(waiting)
     assert not waiting.rows and waiting.row_count == 1
+
+
+def test_tables_that_cannot_be_read_are_counted(snapshot: SnapshotCoordinator) -> None:
+    """Also those that the status does not list; after a few attempts, and only if somebody has to
+    act."""
+    for oid in range(1, 3 * LISTED_TABLES):
+        task = snapshot._tasks._by_oid[oid] = task_of(oid, f"t{oid}")
+        for _ in range(HOPELESS_ATTEMPTS if oid % 3 else HOPELESS_ATTEMPTS - 1):
+            task.chunk_failed(NOT_ASKED, Obstacle("XX000", "", "", passes=oid % 3 == 1), None, 0.0)
+    board = StatusBoard()
+    board.watch_snapshot(snapshot.status)
+    show(board)
+    assert REGISTRY.get_sample_value("walgate_snapshot_unreadable_tables") == LISTED_TABLES
+    show(StatusBoard())
 
 
 async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(
