@@ -3,6 +3,9 @@ registered the present type first."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,12 @@ from typing import Any
 import asyncpg
 import pytest
 
+from gateway.config.settings import RegistrySettings
 from gateway.local import Kafka, Postgres, Registry
+from gateway.schema_errors import open_registry
+from schemas.topic_names import key_subject
 from tests.evolution.delivered import Delivered
-from tests.support.theatre import theatre
+from tests.support.theatre import Theatre, theatre
 
 pytestmark = pytest.mark.integration
 
@@ -38,14 +44,17 @@ INSERT INTO made VALUES (5000000000, 2.5);
 async def test_rows_from_before_a_widening_follow_the_schema_of_a_snapshot(
     postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    async with theatre(topic_prefix, postgres, kafka, registry, tmp_path / "gateway.log") as stage:
+    log = tmp_path / "gateway.log"
+    async with theatre(topic_prefix, postgres, kafka, registry, log, source__failover="true") as stage:
         await run(stage.sql, BEFORE)
         await stage.gateway.streaming(snapshot__mode="initial")
         await run(stage.sql, "INSERT INTO altered VALUES (2); INSERT INTO narrowed VALUES (1, 1)")
         (await stage.delivered(lambda found: has(found, "altered", {1, 2}) and has(found, "narrowed", {1}))).close()
         assert await stage.gateway.stop() == 0
-        await run(stage.sql, WHILE_AWAY)
-        await stage.gateway.streaming(snapshot__mode="initial")
+        async with held_back(stage):
+            await run(stage.sql, WHILE_AWAY)
+            await stage.gateway.streaming(snapshot__mode="initial")
+            await registered(stage, "altered", "made")
         await run(stage.sql, "INSERT INTO altered VALUES (5000000000); INSERT INTO made VALUES (3, 3.5)")
         found = await stage.delivered(
             lambda found: (
@@ -65,6 +74,26 @@ async def test_rows_from_before_a_widening_follow_the_schema_of_a_snapshot(
         stage.gateway.start()
         assert await stage.gateway.wait() == EX_CONFIG
         assert "column c changed from int8 (long) to int4 (int)" in stage.gateway.last_words()
+
+
+@asynccontextmanager
+async def held_back(stage: Theatre) -> AsyncIterator[None]:
+    """PostgreSQL sends no changes, for want of a standby."""
+    await stage.sql.execute("SELECT pg_create_physical_replication_slot('nobody', true)")
+    try:
+        await run(stage.sql, "ALTER SYSTEM SET synchronized_standby_slots = 'nobody'; SELECT pg_reload_conf()")
+        yield
+    finally:
+        await run(stage.sql, "ALTER SYSTEM RESET synchronized_standby_slots; SELECT pg_reload_conf()")
+        await stage.sql.execute("SELECT pg_drop_replication_slot('nobody')")
+
+
+async def registered(stage: Theatre, *tables: str) -> None:
+    """A snapshot has registered the schemas of these tables, with the present type of the id."""
+    async with asyncio.timeout(60), open_registry(RegistrySettings(url=stage.registry.url), 10) as schemas:
+        for table in tables:
+            while "'long'" not in str(await schemas.latest(key_subject(f"{stage.name}.public.{table}"))):
+                await asyncio.sleep(0.1)
 
 
 async def run(sql: asyncpg.Connection, statements: str) -> None:
