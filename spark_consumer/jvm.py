@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import DataFrame, SparkSession
 
@@ -121,6 +122,19 @@ def write_text(spark: SparkSession, location: str, text: str) -> None:
         out.write(bytearray(text.encode()))
     finally:
         out.close()
+
+
+def move_folder(spark: SparkSession, location: str, target: str) -> bool:
+    """Rename a directory. Return False if it does not exist, or the target does. An object store
+    copies the files, and may be interrupted in between."""
+    path, files = hadoop_path(spark, location)
+    to = path_class(spark)(target)
+    try:
+        return not files.exists(to) and bool(files.rename(path, to))
+    except Py4JJavaError as problem:
+        if problem.java_exception.getClass().getName() != "java.io.FileNotFoundException":
+            raise
+        return False
 
 
 def remove_folder(spark: SparkSession, location: str) -> None:

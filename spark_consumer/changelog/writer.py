@@ -7,6 +7,13 @@
 Changes are never appended twice, even if the checkpoint is lost: a table takes only changes after
 its last commit LSN. Only the process that opened the changelog last may append to it.
 
+Two processes never share a Parquet folder. Each writes `_writing-<commit LSN>-<writer>`, which
+readers ignore, checks that it is still the writer, then renames the folder. A process that comes
+later first notes itself as the writer, then takes away such folders, then looks which batches
+exist. So a former process either renames before that look, or fails. This needs an atomic rename,
+which an object store does not have. A gap is left: a former process that stalls within a write of
+`_position`, until the later one has written a batch, is taken for the writer again.
+
 The columns are those of `format("walgate")` with `table`. `old_key` is left out if the relation has
 no replica identity, and `before` and `after`, too, if it has no columns. A column that is added to
 the source table is added to the changelog from then on (mergeSchema). A column that is dropped or
@@ -32,7 +39,7 @@ from pyspark.sql import functions as f
 from schemas.lsn import format_lsn
 from spark_consumer.arrow import spark_schema, to_frame
 from spark_consumer.errors import MirrorError, UnsupportedSchema, told_as
-from spark_consumer.jvm import folder_names, remove_folder
+from spark_consumer.jvm import folder_names, move_folder, remove_folder
 from spark_consumer.mirror.fold.keyless_log import not_applied
 from spark_consumer.mirror.fold.replica_identity import check_names
 from spark_consumer.mirror.paths import table_path
@@ -48,6 +55,7 @@ from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame
 from spark_consumer.tables import TableName
 
+_WRITING, _STOPPED = "_writing-", "_stopped-"  # begin the names of folders that no reader sees
 _MARKS_SUCCESS = "mapreduce.fileoutputcommitter.marksuccessfuljobs"  # may be disabled in Spark's settings
 
 
@@ -131,7 +139,7 @@ class Changelog:
         changes = not_applied(changes, applied, "commit_lsn")
         del self._applied[location]  # if the write fails, it is not known what was written
         if self.format == "parquet":
-            changes.write.mode("overwrite").option(_MARKS_SUCCESS, "true").parquet(f"{location}/batch={commit_lsn}")
+            self._write_folder(changes, location, commit_lsn)
         else:
             names = {column.name for row in rows for column in row.type}
             try:
@@ -139,6 +147,20 @@ class Changelog:
             except TABLE_FORMAT.TAKEN_OVER as problem:
                 raise _taken_over(self.path) from problem
         self._applied[location] = commit_lsn
+
+    def _write_folder(self, changes: DataFrame, location: str, commit_lsn: int) -> None:
+        assert self._position is not None
+        spark, writing = changes.sparkSession, f"{location}/{_WRITING}{commit_lsn}-{self._position.writer}"
+        try:
+            try:
+                changes.write.mode("overwrite").option(_MARKS_SUCCESS, "true").parquet(writing)
+            finally:
+                self._check_writer(spark)  # a process that came meanwhile makes the write fail
+            if not move_folder(spark, writing, f"{location}/batch={commit_lsn}"):
+                raise _taken_over(self.path)
+        except MirrorError:
+            remove_folder(spark, writing)
+            raise
 
     def _find_applied(self, spark: SparkSession, location: str, commit_lsn: int) -> int:
         """Return the commit LSN up to which a table is complete; -1 if there is no table. Raises
@@ -191,28 +213,43 @@ def _folder_lsns(spark: SparkSession, location: str) -> list[int]:
 
 def last_folder(spark: SparkSession, location: str, commit_lsn: int, complete_lsn: int = -1) -> int:
     """Return the highest commit LSN of a finished folder; -1 if there is none. The changelog is
-    complete up to `complete_lsn`, and so is each folder up to there.
+    complete up to `complete_lsn`, and so is each folder up to there. From now on, no process that
+    was writing a folder can finish it.
 
-    A crash may have left later folders that are not finished. Raises MirrorError if such a folder
-    has rows, unless the batch up to `commit_lsn` overwrites it. A folder without rows is removed;
-    if a process still writes to it, the write fails.
+    A crash may have left later folders that are not finished: those of an older release, and those
+    that an object store has renamed in part. They are removed. Raises MirrorError if such a folder
+    has rows, unless the batch up to `commit_lsn` replaces it.
     """
+    unfinished = _stop_writing(spark, location)
     for lsn in _folder_lsns(spark, location):
         folder = f"{location}/batch={lsn}"
         files = folder_names(spark, folder)
-        if lsn <= complete_lsn or "_SUCCESS" in files:
+        if lsn <= complete_lsn or ("_SUCCESS" in files and lsn not in unfinished):
             return lsn
-        if lsn == commit_lsn:
-            continue
-        if not all(file.startswith(("_", ".")) for file in files):
+        if lsn != commit_lsn and not all(file.startswith(("_", ".")) for file in files):
             raise MirrorError(
-                f"{folder} has no _SUCCESS file: the micro-batch in it was not written completely. The current micro-batch "
+                f"{folder} is not finished: the micro-batch in it was not written completely. The current micro-batch "
                 f"ends at {format_lsn(commit_lsn)}, and cannot replace it",
                 hint="Remove only the directory named in this message, then restart the query: changes that the changelog "
                 "already has are not written twice.",
             )
         remove_folder(spark, folder)
     return -1
+
+
+def _stop_writing(spark: SparkSession, location: str) -> set[int]:
+    """Take away the folders that are being written, or were when their process was killed. Return
+    the commit LSNs of those that were not renamed, or not completely."""
+    stopped = set()
+    for name in folder_names(spark, location):
+        taken = f"{_STOPPED}{uuid4().hex}" if name.startswith(_WRITING) else name
+        if taken != name:
+            if not move_folder(spark, f"{location}/{name}", f"{location}/{taken}"):
+                continue
+            stopped.add(int(name.split("-")[1]))
+        if taken.startswith(_STOPPED):
+            remove_folder(spark, f"{location}/{taken}")
+    return stopped
 
 
 def _append_to_delta(

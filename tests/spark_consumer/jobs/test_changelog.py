@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 
 from schemas.relation import ReplicaIdentity
+from spark_consumer.changelog import writer
 from spark_consumer.changelog.writer import Changelog, last_folder
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import slice_contents, versions
@@ -105,8 +107,8 @@ def test_a_table_that_is_named_later_begins_where_the_checkpoint_stands(
         feeder.kafka_commit()
         changelog = opened(feeder, tmp_path)
         stream = spark.readStream.format("walgate").options(**feeder.options(tables=tables)).load()
-        writer = stream.writeStream.foreachBatch(changelog.apply).option("checkpointLocation", f"{tmp_path}/checkpoint")
-        run_to_end(writer)
+        query = stream.writeStream.foreachBatch(changelog.apply).option("checkpointLocation", f"{tmp_path}/checkpoint")
+        run_to_end(query)
     folder = f"{tmp_path}/tables/public"
     assert spark.read.parquet(f"{folder}/items").count() == 2
     assert [row.after.text for row in spark.read.parquet(f"{folder}/notes").collect()] == ["public.items,public.notes"]
@@ -120,11 +122,20 @@ def test_a_folder_that_was_not_written_to_its_end_does_not_count(spark: SparkSes
     (tmp_path / "batch=10" / "_SUCCESS").touch()
     (tmp_path / "batch=15" / "_temporary").mkdir(parents=True)
     (tmp_path / "batch=20" / "part-0.parquet").touch()
-    assert last_folder(spark, str(tmp_path), 20) == 10
-    assert not (tmp_path / "batch=15").exists(), "no row of it was there"
-    with pytest.raises(MirrorError, match=r"batch=20 has no _SUCCESS file"):
+    with pytest.raises(MirrorError, match=r"batch=20 is not finished"):
         last_folder(spark, str(tmp_path), 30, complete_lsn=19)
     assert last_folder(spark, str(tmp_path), 30, complete_lsn=20) == 20, "the changelog is complete up to there"
+    assert last_folder(spark, str(tmp_path), 20) == 10
+    assert not (tmp_path / "batch=15").exists(), "no row of it was there"
+    assert not (tmp_path / "batch=20").exists(), "its batch is repeated"
+
+
+def test_a_folder_that_an_object_store_has_renamed_in_part_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
+    for name in ("batch=9/_SUCCESS", "batch=20/_SUCCESS", "batch=20/part-0.parquet", "_writing-20-a/part-1.parquet"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    assert last_folder(spark, str(tmp_path), 20) == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["batch=9"]
 
 
 def test_folders_are_marked_as_finished_even_if_spark_is_not_to_do_it(
@@ -263,6 +274,31 @@ def test_of_two_processes_the_one_that_came_last_writes(
     take(spark, feeder, second)
     found = spark.read.format(format).load(f"{tmp_path}/tables/public/items")
     assert sorted(row["after"]["id"] for row in found.collect()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("moment", ["writes", "renames"])
+def test_a_process_that_comes_during_a_batch_neither_doubles_nor_loses_rows_in_parquet(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    """Its batches end elsewhere. It comes just before the other one writes, or after its last look
+    at who the writer is."""
+    items, first, second = feeder.table(ITEMS), opened(feeder, tmp_path), opened(feeder, tmp_path)
+    cuts = [commit(feeder, items, {"id": number, "name": "a"}) for number in range(3)]
+    take(spark, feeder, first, end=f"lsn:{cuts[0]}")
+    place, name = (DataFrameWriter, "parquet") if moment == "writes" else (writer, "move_folder")
+    original = getattr(place, name)
+
+    def comes_first(*given: Any) -> Any:
+        monkeypatch.undo()
+        take(spark, feeder, second)
+        return original(*given)
+
+    monkeypatch.setattr(place, name, comes_first)
+    with pytest.raises(MirrorError, match="another process has opened the changelog"):
+        take(spark, feeder, first, end=f"lsn:{cuts[1]}")
+    folder = tmp_path / "tables" / "public" / "items"
+    assert sorted(row["after"]["id"] for row in spark.read.parquet(str(folder)).collect()) == [0, 1, 2]
+    assert all(path.name.startswith("batch=") for path in folder.iterdir())
 
 
 def test_what_is_there_in_another_format_is_refused(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
