@@ -1,20 +1,24 @@
 """A query's checkpoint: where the query is, and whether its output has all changes before that
-position."""
+position.
+
+The file `<path>/_topic` has the name of the marker topic from which a mirror or changelog is made.
+An older release wrote none; the next batch then does.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError, RangeExpired, SourceUnavailable, told_as
 from spark_consumer.jobs.run import Run
-from spark_consumer.jvm import file_text, folder_names
+from spark_consumer.jvm import file_text, folder_names, write_text
 from spark_consumer.mirror import table_selection, version_manifest
 from spark_consumer.mirror.paths import changes_path, manifest_path
 from spark_consumer.mirror.storage import TABLE_FORMAT
@@ -23,6 +27,7 @@ from spark_consumer.reader.markers import CommittedTransaction
 from spark_consumer.reader.positions import OF_CHANGELOG, OF_MIRROR, Output, Position, check_continues, resolve
 from spark_consumer.reader.table_marks import KINDS
 
+_TOPIC = "_topic"
 _MOST = 1_000_000  # markers: 20 seconds
 
 
@@ -48,6 +53,8 @@ def check_mirror_has(
     Transactions without changes of the mirror's tables are not missing: they move only the
     checkpoint. `given`: options of the data source. Raises what MarkerLog raises.
     """
+    if taken_lsn >= 0:
+        _check_topic(spark, run, path, OF_MIRROR)
     before = last_offset(spark, checkpoint)
     if before is None or before["commit_lsn"] <= taken_lsn:
         return
@@ -83,6 +90,8 @@ def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, pa
             f"there is a mirror at {path}", hint="A changelog needs another path and checkpoint location (--path)."
         )
     position = read_position(spark, path)
+    if position is not None and position.commit_lsn >= 0:
+        _check_topic(spark, run, path, OF_CHANGELOG)
     numbers = _numbers(spark, f"{checkpoint}/commits")
     if not numbers:
         if position is not None and position.commit_lsn >= 0 and is_new(spark, checkpoint):
@@ -101,6 +110,32 @@ def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, pa
             f"the checkpoint at {checkpoint} has completed micro-batch {max(numbers)}, which the changelog at {path} does not "
             "have",
             has_some=position is not None,
+        )
+
+
+def noting_topic(apply: Callable[[DataFrame, int], None], path: str, topic: str) -> Callable[[DataFrame, int], None]:
+    """Return a function that calls `apply`, and notes after its first batch that the output is made
+    from this marker topic. Before, it is not certain that the checkpoint belongs to the topic."""
+    noted = False
+
+    def batch(frame: DataFrame, number: int) -> None:
+        nonlocal noted
+        apply(frame, number)
+        if not noted:
+            write_text(frame.sparkSession, f"{path}/{_TOPIC}", topic)
+            noted = True
+
+    return batch
+
+
+def _check_topic(spark: SparkSession, run: Run, path: str, output: Output) -> None:
+    topic = run.options.marker_topic
+    noted = file_text(spark, f"{path}/{_TOPIC}") if _TOPIC in folder_names(spark, path) else ""
+    if noted not in ("", topic):
+        raise MirrorError(
+            f"the {output.name} at {path} was made from the marker topic {noted}, and cannot go on with {topic}",
+            hint="Correct --prefix or --path. For a new prefix, use another path and checkpoint location"
+            f"{output.new_one}.",
         )
 
 

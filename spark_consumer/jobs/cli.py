@@ -49,6 +49,7 @@ class Job:
 
     name: str
     given: dict[str, str]
+    path: str
     checkpoint: str
     until_lsn: str
     once: bool
@@ -174,6 +175,7 @@ def mirror(
         Job(
             "walgate mirror",
             given,
+            path,
             location,
             until_lsn,
             once,
@@ -312,6 +314,7 @@ def consume(
         Job(
             "walgate consume",
             given,
+            path,
             location,
             until_lsn,
             once,
@@ -387,7 +390,7 @@ def _run(job: Job) -> None:
 
 
 def _run_query(job: Job, run: Run) -> None:
-    from spark_consumer.jobs.checkpoint_checks import is_new, last_offset
+    from spark_consumer.jobs.checkpoint_checks import is_new, last_offset, noting_topic
     from spark_consumer.source.datasource import ENDS_AVAILABLE_NOW
     from spark_consumer.source.options import parse_options
 
@@ -420,9 +423,8 @@ def _run_query(job: Job, run: Run) -> None:
 
     def query() -> Any:
         frame = spark.readStream.format("walgate").options(**given).load()
-        writer = frame.writeStream.foreachBatch(run.interruptible(job.start(run))).option(
-            "checkpointLocation", job.checkpoint
-        )
+        apply = run.interruptible(noting_topic(job.start(run), job.path, run.options.marker_topic))
+        writer = frame.writeStream.foreachBatch(apply).option("checkpointLocation", job.checkpoint)
         writer = writer.queryName(job.name)
         return (writer.trigger(availableNow=True) if job.once else writer.trigger(processingTime="0 seconds")).start()
 

@@ -71,6 +71,12 @@ class CommittedTransaction:
         return self.kind in NOTICES
 
     @property
+    def mark_lsn(self) -> int:
+        """Return the commit LSN of the transaction's table marks. Delivery after a gap continues at
+        `end_lsn`, which may be that of the next commit: the gap ends just before it."""
+        return self.end_lsn - 1 if self.kind == "GAP" and self.end_lsn else self.commit_lsn
+
+    @property
     def topics(self) -> set[str]:
         """Return the topics of the transaction's records."""
         return {item.topic for item in self.ranges}

@@ -12,8 +12,9 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from schemas.lsn import format_lsn, parse_lsn
-from spark_consumer.errors import OptionError, RangeExpired
+from spark_consumer.errors import MarkerError, OptionError, RangeExpired
 from spark_consumer.reader.marker_log import MarkerLog
+from spark_consumer.reader.markers import CommittedTransaction
 
 # PostgreSQL takes the commit time shortly before it assigns the commit LSN, so neighbours may be
 # out of order.
@@ -107,20 +108,22 @@ OF_CHANGELOG = Output(
 
 
 def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: Output = OF_MIRROR) -> None:
-    """Raise RangeExpired or OptionError if a mirror or changelog that has all changes up to
-    `taken_lsn` may miss later changes.
+    """Raise RangeExpired, MarkerError or OptionError if a mirror or changelog that has all changes
+    up to `taken_lsn` may miss later changes.
 
     Retention removes markers in commit order. If Kafka still has the marker of a transaction that
     the output has, no later marker was removed. A topic that has none of these, and from which
     nothing was removed, is another topic. This is not checked for a given offset (marker:N): the
-    error that suggests such an offset warns of missing changes.
+    error that suggests such an offset warns of missing changes. A topic that has earlier
+    transactions, and none at `taken_lsn`, is another topic, too.
     """
     low, high = log.bounds()
     # An output may have only marks, which notices become.
     first = log.first_between(
         low, high, is_wanted=lambda entry: not entry.is_notice or (low == 0 and entry.commit_lsn <= taken_lsn)
     )
-    if position.kind != "marker" and (first is None or first.commit_lsn > taken_lsn):
+    begins_after = first is None or first.commit_lsn > taken_lsn
+    if position.kind != "marker" and begins_after:
         unknown = (
             f"the marker topic now begins at offset {low}, after this position: it is unknown whether retention has "
             f"removed changes that the {output.name} does not have"
@@ -133,6 +136,14 @@ def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: 
             hint=f"Use another path and checkpoint location{output.new_one}. Or keep this {output.name}: "
             f"{output.keeps.format(f'marker:{low}')}",
         )
+    if not begins_after and not _has(log, taken_lsn):
+        raise MarkerError(
+            f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but the marker topic has earlier transactions and "
+            "none there. So it is another marker topic, and changes would be missing",
+            hint="First check kafka.bootstrap.servers, prefix and --path. If one of them is wrong, correct it and restart: "
+            "nothing is lost. If all are right, the topic was recreated, or is that of another server: use another path and "
+            f"checkpoint location{output.new_one}.",
+        )
     missed = log.first_between(resolve(Position("lsn", taken_lsn), log), resolve(position, log))
     if missed is not None:
         raise OptionError(
@@ -140,3 +151,15 @@ def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: 
             f"starting position is after the transaction at {format_lsn(missed.commit_lsn)}, which it would miss",
             hint=f"Restart without --starting-position: {output.restart}.",
         )
+
+
+def _has(log: MarkerLog, taken_lsn: int) -> bool:
+    """Return whether a topic that begins before `taken_lsn` has a transaction there, or a notice
+    whose mark is there."""
+    begin = log.before_notices(log.first_where(lambda transaction: transaction.commit_lsn >= taken_lsn), -1)
+
+    def is_there(entry: CommittedTransaction) -> bool:
+        return taken_lsn in (entry.commit_lsn, entry.mark_lsn)
+
+    first = log.first_between(begin, log.bounds()[1], is_wanted=lambda entry: not entry.is_notice or is_there(entry))
+    return first is not None and is_there(first)

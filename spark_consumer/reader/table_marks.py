@@ -78,13 +78,10 @@ def _marks(transaction: CommittedTransaction) -> list[TableMark]:
 def _mark(
     transaction: CommittedTransaction, kind: str, table: TableName | None, ordinal: int, facts: dict[str, Any]
 ) -> TableMark:
-    # Delivery continues at `end_lsn`, which may be that of the next commit: a gap ends just before
-    # it.
-    at = transaction.end_lsn - 1 if kind == GAP and transaction.end_lsn else transaction.commit_lsn
     return TableMark(
         kind,
         table,
-        at,
+        transaction.mark_lsn,
         ordinal,
         transaction.commit_time_us,
         transaction.xid,

@@ -17,7 +17,7 @@ from spark_consumer.mirror import slice_contents, versions
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.here import run_here
-from tests.spark_consumer.jobs.test_jobs import remove_markers
+from tests.spark_consumer.jobs.test_jobs import check_other_topic, remove_markers
 from tests.spark_consumer.mirrors import merging_mirror
 from tests.spark_consumer.queries import run_to_end
 
@@ -315,8 +315,8 @@ def test_a_changelog_that_would_miss_changes_is_refused(spark: SparkSession, fee
     items, path, backup = feeder.table(ITEMS), tmp_path / "changes", tmp_path / "backup"
     kept = tmp_path / "kept"
 
-    def consume(*more: str) -> str:
-        code, told = run_here(spark, "consume", feeder, path, "--once", *more)
+    def consume(*more: str, topics: Feeder = feeder) -> str:
+        code, told = run_here(spark, "consume", topics, path, "--once", *more)
         assert (code == 0) == (told == ""), told
         return told
 
@@ -338,6 +338,7 @@ def test_a_changelog_that_would_miss_changes_is_refused(spark: SparkSession, fee
     assert not consume()
     assert numbers() == [0, 1, 2]
 
+    check_other_topic(feeder, path, items, lambda topics, *more: consume(*more, topics=topics))
     shutil.rmtree(path / "checkpoint")
     for number in (3, 4):
         commit(feeder, items, {"id": number, "name": "a"})
@@ -345,6 +346,7 @@ def test_a_changelog_that_would_miss_changes_is_refused(spark: SparkSession, fee
     assert f"start it with --starting-position marker:{low}:" in consume()
     assert not consume("--starting-position", f"marker:{low}")
     assert numbers() == [0, 1, 2, 4]
+    assert (path / "_topic").read_text() == f"{feeder.prefix}.transaction"
 
     (path / "manifest" / "_delta_log").mkdir(parents=True)
     assert "there is a mirror at" in consume()

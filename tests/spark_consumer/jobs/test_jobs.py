@@ -10,7 +10,7 @@ import random
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -164,13 +164,14 @@ def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(
     """Its old one was lost; meanwhile retention has removed markers that it did not read."""
     items, path = feeder.table(ITEMS), tmp_path / "mirror"
 
-    def mirror(*more: str) -> str:
-        code, told = run_here(spark, "mirror", feeder, path, *more)
+    def mirror(*more: str, topics: Feeder = feeder) -> str:
+        code, told = run_here(spark, "mirror", topics, path, *more)
         assert (code == 0) == (told == ""), told
         return told
 
     commit_lsns = [insert_item(feeder, items, number) for number in range(3)]
     assert not mirror("--until-lsn", format_lsn(commit_lsns[-1]))
+    check_other_topic(feeder, path, items, lambda topics, *more: mirror("--once", *more, topics=topics))
     commit_lsns += [insert_item(feeder, items, number) for number in range(3, 10)]
     shutil.rmtree(path / "checkpoint")
     low = remove_markers(feeder, 7)
@@ -178,8 +179,24 @@ def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(
     assert f"all changes up to {format_lsn(commit_lsns[2])}" in told and f"--starting-position marker:{low}," in told
     assert not mirror("--once", "--starting-position", f"marker:{low}")
     assert not mirror("--once", "--starting-position", "latest")  # its checkpoint knows better
+    assert (path / "_topic").read_text() == transaction_topic(feeder.prefix)
     (found,) = newest(path, ["public.items"])
     assert sorted(str(row[0]) for row in found.rows()) == ["0", "1", "2", "7", "8", "9"]
+
+
+def check_other_topic(feeder: Feeder, path: Path, items: Table, job: Callable[..., str]) -> None:
+    """A job with a new checkpoint and the prefix of another gateway of the same server: its topic
+    has the same LSNs. Afterwards no topic is noted, as by an older release."""
+    other = Feeder(feeder.bootstrap_servers, feeder.registry_url, f"{feeder.prefix}_other")
+    table = other.table(items.description)
+    for number in range(9):
+        insert_item(other, table, number)
+    other.close()
+    told = job(other, "--checkpoint", str(path.parent / "other"))
+    assert (
+        f"from the marker topic {feeder.prefix}.transaction, and cannot go on with {other.prefix}.transaction" in told
+    )
+    (path / "_topic").unlink()
 
 
 def test_a_checkpoint_that_is_ahead_of_its_mirror_is_refused(

@@ -50,16 +50,19 @@ class Topic(Broker):
 
 
 NOTICE = 1 << 40
+GAP = 2 * NOTICE
 
 
 class Decoder(MarkerDecoder):
-    """An LSN above NOTICE is that of a notice; of the others, multiples of 10 change the table
-    `public.a`."""
+    """An LSN above NOTICE is that of a notice, and one above GAP says where a gap ends; of the
+    others, multiples of 10 change the table `public.a`."""
 
     def decode(self, offset: int, value: bytes) -> CommittedTransaction | None:
         lsn = int.from_bytes(value, "big")
         ranges = (Range(f"cdc.public.{'b' if lsn % 10 else 'a'}", 0, offset, offset, 1),)
         made = replace(transaction(1, 700, (), ranges, 1), marker_offset=offset, commit_lsn=lsn, commit_time_us=lsn)
+        if lsn > GAP:
+            return replace(made, kind="GAP", commit_lsn=10, end_lsn=lsn - GAP + 1, ranges=())
         if lsn > NOTICE:
             return replace(made, kind="SNAPSHOT_BEGIN", ranges=())
         return made if lsn else None
@@ -440,6 +443,25 @@ def test_a_mirror_does_not_go_on_in_a_topic_that_begins_after_it(lsns: tuple[int
     with pytest.raises(RangeExpired, match=r"another marker topic.*\n.* --starting-position marker:0, "):
         check_continues(parse_position("startingPosition", start), 30, log)
     check_continues(Position("marker", 0), 30, log)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", "lsn:0/1E", "marker:1"])
+@pytest.mark.parametrize("lsns", [(10, 20), (10, 40, 50), (10, 29, 31), (10, GAP + 29, GAP + 31, 40), (NOTICE + 1, 30)])
+def test_a_mirror_does_not_go_on_in_a_topic_without_its_last_transaction(lsns: tuple[int, ...], start: str) -> None:
+    """It is that of another server or prefix: transactions up to the mirror's position would be
+    skipped."""
+    log = MarkerLog(topic_of(*lsns), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    taken_lsn = NOTICE + 2 if lsns[0] > NOTICE else 30
+    with pytest.raises(MarkerError, match=r"another marker topic.*\nFirst check kafka\.bootstrap\.servers"):
+        check_continues(parse_position("startingPosition", start), taken_lsn, log)
+
+
+@pytest.mark.parametrize(
+    "lsns", [(10, 30, 40), (10, GAP + 30, 31), (10, 20, GAP + 25, GAP + 30), (10, GAP + 30, NOTICE + 9)]
+)
+def test_a_mirror_goes_on_after_its_last_transaction_or_gap(lsns: tuple[int, ...]) -> None:
+    log = MarkerLog(topic_of(*lsns), "cdc.transaction", Decoder({}, "cdc.transaction"))
+    check_continues(Position("earliest"), 30, log)
 
 
 def test_a_mirror_that_has_only_marks_goes_on_with_a_new_checkpoint() -> None:
