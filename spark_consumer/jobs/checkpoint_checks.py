@@ -95,7 +95,7 @@ def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, pa
     numbers = _numbers(spark, f"{checkpoint}/commits")
     if not numbers:
         if position is not None and position.commit_lsn >= 0 and is_new(spark, checkpoint):
-            check_continues(run.options.starting, position.commit_lsn, run.log, OF_CHANGELOG)
+            check_continues(run.options.starting, position.commit_lsn, run.log, OF_CHANGELOG, run.lost)
         return
     if position is None:  # an older release has written it, or no batch of an older release had rows, or it was removed
         before = last_offset(spark, checkpoint)

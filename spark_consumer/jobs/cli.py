@@ -408,7 +408,7 @@ def _run_query(job: Job, run: Run) -> None:
             run.status.set(name, value)
         if is_new(spark, job.checkpoint):
             starting, taken_lsn = run.options.starting, last.commit_lsn
-            run.when_available(lambda: check_continues(starting, taken_lsn, run.log))
+            run.when_available(lambda: check_continues(starting, taken_lsn, run.log, lost=run.lost))
         if given["startingPosition"] in ("earliest", "latest"):
             # Applies to a new checkpoint only; an existing one has its own offset.
             given = {**given, "startingPosition": f"lsn:{last.commit_lsn}"}

@@ -8,9 +8,11 @@ import json
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 import fastavro
@@ -36,8 +38,9 @@ from spark_consumer.mirror.progress_lines import line_of as progress_line_of
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.backlog import backlog
 from spark_consumer.reader.marker_log import MarkerLog
-from spark_consumer.reader.markers import MarkerDecoder
+from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder
 from spark_consumer.reader.positions import resolve
+from spark_consumer.reader.read_planning import first_complete
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.options import Options
 from spark_consumer.source.shapes import ChangeShape
@@ -80,13 +83,22 @@ class Run:
         self._newest_position = 0  # the end of the topic when it was last read
         # Transactions of other tables do not advance a query's offset at once, so they do not count
         # as lag.
-        self.weight = ChangeShape(options, None).weight
+        self._shape = ChangeShape(options, None)
+        self.weight = self._shape.weight
         schemas = SchemaCache(options.registry)
         self._schemas = schemas
         # Requests of this object have short time-outs, since signals are handled only after them.
         broker = replace(options.broker, no_progress_s=min(options.broker.no_progress_s, _PATIENCE_S))
         self._asked_with = replace(options, broker=broker)
         self.log = MarkerLog(broker, options.marker_topic, MarkerDecoder(schemas, options.marker_topic))
+
+    def lost(self, transactions: Iterable[CommittedTransaction]) -> int | None:
+        """Return the position after the last of these transactions whose records are no longer in
+        Kafka; None if there is none, or Kafka does not tell: then the query raises the error."""
+        offsets = self._asked_with.broker.offsets
+        with suppress(SourceUnavailable):
+            return first_complete(transactions, self._shape.wants, cache(lambda *place: offsets(*place)[0]))
+        return None
 
     def stop_on_signals(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):

@@ -320,7 +320,7 @@ class _Reading:
                 f"{stretch} no longer has offset {self.position}, but the manifests list "
                 f"{self.position}..{stretch.last_offset}",
                 hint="Retention has removed records that were never read, or the topic was recreated. Raise the retention, and "
-                "start from a later position (in Spark, with a new checkpoint location, and a new mirror or changelog).",
+                "start from a later position (in Spark, with a new checkpoint location: the next error names the position).",
             )
         if error.retriable() or code in _PASSING or code in _MISSING:
             self.trouble(error)

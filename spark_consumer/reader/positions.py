@@ -7,13 +7,14 @@ as a start and as an end. The end of one read is therefore the start of the next
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from schemas.lsn import format_lsn, parse_lsn
 from spark_consumer.errors import MarkerError, OptionError, RangeExpired
-from spark_consumer.reader.marker_log import MarkerLog
+from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction
 
 # PostgreSQL takes the commit time shortly before it assigns the commit LSN, so neighbours may be
@@ -107,15 +108,28 @@ OF_CHANGELOG = Output(
 )
 
 
-def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: Output = OF_MIRROR) -> None:
+Lost: TypeAlias = Callable[[Iterable[CommittedTransaction]], int | None]
+"""Returns the position after the last of these transactions whose records are no longer in Kafka;
+None if there is none."""
+
+
+def check_continues(
+    position: Position,
+    taken_lsn: int,
+    log: MarkerLog,
+    output: Output = OF_MIRROR,
+    lost: Lost = lambda _: None,
+) -> None:
     """Raise RangeExpired, MarkerError or OptionError if a mirror or changelog that has all changes
     up to `taken_lsn` may miss later changes.
 
     Retention removes markers in commit order. If Kafka still has the marker of a transaction that
     the output has, no later marker was removed. A topic that has none of these, and from which
-    nothing was removed, is another topic. This is not checked for a given offset (marker:N): the
-    error that suggests such an offset warns of missing changes. A topic that has earlier
-    transactions, and none at `taken_lsn`, is another topic, too.
+    nothing was removed, is another topic. So is one that has earlier transactions, and none at
+    `taken_lsn`. The records of later transactions may be lost although their markers are there.
+
+    What is lost may be passed only with a given offset (marker:N), the first from which everything
+    is available: the error that suggests it warns of missing changes.
     """
     low, high = log.bounds()
     # An output may have only marks, which notices become.
@@ -123,19 +137,6 @@ def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: 
         low, high, is_wanted=lambda entry: not entry.is_notice or (low == 0 and entry.commit_lsn <= taken_lsn)
     )
     begins_after = first is None or first.commit_lsn > taken_lsn
-    if position.kind != "marker" and begins_after:
-        unknown = (
-            f"the marker topic now begins at offset {low}, after this position: it is unknown whether retention has "
-            f"removed changes that the {output.name} does not have"
-            if low
-            else "the marker topic begins after this position, and nothing was removed from it. So it is another marker "
-            f"topic (a new prefix, or a recreated topic), and may lack changes that the {output.name} does not have"
-        )
-        raise RangeExpired(
-            f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but {unknown}",
-            hint=f"Use another path and checkpoint location{output.new_one}. Or keep this {output.name}: "
-            f"{output.keeps.format(f'marker:{low}')}",
-        )
     if not begins_after and not _has(log, taken_lsn):
         raise MarkerError(
             f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but the marker topic has earlier transactions and "
@@ -144,7 +145,29 @@ def check_continues(position: Position, taken_lsn: int, log: MarkerLog, output: 
             "nothing is lost. If all are right, the topic was recreated, or is that of another server: use another path and "
             f"checkpoint location{output.new_one}.",
         )
-    missed = log.first_between(resolve(Position("lsn", taken_lsn), log), resolve(position, log))
+    place = low if begins_after else resolve(Position("lsn", taken_lsn), log)
+    later = lost(log.walk(place, min(place + STEP, high))) and lost(log.walk(place, high))
+    start = resolve(position, log)
+    missed = log.first_between(later or place, start)
+    is_accepted = position.kind == "marker" and start >= (later or low) and missed is None
+    if (begins_after or later) and not is_accepted:
+        if not begins_after:
+            unknown = "records of later transactions are no longer in Kafka, although their markers are"
+        elif low:
+            unknown = (
+                f"the marker topic now begins at offset {low}, after this position: it is unknown whether retention has "
+                f"removed changes that the {output.name} does not have"
+            )
+        else:
+            unknown = (
+                "the marker topic begins after this position, and nothing was removed from it. So it is another marker "
+                f"topic (a new prefix, or a recreated topic), and may lack changes that the {output.name} does not have"
+            )
+        raise RangeExpired(
+            f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but {unknown}",
+            hint=f"Use another path and checkpoint location{f' and --starting-position marker:{later}' if later else ''}"
+            f"{output.new_one}. Or keep this {output.name}: {output.keeps.format(f'marker:{later or low}')}",
+        )
     if missed is not None:
         raise OptionError(
             f"the {output.name} has all changes up to {format_lsn(taken_lsn)}, but its checkpoint location is new, and its "

@@ -3,7 +3,7 @@ transaction topic in memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
@@ -462,6 +462,23 @@ def test_a_mirror_does_not_go_on_in_a_topic_without_its_last_transaction(lsns: t
 def test_a_mirror_goes_on_after_its_last_transaction_or_gap(lsns: tuple[int, ...]) -> None:
     log = MarkerLog(topic_of(*lsns), "cdc.transaction", Decoder({}, "cdc.transaction"))
     check_continues(Position("earliest"), 30, log)
+
+
+@pytest.mark.parametrize("low", [0, 3, 4])
+@pytest.mark.parametrize("start", ["earliest", "latest", "lsn:0/1E", "marker:4", "marker:6"])
+def test_each_way_on_after_lost_records_is_taken(low: int, start: str) -> None:
+    """Markers remain of which the records were removed: those of 40 and 50."""
+    topic = replace(topic_of(10, 20, 30, 40, 50, 60), low=[low])
+    log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
+
+    def lost(transactions: Iterable[CommittedTransaction]) -> int | None:
+        return first_complete(transactions, lambda _: True, lambda *_: 5)
+
+    with pytest.raises(RangeExpired, match=r"(?s)all changes up to 0/1E.* --starting-position marker:5, then"):
+        check_continues(parse_position("startingPosition", start), 30, log, lost=lost)
+    check_continues(Position("marker", 5), 30, log, lost=lost)
+    if low == 0:
+        check_continues(Position("earliest"), 50, log, lost=lost)
 
 
 def test_a_mirror_that_has_only_marks_goes_on_with_a_new_checkpoint() -> None:
