@@ -189,6 +189,7 @@ def test_a_mirror_with_a_new_checkpoint_misses_nothing_silently(
     for removed in admin.delete_records(places).values():
         removed.result(30)
     insert_item(feeder, items, 11)
+    assert "with a new checkpoint location" in mirror("--once")
     shutil.rmtree(path / "checkpoint")
     (way,) = re.findall(r"--starting-position (marker:\d+), then run walgate snapshot", mirror("--once"))
     assert not mirror("--once", "--starting-position", way)
