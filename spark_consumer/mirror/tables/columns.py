@@ -64,6 +64,22 @@ class ColumnChange:
         replaced = any(source is None and name in names for name, source in self.sources.items())
         return not (renamed or replaced or self.fills)
 
+    @property
+    def losses(self) -> list[str]:
+        """Descriptions of the columns whose values in old rows the stream does not report."""
+        found = []
+        if self.by_name:
+            found.append(
+                "columns were added or dropped, and their attribute numbers are unknown: "
+                f"{', '.join(self.by_name)}. In existing rows, columns were matched by name"
+            )
+        if self.unfilled:
+            found.append(
+                "columns were added with a default of another type, or one that is too large to be in the schema: "
+                f"{', '.join(self.unfilled)}. Existing rows have null there"
+            )
+        return found
+
 
 def is_rewritten(before: TableSchema, after: TableSchema, change: ColumnChange) -> bool:
     """Return whether the existing rows have to be rewritten for a change of columns. They also have
@@ -127,17 +143,7 @@ def doubts_of(before: TableSchema, after: TableSchema, change: ColumnChange) -> 
         for name, source in change.sources.items()
         if source is not None and not before.row.field(source).type.equals(types[name])
     ]
-    found = []
-    if change.by_name:
-        found.append(
-            "columns were added or dropped, and their attribute numbers are unknown: "
-            f"{', '.join(change.by_name)}. In existing rows, columns were matched by name"
-        )
-    if change.unfilled:
-        found.append(
-            "columns were added with a default of another type, or one that is too large to be in the schema: "
-            f"{', '.join(change.unfilled)}. Existing rows have null there"
-        )
+    found = change.losses
     if cast:
         found.append(f"the type was changed: {', '.join(cast)}. Values of existing rows were cast, or are null")
     return "; ".join(found)

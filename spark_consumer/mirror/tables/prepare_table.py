@@ -4,7 +4,7 @@ the slice."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -28,7 +28,7 @@ from spark_consumer.mirror.tables.columns import (
     is_rewritten,
     missing_values,
 )
-from spark_consumer.mirror.tables.table_schema import TableSchema
+from spark_consumer.mirror.tables.table_schema import MissingValue, TableSchema
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.tables.type_changes import misfits
 from spark_consumer.mirror.tables.write_table import NEW, ColumnRewrite, TableWork
@@ -116,7 +116,7 @@ class TablePreparation:
         columns = replica_identity.columns_of(shape)
         replica_identity.check_log_names(part.table, shape)
         replica_identity.check_names(part.table, columns.names)
-        self._note_misfits(part, own)
+        self._note_changes_between(part, own)
         recorded = -1 if last is None else last.tables.get(str(part.table), -1)
         if not TABLE_FORMAT.exists(spark, location):
             if recorded >= 0:
@@ -270,20 +270,17 @@ class TablePreparation:
         if doubts := doubts_of(before, shape, change):
             self._note_doubt(table, doubts)
 
-    def _note_misfits(self, part: TablePart, own: pa.Table | DataFrame) -> None:
-        """Note columns whose type was changed within a transaction, if earlier values may not fit
-        the new type."""
+    def _note_changes_between(self, part: TablePart, own: pa.Table | DataFrame) -> None:
+        """Note columns that were changed between the records, if it is unknown what earlier records
+        have there, or if values from earlier in a transaction may not fit the new type."""
         shape, schema_ids = self.shapes.of(part.newest), part.schema_ids
-        if not misfits(map(self.shapes.of, schema_ids), shape):
+        missing = missing_values(map(self.shapes.of, schema_ids))
+        if not _doubts_between(map(self.shapes.of, schema_ids), shape, missing):
             return
         if shape.key and part.last_truncate is not None:
             schema_ids = replica_identity.schema_ids_after(own, part.last_truncate)
-        if found := misfits(map(self.shapes.of, schema_ids), shape):
-            self._note_doubt(
-                part.table,
-                f"the type was changed within a transaction: {', '.join(found)}. Values that it had written before are "
-                "null if they do not fit",
-            )
+        for doubt in _doubts_between(map(self.shapes.of, schema_ids), shape, missing):
+            self._note_doubt(part.table, doubt)
 
     def _noting_lost(self, table: TableName) -> NoteLost:
         """Return a function that notes columns whose values were not sent with a new key, and whose
@@ -400,3 +397,18 @@ def _lost_error(location: str, state: str, recorded: int) -> MirrorError:
         hint="Put the table back as the mirror last left it, and restart the mirror. Or continue without the table: restart "
         "the mirror with --exclude and the table's name.",
     )
+
+
+def _doubts_between(
+    written: Iterable[TableSchema], newest: TableSchema, missing: Mapping[int, MissingValue | None]
+) -> list[str]:
+    """Describe doubts about records of these versions that get the columns of the newest one.
+    `missing`: as for `change_of_columns`."""
+    written = [shape for shape in written if shape is not newest]
+    found = [doubt for shape in written for doubt in change_of_columns(shape, newest, missing).losses]
+    if lost := misfits(written, newest):
+        found.append(
+            f"the type was changed within a transaction: {', '.join(lost)}. Values that it had written before are "
+            "null if they do not fit"
+        )
+    return found

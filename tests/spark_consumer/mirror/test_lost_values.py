@@ -3,6 +3,7 @@ and the mirror says so."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,13 +12,15 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import slice_contents
+from spark_consumer.mirror import slice_contents, versions
 from spark_consumer.mirror.fold.start_fold import arrow_fold
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
-from tests.spark_consumer.feeder import Feeder, Table
+from tests.spark_consumer.feeder import TEXT, Feeder, Table
 from tests.spark_consumer.mirror.test_fold_arrow import SHAPE
 from tests.spark_consumer.mirror.test_mirror import ACCOUNTS, mirrored
+from tests.spark_consumer.mirror.test_replica_identity import commit
+from tests.spark_consumer.mirror.test_uncastable_rows import described
 from tests.spark_consumer.mirrors import merging_mirror
 
 
@@ -77,6 +80,36 @@ def test_a_new_key_of_a_row_that_is_missing_is_reported(
     feeder.marker({"kind": "GAP", "xid": 0, "marker_lsn": lost, "end_lsn": end_lsn, "detail": "the slot was lost"})
     move(feeder, accounts, 4, 40)
     assert not run(strict=True)  # the table waits for its snapshot
+
+
+@pytest.mark.integration
+@pytest.mark.timeout(900)
+def test_values_of_a_column_whose_number_is_unknown_are_reported_if_it_is_renamed(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """Two transactions rename the column. The catalog did not have the first name yet when its
+    rows were sent, and a merge has only the version before and the one after in the table."""
+    reports: list[BatchReport] = []
+
+    def run(*, strict: bool = False) -> None:
+        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+        mirror = merging_mirror(str(tmp_path), schemas, reports.append, strict=strict)
+        mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
+
+    first, second, third = (described({name: TEXT}) for name in ("a", "b", "c"))
+    second = replace(second, columns=(second.columns[0], replace(second.columns[1], attnum=None)))
+    table = feeder.table(first)
+    commit(feeder, table, (None, {"id": 1, "a": "x"}))
+    run(strict=True)
+    commit(feeder, feeder.alter(table, second), (None, {"id": 2, "b": "y"}))
+    commit(feeder, feeder.alter(table, third), (None, {"id": 3, "c": "z"}))
+    lost = "columns were added or dropped, and their attribute numbers are unknown: c, b."
+    with pytest.raises(MirrorError, match=lost):
+        run(strict=True)
+    run()
+    assert [note for report in reports for note in report.notes if lost in note]
+    found = versions.read(spark, str(tmp_path))["public.t"].toArrow().to_pylist()
+    assert {row["id"]: row["c"] for row in found} == {1: "x", 2: None, 3: "z"}
 
 
 def account(number: int) -> dict[str, Any]:
