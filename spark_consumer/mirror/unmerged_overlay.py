@@ -204,7 +204,7 @@ def _overlaid(
         versions = {schema_id: shapes[schema_id] for schema_id in part.schema_ids}
         if len(set(map(key_of, versions))) > 1 or misfits(versions.values(), versions[part.newest]):
             first = replica_identity.first_positions(rest)
-            by_key = replica_identity.change_of_key(known.table, rest, first, key_of)
+            by_key = replica_identity.change_of_key(known.table, rest, first, key_of, partial(_oid_of, schemas))
             cut = earliest([by_key, change_of_types(part, first, versions)])
         if cut is not None:
             piece, rest = split_at_lsn(rest, cut)

@@ -188,12 +188,14 @@ def change_of_key(
     own: pa.Table | DataFrame,
     first: Mapping[int, tuple[int, int]],
     key_of: Callable[[int], tuple[Hashable, ...]],
+    oid_of: Callable[[int], int],
 ) -> int | None:
     """Return the commit LSN of the first transaction in which a table has another key than in its
     first record, or None. `own`: the table's records; `first`: their first_positions.
 
-    If that is the transaction of the first record, only what follows its last TRUNCATE counts,
-    provided that the table has a key then. Raise MirrorError if there is another key in it.
+    If that is the transaction of the first record, only its last relation counts, whose rows
+    replace those of others, and only what follows its last TRUNCATE, provided that the table has a
+    key then. Raise MirrorError if there is another key in it.
     """
     oldest = min(first, key=lambda schema_id: first[schema_id])
     others = [first[schema_id][0] for schema_id in first if key_of(schema_id) != key_of(oldest)]
@@ -207,7 +209,7 @@ def change_of_key(
     key, schema_ids = key_of(part.newest), part.schema_ids
     if key and part.last_truncate is not None:
         schema_ids = schema_ids_after(within, part.last_truncate)
-    if any(key_of(schema_id) != key for schema_id in schema_ids):
+    if any(key_of(schema_id) != key for schema_id in schema_ids if oid_of(schema_id) == oid_of(part.newest)):
         raise MirrorError(
             f"{table} has changes before and after a change of its replica identity within one transaction, "
             f"at {format_lsn(min(others))}: the mirror applies a transaction as a whole, under one key",

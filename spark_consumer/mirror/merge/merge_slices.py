@@ -185,7 +185,7 @@ def _first_change_of_schema(
         cuts.append(
             replica_identity.change_of_relation(part, first, versions, known, is_other, keeps_former=keeps_former)
         )
-        cuts.append(replica_identity.change_of_key(part.table, own, first, key_of))
+        cuts.append(replica_identity.change_of_key(part.table, own, first, key_of, shapes.oid_of))
         cuts.append(change_of_types(part, first, versions))
     return earliest(cuts)
 

@@ -12,8 +12,19 @@ from pyspark.sql import SparkSession
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror.paths import kept_path, table_path
 from spark_consumer.reader.registry import Registry, SchemaCache
-from tests.spark_consumer.feeder import Feeder
-from tests.spark_consumer.mirror.test_replica_identity import COPIED, ITEMS, KEYED, commit, item, mirrored
+from tests.spark_consumer.feeder import Feeder, relation
+from tests.spark_consumer.mirror.test_recreated_empty import held, take
+from tests.spark_consumer.mirror.test_replica_identity import (
+    COLUMNS,
+    COPIED,
+    ITEMS,
+    KEYED,
+    LOG,
+    commit,
+    item,
+    mirrored,
+)
+from tests.spark_consumer.mirror.test_snapshots import in_one_transaction
 from tests.spark_consumer.mirrors import merging_mirror
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -50,3 +61,24 @@ def test_the_former_rows_have_all_changes_before_they_are_kept_or_copied(
     assert mirrored(spark, tmp_path) == [item(5, "e")]
     kept = spark.read.format("delta").load(kept_path(str(tmp_path), ITEMS, second.description.oid))
     assert sorted(row["id"] for row in kept.collect()) == [3, 4, 7]
+
+
+def test_a_transaction_that_changed_a_table_may_recreate_it_with_another_key(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    """The former rows go, whatever key they had."""
+    former = feeder.table(KEYED)
+    commit(feeder, former, (None, item(0, "a")))
+    take(spark, feeder, tmp_path)
+    by_name = relation("items", COLUMNS, ("name",))
+    for number, described in enumerate((by_name, LOG), 1):
+        made = feeder.alter(former, replace(described, oid=KEYED.oid + number))
+        in_one_transaction(
+            feeder,
+            lambda t, table=former: t.insert(table, item(10, "lost")),
+            lambda t, table=made, number=number: t.insert(table, item(number, "b")),
+        )
+        for merges in (False, True):
+            take(spark, feeder, tmp_path, merges=merges)
+            assert held(spark, tmp_path, made) == [item(number, "b")], (number, merges)
+        former = made

@@ -51,7 +51,7 @@ def held(spark: SparkSession, path: Path, table: Table) -> list[Row]:
     assert picture.filling == []
     rows: list[dict[str, Any]] = picture[table.name].toArrow().to_pylist()
     if rows and is_log(rows[0]):
-        rows.sort(key=lambda row: (row["_commit_lsn"], row["_ordinal"]))
+        rows.sort(key=lambda row: (row["_commit_lsn"], row["_ordinal"], row["_op"] == "TRUNCATE"))
         assert not {row["_op"] for row in rows} & {*OUT}
         cuts = [place for place, row in enumerate(rows) if row["_op"] == "TRUNCATE"]
         rows = rows[cuts[-1] + 1 :] if cuts else rows

@@ -58,6 +58,10 @@ def keys(schema_id: int) -> tuple[str, ...]:
     return ("id",) if schema_id < 3 else ()
 
 
+def one_oid(_: int) -> int:
+    return 1
+
+
 @pytest.mark.parametrize(
     ("places", "cut"),
     [
@@ -71,13 +75,14 @@ def test_a_batch_is_cut_at_the_first_transaction_with_another_key(
     places: list[tuple[int, int, int]], cut: int | None
 ) -> None:
     own = records(*places)
-    assert change_of_key(ITEMS, own, first_positions(own), keys) == cut
+    assert change_of_key(ITEMS, own, first_positions(own), keys, one_oid) == cut
 
 
 def test_two_keys_in_one_transaction_are_refused() -> None:
     own = records((1, 20, 0), (3, 20, 1))
     with pytest.raises(MirrorError, match=r"public\.items .* within one transaction, at 0/14"):
-        change_of_key(ITEMS, own, first_positions(own), keys)
+        change_of_key(ITEMS, own, first_positions(own), keys, one_oid)
+    assert change_of_key(ITEMS, own, first_positions(own), keys, lambda schema_id: schema_id) is None, "recreated"
 
 
 def commit(feeder: Feeder, table: Table, *changes: tuple[Row | None, Row | None]) -> int:

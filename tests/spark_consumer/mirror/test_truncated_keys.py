@@ -13,7 +13,7 @@ from spark_consumer.mirror import versions
 from spark_consumer.mirror.fold.replica_identity import change_of_key, first_positions
 from tests.spark_consumer.feeder import Feeder
 from tests.spark_consumer.mirror.test_mirror import run_mirror
-from tests.spark_consumer.mirror.test_replica_identity import ITEMS, KEYED, LOG, item, keys, mirrored, records
+from tests.spark_consumer.mirror.test_replica_identity import ITEMS, KEYED, LOG, item, keys, mirrored, one_oid, records
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -28,11 +28,11 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 def test_what_precedes_a_truncate_has_no_key_that_counts(places: list[tuple[int, int, int]], cut: int | None) -> None:
     """But only a table with a key loses its rows by a TRUNCATE: a log does not."""
     own = records(*places, truncates={(20, 1)})
-    assert change_of_key(ITEMS, own, first_positions(own), keys) == cut
+    assert change_of_key(ITEMS, own, first_positions(own), keys, one_oid) == cut
     for place in (0, 2):
         own = records(*places, truncates={(20, place)})
         with pytest.raises(MirrorError, match="within one transaction"):
-            change_of_key(ITEMS, own, first_positions(own), lambda schema_id: ("id",) if schema_id == 3 else ())
+            change_of_key(ITEMS, own, first_positions(own), lambda number: ("id",) if number == 3 else (), one_oid)
 
 
 def test_a_log_that_is_truncated_may_get_a_key(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
