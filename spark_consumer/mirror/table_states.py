@@ -145,7 +145,9 @@ class TableStates:
     which only a snapshot that began after it repairs. `excludes`: patterns of the tables left out
     by --exclude. `former`: for a table's name, the oids of other relations that had this name
     before. `empty`: oids of relations that are complete although the mirror has no table of them:
-    their FILL or REPLACE found no row.
+    their FILL or REPLACE found no row. `filling_oids`: relations of tables whose FILL has begun.
+    `renamed`: tables whose relation got another name before its FILL ended, in the marks applied
+    since the states were read. It is read again by its new name, and its rows here stay incomplete.
     """
 
     windows: dict[str, SnapshotWindow] = field(default_factory=dict)
@@ -160,6 +162,8 @@ class TableStates:
     excludes: list[str] = field(default_factory=list)
     former: dict[str, list[int]] = field(default_factory=dict)
     empty: set[int] = field(default_factory=set)
+    filling_oids: dict[str, int] = field(default_factory=dict)
+    renamed: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # not stored
     # Snapshot id and commit LSN of the last SNAPSHOT_END of a table, for marks that an earlier
     # release stored without ENDS_WITH_TABLE. It is not stored: the end of the snapshot as a whole
     # comes with it or is a cancellation.
@@ -186,10 +190,26 @@ class TableStates:
             self.whole[mark.facts["snapshot_id"]] = purpose
             return
         self.windows[name] = SnapshotWindow(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
+        oid = mark.facts.get("relation_oid", 0)
         if purpose == FILL:
-            self.empty.discard(mark.facts.get("relation_oid", 0))
-        if purpose == FILL or (purpose == REPLACE and name in self.filling):  # a FILL may begin again as a REPLACE
+            self.empty.discard(oid)
+        is_renamed = purpose != VERIFY and self._leave_former_names(name, oid)
+        # A FILL may begin again as a REPLACE.
+        if purpose == FILL or (purpose == REPLACE and (is_renamed or name in self.filling or name in self.renamed)):
             self.note_incomplete(name)
+            self.filling_oids[name] = oid
+            self.renamed.discard(name)
+
+    def _leave_former_names(self, name: str, oid: int) -> bool:
+        """Forget tables that were to be filled from this relation before it was renamed to `name`.
+        Return whether there are any."""
+        former = {each for each in self.filling - {name} if oid and self.filling_oids.get(each) == oid}
+        for each in former:
+            self.windows.pop(each, None)
+        self.filling -= former
+        self.incomplete -= former
+        self.renamed |= former
+        return bool(former)
 
     def _end_whole(self, snapshot_id: str, *, is_cancelled: bool) -> None:
         """End a snapshot of all tables. If it was cancelled, tables that had rows during it may not
@@ -215,6 +235,7 @@ class TableStates:
             return
         self.filling.discard(name)
         self.incomplete.discard(name)
+        self.filling_oids.pop(name, None)
         if window is not None:  # else the keys are not known, and rows that are no longer in the source stayed
             self.frozen.pop(name, None)
             if facts.get("row_count") == 0:
@@ -274,7 +295,7 @@ class TableStates:
 
     def text(self) -> str:
         facts = asdict(self)
-        del facts["_last_end"]
+        del facts["_last_end"], facts["renamed"]
         for window in facts["windows"].values():
             if window["schema_id"] is None:  # earlier releases do not know it
                 del window["schema_id"]
@@ -298,6 +319,7 @@ class TableStates:
             excludes=facts.get("excludes", []),
             former=facts.get("former", {}),
             empty=set(facts.get("empty", ())),
+            filling_oids=facts.get("filling_oids", {}),
             incomplete=set(facts["incomplete"]) if "incomplete" in facts else _incomplete(facts, windows),
             **sets,
         )

@@ -102,11 +102,14 @@ def overlay(
         base,
         commit_lsn=size.last_lsn,
         commit_time=max(filter(None, times), default=base.commit_time),
+        tables={name: version for name, version in base.tables.items() if name not in states_after.renamed},
         table_states=states_after.text(),
     )
     names = RelationNames(base.oids, states.former, parts, partial(_oid_of, schemas))
     frames: dict[str, Callable[[], DataFrame]] = {}
     for part in parts:
+        if str(part.table) in states_after.renamed:
+            continue
         known = _known(spark, path, base, part.table, schemas, names)
         own = own_records(to_apply, records, part.table)
         frames[str(part.table)] = partial(_overlaid, spark, known, own, part, schemas)

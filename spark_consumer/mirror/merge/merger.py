@@ -432,6 +432,8 @@ class Merger:
                 if compacts:
                     self.maintenance.note_version(location, before, versions[name])
                 self._preparation.note_version(TableName.parse(name), versions[name])
+        for name in states.renamed:
+            versions.pop(name, None)
         states.empty.difference_update(oids.values())  # these have tables now
         wanted = [str(table) for table in self.tables]
         states.excludes = list(self.exclude)

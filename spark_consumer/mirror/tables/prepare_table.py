@@ -363,7 +363,7 @@ class TablePreparation:
         location = table_path(self.path, table)
         if not TABLE_FORMAT.exists(spark, location) or replica_identity.is_empty(TABLE_FORMAT.rows(spark, location)):
             return False
-        if last is not None and str(table) in last.tables and self._was_overwritten(spark, location, table, last):
+        if self._was_overwritten(spark, location, table, last):
             return False
         if self.on_recreated == STOP:
             raise replica_identity.recreated_error(table, location, may_empty=True)
@@ -386,8 +386,8 @@ class TablePreparation:
         self, spark: SparkSession, location: str, table: TableName, last: version_manifest.RecordedVersion | None
     ) -> bool:
         """Return whether the operator has overwritten the table since the last version."""
-        assert last is not None
-        return TABLE_FORMAT.was_overwritten(spark, location, last.tables[str(table)])
+        known = None if last is None else last.tables.get(str(table))
+        return known is not None and TABLE_FORMAT.was_overwritten(spark, location, known)
 
 
 def _lost_error(location: str, state: str, recorded: int) -> MirrorError:

@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -337,6 +338,32 @@ def test_a_complete_table_gets_its_first_row_while_another_table_is_read(
     end_lsn = None if is_cancelled else feeder.bound("SNAPSHOT_END", accounts, "VERIFY", "two")
     feeder.bound("SNAPSHOT_END", None, "FILL", "two", lsn=end_lsn)
     assert take(*out)[items.name].count() == 1
+
+
+def test_a_table_that_is_renamed_before_its_first_snapshot_ends_goes_on_by_its_new_name(
+    reader: Reader, feeder: Feeder
+) -> None:
+    """No version has its first name, until another relation has that."""
+    accounts = feeder.table(ACCOUNTS)
+    feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
+    feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
+    feeder.chunk(accounts, [account(1)], "FILL")
+    reader.take()
+    assert reader.picture().filling == ["public.accounts"]
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(2)))
+    renamed = feeder.table(replace(ACCOUNTS, name="renamed"))
+    feeder.bound("SNAPSHOT_BEGIN", renamed, "REPLACE")
+    feeder.chunk(renamed, [account(1), account(2)], "REPLACE")
+    for reader.merges in (False, True):
+        reader.take()
+        assert reader.picture().filling == ["public.renamed"] and not [*reader.picture()]
+    feeder.bound("SNAPSHOT_END", None, "FILL", lsn=feeder.bound("SNAPSHOT_END", renamed, "REPLACE", rows=2))
+    other = feeder.alter(accounts, replace(ACCOUNTS, oid=ACCOUNTS.oid + 1))
+    in_one_transaction(feeder, lambda t: t.insert(other, account(3)))
+    reader.take()
+    assert reader.picture().filling == []
+    assert reader.rows(renamed) == {(number,): account(number) for number in (1, 2)}
+    assert reader.rows(other) == {(3,): account(3)}
 
 
 def test_a_batch_that_is_repeated_may_have_a_table_that_only_a_verify_has_read(

@@ -80,6 +80,26 @@ def test_a_table_whose_read_had_not_begun_stays_incomplete_after_a_cancellation(
     assert not made.filling
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("oid", [7, 8])
+def test_a_table_that_is_renamed_before_its_first_snapshot_ends_is_filled_by_its_new_name(
+    at_once: bool, oid: int
+) -> None:
+    """Not if the new name is that of another relation."""
+    begun = [mark("SNAPSHOT_BEGIN", 10, None), mark("SNAPSHOT_BEGIN", 10, relation_oid=7)]
+    again = [mark("SNAPSHOT_BEGIN", 20, "public.b", purpose="REPLACE", relation_oid=oid)]
+    states = TableStates()
+    if not at_once:
+        states = TableStates.of(advance(states, begun)[0].text())
+    made, _ = advance(states, [*begun, *again] if at_once else again)
+    name, renamed = ("public.b", {"public.a"}) if oid == 7 else ("public.a", set())
+    assert (made.filling, made.incomplete, made.renamed) == ({name}, {name}, renamed)
+    ends = [mark("SNAPSHOT_END", 30, "public.b", purpose="REPLACE"), mark("SNAPSHOT_END", 30, None)]
+    assert list(unfinished(made, ends)) == ([] if oid == 7 else ["public.a"])
+    made, _ = advance(made, ends)
+    assert made.filling == {"public.a"} - renamed and not made.renamed
+
+
 EMPTY = [
     mark("SNAPSHOT_BEGIN", 10, relation_oid=7),
     mark("SNAPSHOT_END", 20, relation_oid=7, row_count=0),
