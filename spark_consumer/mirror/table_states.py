@@ -140,7 +140,8 @@ class TableStates:
 
     `filling`: tables whose FILL is not complete. `incomplete`: those of them that stay so until a
     snapshot of their own ends; the others had rows during a FILL of all tables, and are complete
-    when it ends with its last table. `frozen`: tables in quarantine, name -> reason.
+    when it ends with its last table. `frozen`: tables in quarantine, name -> reason; `frozen_oids`:
+    their relations, as far as known, since another one may get the name.
     `gap`: reason why every table except those in `repaired` is stale; `gap_lsn`: LSN of the gap,
     which only a snapshot that began after it repairs. `excludes`: patterns of the tables left out
     by --exclude. `former`: for a table's name, the oids of other relations that had this name
@@ -163,6 +164,7 @@ class TableStates:
     former: dict[str, list[int]] = field(default_factory=dict)
     empty: set[int] = field(default_factory=set)
     filling_oids: dict[str, int] = field(default_factory=dict)
+    frozen_oids: dict[str, int] = field(default_factory=dict)
     renamed: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # not stored
     # Snapshot id and commit LSN of the last SNAPSHOT_END of a table, for marks that an earlier
     # release stored without ENDS_WITH_TABLE. It is not stored: the end of the snapshot as a whole
@@ -177,10 +179,35 @@ class TableStates:
             case "SNAPSHOT_END":
                 self._end(name, mark)
             case "EXCLUDED" if name is not None:
-                self.frozen.setdefault(name, mark.facts["reason"])
+                if not self.is_former(mark):
+                    self._freeze(name, mark.facts)
             case "GAP":
                 self.gap, self.gap_lsn = mark.facts.get("detail") or "changes were lost", mark.commit_lsn
                 self.repaired.clear()
+
+    def is_former(self, mark: StoredMark) -> bool:
+        """Return whether a mark is of a relation that had the table's name before. A relation in
+        quarantine may be renamed, and its marks still have the name that it had."""
+        return mark.facts.get("relation_oid") in self.former.get(mark.table or "", ())
+
+    def _freeze(self, name: str, facts: Mapping[str, Any]) -> None:
+        oid = facts.get("relation_oid")
+        self.thaw_successors({} if oid is None else {name: oid})
+        self.frozen.setdefault(name, facts["reason"])
+        if oid is not None:
+            self.frozen_oids[name] = oid
+
+    def thaw_successors(self, oids: Mapping[str, int]) -> None:
+        """Thaw those of these tables that are now other relations than the one in quarantine."""
+        for name, oid in oids.items():
+            if self.frozen_oids.get(name, oid) != oid:
+                self._thaw(name, oid)
+
+    def _thaw(self, name: str, oid: int | None) -> None:
+        self.frozen.pop(name, None)
+        former = self.frozen_oids.pop(name, oid)
+        if former is not None and former != oid:
+            self.former.setdefault(name, []).append(former)
 
     def _begin(self, name: str | None, mark: StoredMark) -> None:
         purpose = mark.facts["purpose"]
@@ -237,7 +264,7 @@ class TableStates:
         self.incomplete.discard(name)
         self.filling_oids.pop(name, None)
         if window is not None:  # else the keys are not known, and rows that are no longer in the source stayed
-            self.frozen.pop(name, None)
+            self._thaw(name, facts.get("relation_oid"))
             if facts.get("row_count") == 0:
                 self.empty.add(facts.get("relation_oid", 0))
             if self.gap is not None and window.begin_lsn > self.gap_lsn:
@@ -320,6 +347,7 @@ class TableStates:
             former=facts.get("former", {}),
             empty=set(facts.get("empty", ())),
             filling_oids=facts.get("filling_oids", {}),
+            frozen_oids=facts.get("frozen_oids", {}),
             incomplete=set(facts["incomplete"]) if "incomplete" in facts else _incomplete(facts, windows),
             **sets,
         )
@@ -399,14 +427,16 @@ def first_cut(states: TableStates, marks: Sequence[StoredMark], first_lsn: int, 
     cut where a second snapshot of a table begins after one has ended in the batch. VERIFY needs
     further cuts: see verify/comparison.first_later_change.
     """
-    frozen, ended, cuts = set(states.frozen), set[str | None](), []
+    frozen, ended, cuts = {name: states.frozen_oids.get(name) for name in states.frozen}, set[str | None](), []
     for mark in marks:
-        if mark.kind == "EXCLUDED" and mark.table is not None and mark.table not in frozen:
-            cuts.append(mark.commit_lsn)
-            frozen.add(mark.table)
+        oid = mark.facts.get("relation_oid")
+        if mark.kind == "EXCLUDED" and mark.table is not None:
+            if frozen.get(mark.table, -1) not in (None, oid) and not states.is_former(mark):
+                cuts.append(mark.commit_lsn)
+                frozen[mark.table] = oid
         elif mark.kind == "SNAPSHOT_BEGIN" and mark.table in ended:
             cuts.append(mark.commit_lsn)
         elif mark.kind == "SNAPSHOT_END" and mark.table is not None:
             ended.add(mark.table)
-            frozen.discard(mark.table)
+            frozen.pop(mark.table, None)
     return min((cut for cut in cuts if first_lsn < cut <= last_lsn), default=None)

@@ -86,14 +86,15 @@ def overlay(
     end = first_unreadable(states, marks)
     if end is not None:
         return overlay(spark, path, base, waiting.where(f.col("commit_lsn") < end))
-    to_apply = _changes_to_apply(waiting, states, marks)
+    schemas = changes.kept_schemas(spark, path)
+    to_apply = _changes_to_apply(waiting, states, marks, schemas)
     found = _content(to_apply, size if to_apply is waiting else batch_size(to_apply))
     if found is None and not marks:
         return base, {}
     parts, records = (found[0].parts, found[1]) if found else ([], None)
-    schemas = changes.kept_schemas(spark, path)
     first_rows = found[0].first_rows(base.tables, partial(_oid_of, schemas)) if found else {}
     states_after, ended = advance(states, marks, first_rows)
+    states_after.thaw_successors({str(part.table): _oid_of(schemas, part.newest) for part in parts})
     if emptied := empty_relations(marks, ended, parts, base.oids, partial(_oid_of, schemas)):
         end = min(mark.commit_lsn for mark in marks if mark.kind == SNAPSHOT_END and mark.table in emptied)
         return overlay(spark, path, base, waiting.where(f.col("commit_lsn") < end))
@@ -129,18 +130,23 @@ def _content(to_apply: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[T
     return None if content is None else (content, None)
 
 
-def _changes_to_apply(waiting: DataFrame, states: TableStates, marks: list[StoredMark]) -> DataFrame:
+def _changes_to_apply(
+    waiting: DataFrame, states: TableStates, marks: list[StoredMark], schemas: Mapping[int, Schema]
+) -> DataFrame:
     """Return the changes to be applied: without table marks, rows that a VERIFY only compares, and
     changes of tables in quarantine."""
     to_apply = without_marks(waiting) if marks else waiting
-    frozen = dict.fromkeys(states.frozen, -1)
+    frozen = {(name, states.frozen_oids.get(name)): -1 for name in states.frozen}
     for mark in marks:
         if mark.kind == EXCLUDED and mark.table is not None:
-            frozen.setdefault(mark.table, mark.commit_lsn)
+            frozen.setdefault((mark.table, mark.facts.get("relation_oid")), mark.commit_lsn)
     if chunks := verified_chunks(marks):
         _, to_apply = split_by_chunks(to_apply, chunks)
-    for name, commit_lsn in frozen.items():
-        to_apply = to_apply.where((f.col("table") != name) | (f.col("commit_lsn") < commit_lsn))
+    for (name, oid), commit_lsn in frozen.items():
+        is_kept = (f.col("table") != name) | (f.col("commit_lsn") < commit_lsn)
+        if oid is not None:
+            is_kept |= ~f.col("schema_id").isin([number for number in schemas if _oid_of(schemas, number) == oid])
+        to_apply = to_apply.where(is_kept)
     return to_apply
 
 

@@ -119,7 +119,7 @@ def written(steps: Sequence[tuple[Any, ...]]) -> list[Row]:
         if step == "change":
             gateway.commit(*((CHANGE, name, {}) for name in words[0]))
         elif step == "exclude":
-            gateway.commit((EXCLUDED, words[0], {"reason": "it is poison"}))
+            gateway.commit((EXCLUDED, words[0], {"reason": "it is poison", "relation_oid": OIDS[words[0]]}))
         elif step == "gap":
             gateway.commit((GAP, None, {"detail": "the slot was lost"}))
         else:

@@ -411,6 +411,24 @@ def test_an_excluded_table_stands_still_until_it_was_replaced(reader: Reader, fe
     assert reader.rows(accounts) == {(3,): account(3)} and not reader.picture().stale
 
 
+def test_a_relation_that_takes_the_name_of_an_excluded_one_is_mirrored(reader: Reader, feeder: Feeder) -> None:
+    """The excluded one goes on to be named in markers, by the name that it had."""
+    accounts, items = feeder.table(ACCOUNTS), feeder.table(ITEMS)
+    in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)))
+    exclude_from_here(feeder, accounts, items, {"id": 1})
+    reader.take()
+    assert reader.picture().stale and reader.rows(accounts) == {(1,): account(1)}
+    successor = feeder.alter(accounts, replace(ACCOUNTS, oid=ACCOUNTS.oid + 1))
+    for number in (2, 3):
+        in_one_transaction(feeder, lambda t, number=number: t.insert(successor, account(number)))
+        exclude_from_here(feeder, accounts, items, {"id": number})
+    for reader.merges in (False, True):
+        reports = reader.take()
+        assert reader.rows(successor) == {(number,): account(number) for number in (2, 3)}
+        assert not reader.picture().stale
+    assert not any("is not updated" in note for report in reports for note in report.notes)
+
+
 def test_signs_are_rows_of_the_raw_form_where_they_are_asked_for(spark: SparkSession, feeder: Feeder) -> None:
     accounts = feeder.table(ACCOUNTS)
     feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")

@@ -219,6 +219,29 @@ def test_an_excluded_table_stands_still_until_it_was_replaced() -> None:
     assert not ended.stale(["public.a"])
 
 
+def test_the_next_relation_with_the_name_of_an_excluded_table_is_not_excluded() -> None:
+    """The excluded one was renamed, and its marks go on with the name that it had."""
+    excluded = [mark("EXCLUDED", lsn, relation_oid=7) for lsn in (10, 60)]
+    frozen = TableStates.of(advance(TableStates(), excluded[:1])[0].text())
+    frozen.thaw_successors({"public.a": 7, "public.b": 8})
+    assert frozen.stale(["public.a"])
+    unknown = TableStates(frozen={"public.a": "it is poison"})  # as an earlier release stored it
+    unknown.thaw_successors({"public.a": 8})
+    assert unknown.stale(["public.a"])
+    changed = frozen.copy()
+    changed.thaw_successors({"public.a": 8})
+    filled, _ = advance(frozen, [mark("SNAPSHOT_BEGIN", 20, relation_oid=8), mark("SNAPSHOT_END", 30, relation_oid=8)])
+    for made in (changed, filled):
+        again, _ = advance(made, excluded)
+        assert not made.stale(["public.a"]) and not again.stale(["public.a"])
+        assert first_cut(made, excluded, 5, 70) is None
+    successor = [mark("EXCLUDED", 40, reason="it too", relation_oid=8), excluded[1]]
+    for states in (frozen, changed):
+        assert first_cut(states, successor, 5, 70) == 40
+        assert advance(states, successor)[0].stale(["public.a"]) == {"public.a": "it too"}
+    assert first_cut(frozen, excluded, 5, 70) is None
+
+
 def test_a_gap_makes_every_table_stale_until_it_was_replaced_and_a_verify_does_not_help() -> None:
     gap, _ = advance(TableStates(), [mark("GAP", 10, None, detail="the slot was lost")])
     verified, _ = advance(gap, [mark("SNAPSHOT_END", 20, "public.a", purpose="VERIFY")])
