@@ -4,6 +4,7 @@ copies the new ones, or the mirror keeps the former ones."""
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -75,8 +76,8 @@ def test_a_transaction_that_changed_a_table_may_recreate_it_with_another_key(
         made = feeder.alter(former, replace(described, oid=KEYED.oid + number))
         in_one_transaction(
             feeder,
-            lambda t, table=former: t.insert(table, item(10, "lost")),
-            lambda t, table=made, number=number: t.insert(table, item(number, "b")),
+            methodcaller("insert", former, item(10, "lost")),
+            methodcaller("insert", made, item(number, "b")),
         )
         for merges in (False, True):
             take(spark, feeder, tmp_path, merges=merges)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -420,7 +421,7 @@ def test_a_relation_that_takes_the_name_of_an_excluded_one_is_mirrored(reader: R
     assert reader.picture().stale and reader.rows(accounts) == {(1,): account(1)}
     successor = feeder.alter(accounts, replace(ACCOUNTS, oid=ACCOUNTS.oid + 1))
     for number in (2, 3):
-        in_one_transaction(feeder, lambda t, number=number: t.insert(successor, account(number)))
+        in_one_transaction(feeder, methodcaller("insert", successor, account(number)))
         exclude_from_here(feeder, accounts, items, {"id": number})
     for reader.merges in (False, True):
         reports = reader.take()
