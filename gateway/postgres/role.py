@@ -38,17 +38,19 @@ SELECT jsonb_build_object(
                  WHERE s.name LIKE ANY (ARRAY['rds.%', 'cloudsql.%', 'alloydb.%', 'azure.%'])))
 FROM pg_catalog.pg_roles AS r WHERE r.rolname = current_user
 """
-# The published relations $1, each with the names of its columns in $2, a JSON array, and the
-# partitions from which blocks of these are read. The view pg_publication_tables, and
+# The published relations $1, each with the names of its columns in $2, a JSON array, and, if $3 is
+# true for it, the partitions from which its blocks are read. The view pg_publication_tables, and
 # pg_partition_tree, would wait for tables that another session has locked.
 _TABLES: Final = """
-WITH RECURSIVE part (relid, columns, root) AS (
-    SELECT t.relid, t.columns, t.relid FROM unnest($1::oid[], $2::jsonb[]) AS t (relid, columns)
+WITH RECURSIVE part (relid, columns, root, descends) AS (
+    SELECT t.relid, t.columns, t.relid, t.descends
+    FROM unnest($1::oid[], $2::jsonb[], $3::bool[]) AS t (relid, columns, descends)
     UNION ALL
-    SELECT i.inhrelid, part.columns, part.root
+    SELECT i.inhrelid, part.columns, part.root, true
     FROM part
     JOIN pg_catalog.pg_class AS p ON p.oid = part.relid AND p.relkind = 'p'
     JOIN pg_catalog.pg_inherits AS i ON i.inhparent = p.oid AND NOT i.inhdetachpending
+    WHERE part.descends
 )
 SELECT c.oid AS relid, pg_catalog.quote_ident(n.nspname) || '.' || pg_catalog.quote_ident(c.relname) AS name,
        n.oid AS namespace, pg_catalog.quote_ident(n.nspname) AS schema, c.relrowsecurity, t.columns, t.root,
@@ -120,14 +122,15 @@ async def role_facts(
         columns.setdefault(relation.relation_oid, []).extend(column.name for column in relation.columns)
         if not relation.has_key:
             keyless.add(relation.relation_oid)
-    tables = [*columns], [json.dumps(names) for names in columns.values()]
+    # A table without a key is read through its root.
+    tables = [*columns], [json.dumps(names) for names in columns.values()], [oid not in keyless for oid in columns]
     try:
         begun = time.time()
         row = json.loads(await sql.fetchval(_QUERY))
         now = (begun + time.time()) / 2
         unreadable = await sql.fetch(_UNREADABLE, *tables)
         read_at_once = await sql.fetch(_READ_AT_ONCE, *tables)
-        large = await sql.fetch(_LARGE, [*keyless], ["[]"] * len(keyless))
+        large = await sql.fetch(_LARGE, [*keyless], ["[]"] * len(keyless), [True] * len(keyless))
         closed = await sql.fetch(_CLOSED, *tables)
         filtered = await sql.fetch(_FILTERED, *tables)
     except DRIVER_ERRORS as error:

@@ -19,7 +19,7 @@ from gateway.postgres.asyncpg_internals import limit_messages, refused_bytes
 from gateway.postgres.classify_errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.connection import connect_sql, end_session, transaction
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.receive_buffer import CAPACITY, LARGEST_ROW
+from gateway.postgres.receive_buffer import LARGEST_MESSAGE, LARGEST_ROW
 from gateway.snapshot.copy_decoder import CopyDecoder
 from gateway.snapshot.read_plan import ReadPlan, fingerprint
 from gateway.snapshot.rules.ranges_to_read import Leaf, TidRange, cut, halves
@@ -104,7 +104,7 @@ async def connect_reader(login: Credentials, *, largest_row: int = LARGEST_ROW) 
         sql = await connect_sql(login)
     except StopForOperator as error:
         raise RetrySlowly(error.message, hint=error.hint) from error
-    limit_messages(sql, max(largest_row, CAPACITY))
+    limit_messages(sql, max(largest_row, LARGEST_MESSAGE))  # answers of the catalog may be larger than rows
     try:
         for statement in SESSION_SETTINGS:
             await sql.execute(statement)
@@ -239,7 +239,7 @@ async def _copy(
 
 def _too_large(plan: ReadPlan, most_held_bytes: int) -> TableTooLarge:
     chunks = "table_read_in_one_transaction in the log says why it is not read in chunks"
-    if not plan.key_columns:
+    if not plan.key_columns and plan.surveyed.is_heap and plan.surveyed.has_places and not plan.surveyed.foreign_names:
         chunks = (
             "with a primary key (not deferrable, with REPLICA IDENTITY DEFAULT or FULL) or a unique index as its replica "
             "identity, the table is read in chunks, without a command"
@@ -247,8 +247,8 @@ def _too_large(plan: ReadPlan, most_held_bytes: int) -> TableTooLarge:
     return TableTooLarge(
         f"a snapshot can only read the table as a whole, and its rows need more than {most_held_bytes >> 20} MB of memory, "
         "which is half of the gateway's memory divided by snapshot.readers + 1",
-        hint=f"{chunks}. Otherwise, raise the memory limit of the gateway and restart it, lower snapshot.readers, or leave the "
-        "table out: source.excluded_tables",
+        hint=f"{chunks}. Otherwise, raise the memory limit of the gateway or lower snapshot.readers, and restart it, or leave "
+        "the table out: source.excluded_tables",
     )
 
 

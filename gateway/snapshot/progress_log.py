@@ -74,10 +74,8 @@ def log_read_at_once(task: TableTask) -> None:
     size_bytes = sum(leaf.blocks for leaf in surveyed.leaves) << 13
     if task.plan.has_array_key:
         reason = "its key contains an array: a mirror has it as an append-only table, which only a whole can replace"
-    elif not task.plan.key_columns and (surveyed.foreign_names or surveyed.is_heap):
-        if size_bytes <= KEYLESS_BYTES:
-            return
-        reason, hint = "it has no key: its rows are held in memory until all of them are read", KEY_OR_MEMORY
+    elif not task.plan.key_columns and size_bytes <= KEYLESS_BYTES and (surveyed.foreign_names or surveyed.is_heap):
+        return
     elif surveyed.foreign_names:
         reason = f"it has foreign partitions, which have no ranges of blocks: {', '.join(surveyed.foreign_names)}"
     elif not surveyed.is_heap:
@@ -87,6 +85,8 @@ def log_read_at_once(task: TableTask) -> None:
         hint = (
             f"GRANT SELECT (ctid) ON {qualified(task.state.schema, task.state.name)} TO <role> (also on its partitions)"
         )
+    elif not task.plan.key_columns:
+        reason, hint = "it has no key: its rows are held in memory until all of them are read", KEY_OR_MEMORY
     else:
         return
     log.warning("table_read_in_one_transaction", table=task.full_name, size_bytes=size_bytes, reason=reason, hint=hint)

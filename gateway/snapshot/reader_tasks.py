@@ -32,6 +32,7 @@ from gateway.snapshot.read_plan import ReadPlan, ReadPlans
 from gateway.snapshot.rules.table_progress import Chunk
 from gateway.snapshot.table_errors import (
     DENIED,
+    TOO_LARGE,
     TableTooLarge,
     errors_of,
     foreign_obstacle,
@@ -246,9 +247,14 @@ class ReaderTasks:
         else:
             blocked = task.obstacle
         pause = 2.0 ** min(task.attempts, 10)
-        pause = min(pause, BLOCKED_S) if blocked.passes else min(pause, RETRIES_A_PAUSE) * self._check_interval_s
+        if blocked.passes:
+            pause = min(pause, BLOCKED_S)
+        elif blocked.sqlstate == TOO_LARGE:  # each attempt may read for minutes
+            pause = min(pause, 10 * RETRIES_A_PAUSE) * self._check_interval_s
+        else:
+            pause = min(pause, RETRIES_A_PAUSE) * self._check_interval_s
         self._tasks.chunk_failed(task, chunk, blocked, plan, time.monotonic() + pause)
-        if blocked.sqlstate == DENIED and not task.is_reselect:
+        if blocked.sqlstate in (DENIED, TOO_LARGE) and not task.is_reselect:
             self._tasks.plan_outdated(task)  # the privileges are queried again
         if is_new or not task.attempts & (task.attempts - 1):
             log.warning(

@@ -317,22 +317,25 @@ class TableTask:
             self._progress.go_on_reading()
 
     def block(self, until: float) -> None:
-        """Prevent the table from being read before `until`, a time on the `time.monotonic`
-        clock."""
-        self._blocked_until = until
+        """Prevent the table from being read before `until`, a time on the `time.monotonic` clock. A
+        table that is set aside stays so."""
+        if not self._is_set_aside:
+            self._blocked_until = until
 
     def chunk_read(self, chunk: Chunk) -> None:
         """Report that a chunk was read. Failures of another chunk are kept if their reason does not
-        pass without intervention: that chunk need not have become readable."""
+        pass without intervention: that chunk need not have become readable. If the table failed as
+        a whole, any range shows that it is no longer read as a whole."""
         obstacle, failed_chunk = self._obstacle, self._failed_chunk
-        if obstacle is None or obstacle.passes or failed_chunk is None or failed_chunk.is_same(chunk):
+        is_over = failed_chunk is None or (failed_chunk.all_ranges and chunk.range is not None)
+        if obstacle is None or obstacle.passes or is_over or (failed_chunk and failed_chunk.is_same(chunk)):
             self._forget_failures()
 
     def chunk_failed(self, chunk: Chunk, obstacle: Obstacle, plan: ReadPlan | None, until: float) -> None:
         """Report that a chunk could not be read; the table is not read before `until`."""
         self._attempts += 1
         self._failed_chunk, self._failed_plan, self._obstacle = chunk, plan, obstacle
-        self._blocked_until = until
+        self.block(until)
 
     def _forget_failures(self) -> None:
         self._attempts, self._failed_chunk, self._failed_plan, self._obstacle = 0, None, None, None

@@ -92,9 +92,11 @@ class UnreadableTables:
             surveyed = await survey(sql, self._publications, [task.oid])
             if task.oid not in surveyed:
                 return False
-            is_changed = surveyed[task.oid].fingerprint != plan.surveyed.fingerprint
-            if is_changed or obstacle.sqlstate == TOO_LARGE:
-                return is_changed
+            now, before = surveyed[task.oid], plan.surveyed
+            if now.fingerprint != before.fingerprint:
+                return True
+            if obstacle.sqlstate == TOO_LARGE:
+                return (now.has_places, now.foreign_names) != (before.has_places, before.foreign_names)
             return await is_readable(sql, chunk, plan, obstacle.sqlstate)
         except (WalgateError, *DRIVER_ERRORS):
             return False

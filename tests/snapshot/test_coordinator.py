@@ -20,13 +20,13 @@ from gateway.snapshot.pending_chunks import SnapshotBoundary
 from gateway.snapshot.reader_tasks import AHEAD_BYTES, AHEAD_CHUNKS, is_far_ahead
 from gateway.snapshot.rules import table_progress
 from gateway.snapshot.rules.keys_to_read_again import KeysToReadAgain
-from gateway.snapshot.rules.ranges_to_read import CtidPlan, Leaf
+from gateway.snapshot.rules.ranges_to_read import CtidPlan, Leaf, TidRange
 from gateway.snapshot.rules.stale_rows import StalenessJudge
-from gateway.snapshot.rules.table_progress import TableProgress
+from gateway.snapshot.rules.table_progress import Chunk, TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import RESELECT, TableState
-from gateway.snapshot.table_errors import Obstacle
+from gateway.snapshot.table_errors import TOO_LARGE, Obstacle
 from gateway.snapshot.table_task import CHANGED, HOPELESS_ATTEMPTS, TableTask
 from gateway.transactions.transaction import CHUNK_PREFIX
 from tests.snapshot.conftest import NOT_ASKED, Transactions, task_of
@@ -266,6 +266,32 @@ def test_tables_that_cannot_be_read_are_counted(snapshot: SnapshotCoordinator) -
     show(board)
     assert REGISTRY.get_sample_value("walgate_snapshot_unreadable_tables") == LISTED_TABLES
     show(StatusBoard())
+
+
+def test_a_table_that_did_not_fit_is_readable_once_it_is_read_in_ranges(judge: StalenessJudge) -> None:
+    table = table_being_read(judge)
+    task = task_of(1, "b", table)
+    whole = Chunk(table, 1, all_ranges=(TidRange(0, 0, None),))
+    for _ in range(HOPELESS_ATTEMPTS):
+        task.chunk_failed(whole, Obstacle(TOO_LARGE, "", "", passes=False), None, 0.0)
+    task.chunk_read(Chunk(table, 2, keys=(b"1",)))
+    assert task.is_hopeless
+    task.chunk_read(Chunk(table, 2, range=TidRange(0, 0, 7)))
+    assert not task.is_hopeless
+
+
+@pytest.mark.parametrize("purpose", ["FILL", "REPLACE", "VERIFY", RESELECT, None])
+def test_rows_in_doubt_are_read_again_whatever_is_done_with_the_table(
+    purpose: str | None, snapshot: SnapshotCoordinator
+) -> None:
+    """A VERIFY, which has begun perhaps hours ago, only reports them."""
+    tasks = snapshot._tasks
+    if purpose is None:
+        tasks._settled.add(1)
+    else:
+        tasks._by_oid[1] = TableTask(TableState(1, "a", "b", "s", purpose))
+    snapshot.rows_in_doubt(1, "a", "b")
+    assert tasks.by_oid[1].state.purpose == "REPLACE"
 
 
 async def test_tables_that_cannot_be_read_keep_no_other_from_being_read(

@@ -255,9 +255,10 @@ class Discovery:
         """Read a relation again, because its rows were sent without the numbers of columns. The
         lock of a prepared transaction keeps it from being read before that has ended."""
         tasks = self._tasks
-        if oid in tasks.by_oid:
+        task = tasks.by_oid.get(oid)
+        if task is not None and task.state.purpose in ("FILL", "REPLACE"):
             tasks.is_replaced(oid, ALTERED)
-        elif oid in tasks.settled and oid not in tasks.quarantined:
+        elif (task is not None or oid in tasks.settled) and oid not in tasks.quarantined:
             self._reads(oid, namespace, name, ALTERED)
 
     def _reads(self, oid: int, schema: str, name: str, reason: str) -> bool:
