@@ -4,7 +4,7 @@ gateway."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 
 import structlog
@@ -25,6 +25,8 @@ from schemas.registry_client import RegistryClient
 from schemas.topic_names import key_subject, value_subject
 
 log = structlog.get_logger()
+_ASKED_AT_ONCE = 50
+"""Concurrent requests to the registry."""
 
 
 @contextmanager
@@ -86,3 +88,15 @@ async def register_both(
     if isinstance(key_schema_id, BaseException):
         raise key_schema_id
     return value_schema_id, key_schema_id
+
+
+async def topics_with_schema(registry: RegistryClient, topics: Sequence[str]) -> list[str]:
+    """Return those of the topics whose values have a schema in the registry. Raises classified
+    errors."""
+    with_schema: list[str] = []
+    with classified_schema_errors():
+        for start in range(0, len(topics), _ASKED_AT_ONCE):
+            some = topics[start : start + _ASKED_AT_ONCE]
+            schemas = await asyncio.gather(*(registry.latest(value_subject(topic)) for topic in some))
+            with_schema += [topic for topic, schema in zip(some, schemas, strict=True) if schema is not None]
+    return with_schema

@@ -37,10 +37,9 @@ from gateway.postgres.publication import filters_that_can_fail, publication_name
 from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import retention_causes
-from gateway.runtime.relation_registrar import topics_with_schema
 from gateway.runtime.source_catalog import expected_of
 from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
-from gateway.schema_errors import open_registry
+from gateway.schema_errors import open_registry, topics_with_schema
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.kafka_checks import KafkaExpected, KafkaFacts, check_brokers, check_refusals, check_topics

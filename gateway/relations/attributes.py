@@ -62,18 +62,6 @@ attmissingval, but its partitions do: they all have the same value if the column
 them at once.
 """
 
-OPEN_TRANSACTION_QUERY: Final = """
-select exists (
-    select from pg_catalog.pg_locks l
-    where l.virtualtransaction = t.virtualtransaction and l.locktype = 'relation' and l.relation = $1
-      and l.mode = 'AccessExclusiveLock' and l.granted)
-from pg_catalog.pg_locks t
-where t.locktype = 'transactionid' and t.transactionid = $2::pg_catalog.text::pg_catalog.xid
-  and t.mode = 'ExclusiveLock' and t.granted
-"""
-"""Return whether transaction $2 has the lock on relation $1 without which it cannot have changed
-its columns; no row if the transaction has ended. A prepared transaction has not ended."""
-
 _LONGEST_LAG: Final = 1 << 27
 """The distance in transaction ids from which a change no longer counts as later."""
 

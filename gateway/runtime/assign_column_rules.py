@@ -83,6 +83,8 @@ def refuse_unknown(
     columns = [(relation.namespace, relation.name, column.name) for column in relation.columns]
     if in_use is not None:
         columns += [(in_use.namespace, in_use.name, column.name) for column in in_use.columns]
+    if in_use is None and not attributes:
+        return  # the transaction has created the table
     has_rule = any(settings.rule_of(*column) is not None for column in columns)
     if (holds_lock and has_rule) or not are_explained([each.name for each in relation.columns], attributes, xid):
         raise ColumnsUnknown(
@@ -91,6 +93,17 @@ def refuse_unknown(
             hint=f"if the transaction is prepared, end it with COMMIT PREPARED or ROLLBACK PREPARED: SELECT gid FROM "
             f"pg_prepared_xacts WHERE transaction = '{xid}'",
         )
+
+
+def not_seen(relation: Relation, xid: int) -> ColumnsUnknown:
+    """Return the error for a transaction that has committed, and of which the catalog shows nothing
+    yet."""
+    return ColumnsUnknown(
+        f"transaction {xid}, which has locked {relation.namespace}.{relation.name}, has committed, but other sessions do not "
+        "see that yet: which columns have a rule in [[columns]] is not known before",
+        hint="its COMMIT waits for a synchronous standby: see that one of synchronous_standby_names answers. The gateway itself "
+        "must not be one of them",
+    )
 
 
 def refuse_renamed(

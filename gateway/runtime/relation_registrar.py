@@ -26,13 +26,9 @@ from gateway.kafka.topics import Name, Topics, compacted_without_key
 from gateway.names import quote_identifier
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.open_transactions import holds_lock, is_seen
 from gateway.postgres.publication import descent_of, publication_facts
-from gateway.relations.attributes import (
-    ATTRIBUTES_QUERY,
-    OPEN_TRANSACTION_QUERY,
-    Attribute,
-    read_attributes,
-)
+from gateway.relations.attributes import ATTRIBUTES_QUERY, Attribute, are_explained, read_attributes
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import (
     BUILT_IN_QUERY,
@@ -42,11 +38,18 @@ from gateway.relations.type_catalog import (
     TYPES_QUERY,
     read_types,
 )
-from gateway.runtime.assign_column_rules import check_key, protect, refuse_renamed, refuse_unknown, renamed_later
+from gateway.runtime.assign_column_rules import (
+    check_key,
+    not_seen,
+    protect,
+    refuse_renamed,
+    refuse_unknown,
+    renamed_later,
+)
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
-from gateway.schema_errors import classified_schema_errors
-from gateway.snapshot.discovery.unnumbered_columns import UnnumberedColumns
+from gateway.schema_errors import classified_schema_errors, topics_with_schema
+from gateway.snapshot.discovery.sent_before_commit import SentBeforeCommit
 from gateway.transactions.record_writer import RelationVersion
 from schemas.avro_types import is_numeric
 from schemas.change_schema import Schema, columns_without_default, enums_without_labels
@@ -63,8 +66,6 @@ from schemas.topic_names import format_relation, value_subject
 
 log = structlog.get_logger()
 
-_ASKED_AT_ONCE = 50
-"""Concurrent requests to the registry."""
 _REGISTERED_AT_ONCE = 8
 """Relations that are registered concurrently, each with up to two subjects."""
 _NAMED = 3
@@ -79,18 +80,6 @@ class _Catalog:
     types: dict[int, TypeFacts]
     generated: dict[int, list[str]]
     attributes: dict[int, list[Attribute]]
-
-
-async def topics_with_schema(registry: RegistryClient, topics: Sequence[str]) -> list[str]:
-    """Return those of the topics whose values have a schema in the registry. Raises classified
-    errors."""
-    with_schema: list[str] = []
-    with classified_schema_errors():
-        for start in range(0, len(topics), _ASKED_AT_ONCE):
-            some = topics[start : start + _ASKED_AT_ONCE]
-            schemas = await asyncio.gather(*(registry.latest(value_subject(topic)) for topic in some))
-            with_schema += [topic for topic, schema in zip(some, schemas, strict=True) if schema is not None]
-    return with_schema
 
 
 class RowsOfPartition(Retry):
@@ -126,7 +115,7 @@ class RelationRegistrar:
         self._on_announced = on_announced
         self._dialect = dialect
         self._sql = sql
-        self.unnumbered = UnnumberedColumns(sql)
+        self.sent_before_commit = SentBeforeCommit(sql)
         self._registry = registry
         self._topics = topics
         self._producer = producer
@@ -245,24 +234,40 @@ class RelationRegistrar:
         newest schema of the topic may be a different one, left by a transaction or savepoint that
         was rolled back; later schemas need not be compatible with it. `xid` is the transaction of
         the message; None means that the relation is as the catalog has it now. `is_uncommitted`
-        means that the transaction was not committed when the message was sent: raises
-        ColumnsUnknown if a rule may concern a column that the transaction has changed.
+        means that the transaction was not committed when the message was sent. Raises
+        ColumnsUnknown if a rule may concern a column that the transaction has changed, and the
+        catalog does not show it yet.
         """
         with classified_schema_errors():
             await self._make_topics([(relation.namespace, relation.name)])
-            if is_uncommitted and xid is not None and self._columns.rules:
-                holds_lock = await self._holds_lock(relation, xid)  # before the catalog is read
-                catalog = await self._look([relation])
-                if relation.xid is not None or holds_lock is not None:  # streamed, or still prepared
-                    in_use = None if in_force is None else in_force.description
-                    attributes = catalog.attributes.get(relation.relation_oid, [])
-                    refuse_unknown(relation, in_use, self._columns, attributes, xid, holds_lock=holds_lock is True)
-            else:
-                catalog = await self._look([relation])
+            catalog = await self._look_within(relation, in_force, xid, is_uncommitted=is_uncommitted)
             described = await self._described(relation, in_force, xid, catalog)
         if is_uncommitted and xid is not None:
-            self.unnumbered.sent(xid, described.description, catalog.attributes.get(relation.relation_oid, []))
+            attributes = catalog.attributes.get(relation.relation_oid, [])
+            self.sent_before_commit.note(xid, described.description, attributes)
         return await self._registered(described, in_force, catalog)
+
+    async def _look_within(
+        self, relation: Relation, in_force: RelationVersion | None, xid: int | None, *, is_uncommitted: bool
+    ) -> _Catalog:
+        """Look up a relation for a message of the transaction `xid`. If that has committed, and
+        other sessions do not see it yet, wait for it a little. Raises ColumnsUnknown as
+        `announce`."""
+        oid, has_rules = relation.relation_oid, bool(self._columns.rules)
+        held = await holds_lock(self._sql, oid, xid) if xid is not None and has_rules else None
+        catalog = await self._look([relation])
+        attributes, names = catalog.attributes.get(oid, []), [column.name for column in relation.columns]
+        if xid is None:
+            return catalog
+        if is_uncommitted:
+            if has_rules and (relation.xid is not None or held is not None):  # streamed, or still prepared
+                in_use = None if in_force is None else in_force.description
+                refuse_unknown(relation, in_use, self._columns, attributes, xid, holds_lock=held is True)
+        elif held if has_rules else not are_explained(names, attributes, xid):
+            if not await is_seen(self._sql, xid, oid) and has_rules:
+                raise not_seen(relation, xid)
+            return await self._look([relation])
+        return catalog
 
     async def announce_all(self, relations: Sequence[tuple[Relation, RelationVersion | None]]) -> list[RelationVersion]:
         """Register relations as the catalog has them now, each with its version in force, and
@@ -375,14 +380,6 @@ class RelationRegistrar:
             former = await self._before_message(description, former, topic, attributes)
         is_in_list = any(each.is_in_list for each in attributes)
         refuse_renamed(description, former, self._columns, self._dialect.field_name, is_in_list=is_in_list)
-
-    async def _holds_lock(self, relation: Relation, xid: int) -> bool | None:
-        """Return the answer to OPEN_TRANSACTION_QUERY; None if the transaction has ended."""
-        try:
-            found: bool | None = await self._sql.fetchval(OPEN_TRANSACTION_QUERY, relation.relation_oid, str(xid))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, f"querying the locks of transaction {xid}") from error
-        return found
 
     async def _before_message(
         self, description: RelationDescription, former: FormerRelation, topic: str, attributes: Sequence[Attribute]

@@ -234,11 +234,11 @@ class ReplicationLoop:
         elif isinstance(message, StreamStart):
             self._status.stream_begins(message.xid)
         elif isinstance(message, StreamAbort) and message.xid == message.subxid:
-            self._registrar.unnumbered.rolled_back(message.xid)
+            self._registrar.sent_before_commit.rolled_back(message.xid)
         in_doubt: list[int] = []
         if isinstance(message, StreamCommit | StreamPrepare | Prepare):
             is_commit = isinstance(message, StreamCommit)
-            in_doubt = await self._registrar.unnumbered.in_doubt(message.xid, has_committed=is_commit)
+            in_doubt = await self._registrar.sent_before_commit.in_doubt(message.xid, has_committed=is_commit)
         machine.receive(message, change_lsn)
         # No await in between: a table that is to be read again becomes durable with the end of the transaction.
         for relation_oid in in_doubt:

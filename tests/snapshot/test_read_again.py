@@ -99,13 +99,13 @@ async def test_a_table_that_is_renamed_while_it_is_read_is_begun_again(
 async def test_a_column_that_is_renamed_before_its_transaction_commits_is_read_again(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:
-    """Consumers get the new name without a number. So do they get a column with a default, and they
-    need not know more of one without."""
-    tables = "away", "filled", "gone", "more"
+    """Consumers get the new name without a number, or with that of another column. So do they get a
+    column with a default, and they need not know more of one without."""
+    tables = "away", "filled", "copied", "moved", "gone", "more"
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, source__two_phase=True) as scene:
         await scene.sql.execute(
             "".join(
-                f"CREATE TABLE {table} (id int PRIMARY KEY, n int); INSERT INTO {table} VALUES (1, 1);"
+                f"CREATE TABLE {table} (id int PRIMARY KEY, n int, z int); INSERT INTO {table} VALUES (1, 1, 3);"
                 for table in tables
             )
             + f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES"
@@ -116,25 +116,29 @@ async def test_a_column_that_is_renamed_before_its_transaction_commits_is_read_a
         for end in ("ROLLBACK", "COMMIT"):
             await session.execute(
                 "BEGIN; ALTER TABLE away RENAME n TO m; ALTER TABLE filled ADD d int DEFAULT 7; ALTER TABLE more ADD d int;"
-                + "".join(f"INSERT INTO {table} VALUES (2, 2);" for table in ("away", "filled", "more"))
+                "ALTER TABLE copied ADD x int; UPDATE copied SET x = n + 8;"
+                "ALTER TABLE moved DROP n; ALTER TABLE moved RENAME z TO n;"
+                + "".join(f"INSERT INTO {table} VALUES (2, 2);" for table in ("away", "filled", "moved", "more"))
+                + "ALTER TABLE copied DROP n; ALTER TABLE copied RENAME x TO n;"
                 + "INSERT INTO gone SELECT i, i FROM generate_series(2, 2000) i"
             )
             await scene.delivered()  # what is streamed before, too
             await session.execute(end)
-        await scene.gateway.logged('"table_read"', times=6)
-        await _is_equal(scene, *tables[:3])
+        await scene.gateway.logged('"table_read"', times=10)
+        await _is_equal(scene, *tables[:5])
         await scene.sql.execute("BEGIN; ALTER TABLE gone RENAME n TO m; INSERT INTO gone VALUES (3000, 1)")
         await scene.sql.execute("PREPARE TRANSACTION 'p'")
-        await scene.gateway.logged('"table_read_again"', times=3)
+        await scene.gateway.logged('"table_read_again"', times=5)
         await scene.sql.execute("INSERT INTO more VALUES (3, 3)")
         await scene.delivered()
         await scene.gateway.kill()
         await scene.gateway.streaming()
         await scene.sql.execute("COMMIT PREPARED 'p'")
-        await scene.gateway.logged('"table_read"', times=7)
-        await _is_equal(scene, *tables[:3])
+        await scene.gateway.logged('"table_read"', times=11)
+        await _is_equal(scene, *tables[:5])
         read_again = [event["table"] for event in scene.gateway.events("table_read_again")]
-        assert read_again == ["public.away", "public.filled", "public.gone"]
+        assert sorted(read_again[:4]) == ["public.away", "public.copied", "public.filled", "public.moved"]
+        assert read_again[4:] == ["public.gone"]
 
 
 async def _is_equal(scene: Scene, *tables: str) -> None:

@@ -3,7 +3,7 @@ published rows have come, gone or changed although PostgreSQL sent no change for
 
 `content_query` asks the catalog, `unsent_changes` compares the answer with that of the last check,
 and `published_tables` turns the differences into snapshots of tables. `stored_contents` keeps the
-answers, which are stored with the state of snapshots. `unnumbered_columns` finds the tables of
+answers, which are stored with the state of snapshots. `sent_before_commit` finds the tables of
 which consumers do not learn what an ALTER TABLE has done.
 
 In: the catalog (SQL), and the stored state of snapshots. Out: tables that are to be read, and

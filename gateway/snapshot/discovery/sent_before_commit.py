@@ -1,0 +1,73 @@
+"""Columns as they were sent before the ALTER TABLE that made them had committed.
+
+Such a column may have no number, or that of another column. Consumers then do not know that it was
+renamed, or that it has a default in existing rows. The catalog shows it when the transaction has
+committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import asyncpg
+
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.open_transactions import is_seen
+from gateway.relations.attributes import ATTRIBUTES_QUERY, Attribute, are_explained, read_attributes
+from schemas.relation import RelationDescription
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Columns of one relation as a transaction has sent them. `greatest`: the greatest number in the
+    catalog before it; `numbers`: pairs of name and number; `were_explained`: whether the catalog
+    had all of them."""
+
+    greatest: int
+    numbers: set[tuple[str, int | None]] = field(default_factory=set)
+    were_explained: bool = True
+
+    def may_be_others(self, attributes: Sequence[Attribute]) -> bool:
+        """Return whether existing rows may have other values in these columns than consumers
+        expect, now that the relation has these attributes."""
+        now = {each.name: each for each in attributes if each.name is not None}
+        return any(
+            (name in now and now[name].number != number)
+            if number is not None
+            else name not in now or now[name].number <= self.greatest or now[name].missing is not None
+            for name, number in self.numbers
+        )
+
+
+class SentBeforeCommit:
+    """The columns that each streamed or prepared transaction has sent, by xid and relation oid."""
+
+    def __init__(self, sql: asyncpg.Connection) -> None:
+        self._sql = sql
+        self._sent: dict[int, dict[int, _Columns]] = {}
+
+    def note(self, xid: int, description: RelationDescription, attributes: Sequence[Attribute]) -> None:
+        """Record the columns of a Relation message. `attributes`: those of the catalog."""
+        if attributes and not any(each.is_in_list for each in attributes):
+            sent = self._sent.setdefault(xid, {}).setdefault(description.oid, _Columns(attributes[-1].number))
+            sent.numbers |= {(column.name, column.attnum) for column in description.columns}
+            sent.were_explained &= are_explained([column.name for column in description.columns], attributes, xid)
+
+    def rolled_back(self, xid: int) -> None:
+        self._sent.pop(xid, None)
+
+    async def in_doubt(self, xid: int, *, has_committed: bool) -> list[int]:
+        """Return the relations in which existing rows may have other values now, or the same in
+        columns of another name. If the transaction is only prepared, or its commit is not visible,
+        these are all whose columns the catalog did not explain. Raises classified errors."""
+        sent = self._sent.pop(xid, {})
+        if not sent:
+            return []
+        if not has_committed or not await is_seen(self._sql, xid):
+            return [oid for oid, columns in sent.items() if not columns.were_explained]
+        try:
+            attributes = read_attributes(await self._sql.fetch(ATTRIBUTES_QUERY, [*sent]))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, f"querying the columns that transaction {xid} has altered") from error
+        return [oid for oid, columns in sent.items() if oid in attributes and columns.may_be_others(attributes[oid])]
