@@ -20,6 +20,7 @@ from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.debezium.encoded import Record
 from tests.debezium.scene import Reader
+from tests.snapshot.test_holes import held_commit
 from tests.support.gateway_process import GatewayProcess
 
 pytestmark = pytest.mark.integration
@@ -294,4 +295,37 @@ async def test_a_name_that_moves_in_a_transaction_which_has_not_committed_uncove
     await gateway.streaming(columns__rules=rules.replace("mail", "(mail|contact)"))
     await mark()
     await nothing_is_uncovered()
+    assert await gateway.stop() == 0, gateway.log_tail()
+
+
+async def test_a_commit_that_waits_for_a_standby_uncovers_nothing(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    """The gateway has received it, and other sessions still see the table as it was."""
+    sql = await database.connect()
+    await sql.execute(
+        "create table people (id int primary key, note text, mail text); create publication walgate for all tables"
+    )
+    rules = json.dumps([{"pattern": r"public\.people\.mail", "action": "hash"}])
+    settings = settings_of(database, kafka, registry, topic_prefix, "walgate", rules)
+    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
+    await gateway.streaming()
+
+    async def arrived(number: int) -> list[Record]:
+        reader = Reader(kafka.bootstrap_servers, registry.url, [f"{topic_prefix}.public.people"])
+        return await reader.until(lambda record: record.key == {"id": number})
+
+    await sql.execute(f"insert into people values (0, 'note', '{MARK}')")
+    await arrived(0)
+    values = f"'{MARK}', '{MARK}'"
+    alter = ";".join(f"alter table people {change}" for change in SWAPS[0])
+    async with held_commit(database, f"begin; {alter}; insert into people values (1, {values}); commit"):
+        await gateway.logged("other sessions do not see that yet")
+    assert await gateway.wait(60) == 78, gateway.log_tail()
+    assert "column note was public.people.mail" in gateway.log_tail(1)
+    await gateway.streaming(columns__rules=rules.replace("mail", "(mail|note)"))
+    await sql.execute(f"insert into people values (2, {values})")
+    records = await arrived(2)
+    assert [record.key for record in records] == [{"id": 0}, {"id": 1}, {"id": 2}]
+    assert MARK not in str([record.value for record in records])
     assert await gateway.stop() == 0, gateway.log_tail()
