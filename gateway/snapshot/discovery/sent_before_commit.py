@@ -20,9 +20,9 @@ from schemas.relation import RelationDescription
 
 @dataclass(slots=True)
 class _Columns:
-    """Columns of one relation as a transaction has sent them. `greatest`: the greatest number in the
-    catalog before it; `numbers`: pairs of name and number; `were_explained`: whether the catalog
-    had all of them."""
+    """Columns of one relation as a transaction has sent them. `greatest`: the greatest number in
+    the catalog before it; `numbers`: pairs of name and number; `were_explained`: whether the
+    catalog had all of them."""
 
     greatest: int
     numbers: set[tuple[str, int | None]] = field(default_factory=set)
