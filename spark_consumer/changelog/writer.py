@@ -220,12 +220,13 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int, complete_ls
     that an object store has renamed in part. They are removed. Raises MirrorError if such a folder
     has rows, unless the batch up to `commit_lsn` replaces it.
     """
-    unfinished = _stop_writing(spark, location)
+    last, stopped = -1, _stop_writing(spark, location)
     for lsn in _folder_lsns(spark, location):
         folder = f"{location}/batch={lsn}"
         files = folder_names(spark, folder)
-        if lsn <= complete_lsn or ("_SUCCESS" in files and lsn not in unfinished):
-            return lsn
+        if lsn <= complete_lsn or ("_SUCCESS" in files and lsn not in stopped.values()):
+            last = lsn
+            break
         if lsn != commit_lsn and not all(file.startswith(("_", ".")) for file in files):
             raise MirrorError(
                 f"{folder} is not finished: the micro-batch in it was not written completely. The current micro-batch "
@@ -234,21 +235,25 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int, complete_ls
                 "already has are not written twice.",
             )
         remove_folder(spark, folder)
-    return -1
+    for name in stopped:  # last: until then, they show which batches an object store has renamed in part
+        remove_folder(spark, f"{location}/{name}")
+    return last
 
 
-def _stop_writing(spark: SparkSession, location: str) -> set[int]:
-    """Take away the folders that are being written, or were when their process was killed. Return
-    the commit LSNs of those that were not renamed, or not completely."""
-    stopped = set()
+def _stop_writing(spark: SparkSession, location: str) -> dict[str, int]:
+    """Rename the folders that are being written, or were when their process was killed, so that
+    none becomes the folder of a batch. Return all folders that were renamed so, now or earlier,
+    with the commit LSNs of their batches."""
+    stopped = {}
     for name in folder_names(spark, location):
-        taken = f"{_STOPPED}{uuid4().hex}" if name.startswith(_WRITING) else name
-        if taken != name:
-            if not move_folder(spark, f"{location}/{name}", f"{location}/{taken}"):
-                continue
-            stopped.add(int(name.split("-")[1]))
-        if taken.startswith(_STOPPED):
-            remove_folder(spark, f"{location}/{taken}")
+        if name.startswith(_WRITING):
+            lsn = name.split("-")[1]
+            taken = f"{_STOPPED}{lsn}-{uuid4().hex}"
+            if move_folder(spark, f"{location}/{name}", f"{location}/{taken}"):
+                stopped[taken] = int(lsn)
+        elif name.startswith(_STOPPED):
+            lsn = name.split("-")[1]
+            stopped[name] = int(lsn) if lsn.isdigit() else -1  # an older release noted no LSN
     return stopped
 
 

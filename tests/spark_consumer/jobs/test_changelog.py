@@ -130,10 +130,33 @@ def test_a_folder_that_was_not_written_to_its_end_does_not_count(spark: SparkSes
     assert not (tmp_path / "batch=20").exists(), "its batch is repeated"
 
 
-def test_a_folder_that_an_object_store_has_renamed_in_part_does_not_count(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("interrupted", ["never", "by an error", "before a removal", "after a removal"])
+def test_a_folder_that_an_object_store_has_renamed_in_part_does_not_count(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: str
+) -> None:
+    """However often the start is interrupted, and wherever."""
     for name in ("batch=9/_SUCCESS", "batch=20/_SUCCESS", "batch=20/part-0.parquet", "_writing-20-a/part-1.parquet"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
+    if interrupted == "by an error":
+        for _ in range(2):
+            with pytest.raises(MirrorError, match="batch=20 is not finished"):
+                last_folder(spark, str(tmp_path), 30)
+    removed, remove = set[str](), writer.remove_folder
+
+    def fails_once(session: SparkSession, location: str) -> None:
+        if interrupted == "after a removal":
+            remove(session, location)
+        if location not in removed:
+            removed.add(location)
+            raise TimeoutError("of the storage")
+        remove(session, location)
+
+    if interrupted.endswith("a removal"):
+        monkeypatch.setattr(writer, "remove_folder", fails_once)
+        for _ in range(2):
+            with pytest.raises(TimeoutError):
+                last_folder(spark, str(tmp_path), 20)
     assert last_folder(spark, str(tmp_path), 20) == 9
     assert [path.name for path in tmp_path.iterdir()] == ["batch=9"]
 
