@@ -156,11 +156,13 @@ class Changelog:
                 changes.write.mode("overwrite").option(_MARKS_SUCCESS, "true").parquet(writing)
             finally:
                 self._check_writer(spark)  # a process that came meanwhile makes the write fail
-            if not move_folder(spark, writing, f"{location}/batch={commit_lsn}"):
-                raise _taken_over(self.path)
         except MirrorError:
             remove_folder(spark, writing)
             raise
+        batch = f"{location}/batch={commit_lsn}"
+        if not move_folder(spark, writing, batch):  # perhaps in part, which `writing` shows the next start
+            self._check_writer(spark)
+            raise _not_renamed(writing, batch)
 
     def _find_applied(self, spark: SparkSession, location: str, commit_lsn: int) -> int:
         """Return the commit LSN up to which a table is complete; -1 if there is no table. Raises
@@ -205,6 +207,14 @@ def _taken_over(path: str) -> MirrorError:
     )
 
 
+def _not_renamed(folder: str, target: str) -> MirrorError:
+    return MirrorError(
+        f"{folder} could not be renamed to {target}",
+        hint="Make sure that this process may rename directories there, and that no other program writes there. Then "
+        "restart the query, which writes the micro-batch again: leave both directories to it.",
+    )
+
+
 def _folder_lsns(spark: SparkSession, location: str) -> list[int]:
     """Return the commit LSNs of the folders of batches, the highest first."""
     words = [name.removeprefix("batch=") for name in folder_names(spark, location) if name.startswith("batch=")]
@@ -243,7 +253,7 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int, complete_ls
 def _stop_writing(spark: SparkSession, location: str) -> dict[str, int]:
     """Rename the folders that are being written, or were when their process was killed, so that
     none becomes the folder of a batch. Return all folders that were renamed so, now or earlier,
-    with the commit LSNs of their batches."""
+    with the commit LSNs of their batches. Raise MirrorError if one cannot be renamed."""
     stopped = {}
     for name in folder_names(spark, location):
         if name.startswith(_WRITING):
@@ -251,6 +261,8 @@ def _stop_writing(spark: SparkSession, location: str) -> dict[str, int]:
             taken = f"{_STOPPED}{lsn}-{uuid4().hex}"
             if move_folder(spark, f"{location}/{name}", f"{location}/{taken}"):
                 stopped[taken] = int(lsn)
+            elif name in folder_names(spark, location):  # otherwise, its process has finished it meanwhile
+                raise _not_renamed(f"{location}/{name}", f"{location}/{taken}")
         elif name.startswith(_STOPPED):
             lsn = name.split("-")[1]
             stopped[name] = int(lsn) if lsn.isdigit() else -1  # an older release noted no LSN

@@ -324,6 +324,32 @@ def test_a_process_that_comes_during_a_batch_neither_doubles_nor_loses_rows_in_p
     assert all(path.name.startswith("batch=") for path in folder.iterdir())
 
 
+@pytest.mark.parametrize("renamed", ["nothing", "in part"])
+def test_a_rename_that_fails_is_told_and_the_batch_is_repeated(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, renamed: str
+) -> None:
+    """It blames no other process. Neither the batch nor what is being stopped is renamed."""
+    items, changelog = feeder.table(ITEMS), opened(feeder, tmp_path)
+    commit_lsn = commit(feeder, items, {"id": 1, "name": "a"})
+
+    def fails(_: SparkSession, location: str, target: str) -> bool:
+        if renamed == "in part":
+            Path(target).mkdir()
+            Path(location, "_SUCCESS").rename(Path(target, "_SUCCESS"))
+        return False
+
+    monkeypatch.setattr(writer, "move_folder", fails)
+    for target in (f"batch={commit_lsn}", f"_stopped-{commit_lsn}-"):
+        with pytest.raises(MirrorError, match=rf"/_writing-{commit_lsn}-\w+ could not be renamed to .*/{target}"):
+            take(spark, feeder, changelog)
+        renamed = "nothing"
+    monkeypatch.undo()
+    take(spark, feeder, changelog)
+    folder = tmp_path / "tables" / "public" / "items"
+    assert [row["after"]["id"] for row in spark.read.parquet(str(folder)).collect()] == [1]
+    assert [path.name for path in folder.iterdir()] == [f"batch={commit_lsn}"]
+
+
 def test_what_is_there_in_another_format_is_refused(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
     items = feeder.table(ITEMS)
     for first, then in (("delta", "parquet"), ("parquet", "delta")):
