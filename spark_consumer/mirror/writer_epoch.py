@@ -22,6 +22,7 @@ that begins within milliseconds of that number.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 from pyspark.sql import DataFrame, SparkSession
@@ -38,10 +39,11 @@ former writer."""
 _ATTEMPTS = 5
 
 
-def claim(spark: SparkSession, path: str, no_rows: DataFrame) -> int:
+def claim(spark: SparkSession, path: str, no_rows: DataFrame, note: Callable[[int], None] = lambda _: None) -> int:
     """Take over the right to merge, and return the epoch. `no_rows`: an empty DataFrame in the
-    columns of the manifest, which is created if it does not exist."""
-    return _claim(spark, path, manifest_path(path), no_rows)
+    columns of the manifest, which is created if it does not exist. `note`: called with each epoch
+    before it is tried, since a claim that raises an error may have succeeded."""
+    return _claim(spark, path, manifest_path(path), no_rows, note)
 
 
 def claim_appends(spark: SparkSession, path: str, no_rows: DataFrame) -> int:
@@ -50,10 +52,13 @@ def claim_appends(spark: SparkSession, path: str, no_rows: DataFrame) -> int:
     return _claim(spark, path, changes_path(path), no_rows)
 
 
-def _claim(spark: SparkSession, path: str, location: str, no_rows: DataFrame) -> int:
+def _claim(
+    spark: SparkSession, path: str, location: str, no_rows: DataFrame, note: Callable[[int], None] = lambda _: None
+) -> int:
     for _ in range(_ATTEMPTS):
         before = number_if_any(spark, location, WRITER)
         epoch = max((before or 0) + 1, time.time_ns())
+        note(epoch)
         try:
             TABLE_FORMAT.write_once(no_rows, location, "append", epoch, application=WRITER, merge_schema=True)
         except TABLE_FORMAT.CONCURRENT:

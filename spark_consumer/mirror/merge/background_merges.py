@@ -42,7 +42,7 @@ class BackgroundMerges:
     _batch: int = field(default=0, init=False)
     _append_epoch: int = field(default=0, init=False)
     _is_handed_over: bool = field(default=False, init=False)
-    _is_taking_back: bool = field(default=False, init=False)  # whether `_take_back` has begun and not ended
+    _opening: Merger | None = field(default=None, init=False)  # takes the merges back; kept if that fails
 
     def __post_init__(self) -> None:
         self.merger = self.new_merger({})
@@ -128,30 +128,30 @@ class BackgroundMerges:
                         self.handed_over()
                     self.thread.postpone(_LOOK_AGAIN_S)
                     return
-                self._is_taking_back = True
+                self._opening = self.new_merger(self.merger.schemas)
         self.merger.maintain(self.session, self._batch, compacts=True)
 
     def _has_merged(self, spark: SparkSession, tables_at_once: int) -> bool:
         """Merge everything appended. Return False if another writer has taken over the merges."""
         try:
-            if self._is_taking_back:
-                self._take_back(spark)
+            if self._opening is not None:
+                self._take_back(spark, self._opening)
             self.merger.tables_at_once = tables_at_once
             self.merger.merge_waiting(spark, self._batch)
         except writer_epoch.WriterSuperseded:
-            self._is_taking_back = False
+            self._opening = None
             return False
         self._is_handed_over = False
         return True
 
-    def _take_back(self, spark: SparkSession) -> None:
+    def _take_back(self, spark: SparkSession, opening: Merger) -> None:
         """Take the merges back from a `walgate merge` that has ended. After an error this is
-        repeated, since the merges may have been claimed already, and then they are not given back
-        any more."""
-        writer_epoch.check_appends(spark, self.merger.path, self._append_epoch)
-        merger = self.new_merger(self.merger.schemas)
-        merger.open(spark)
-        self.merger, self._is_taking_back = merger, False
+        repeated, unless another `walgate merge` has claimed the merges: then raise
+        WriterSuperseded. If `opening` has claimed them already, they are not given back any more."""
+        if not self._is_given_back(spark):
+            opening.check_writer(spark)
+        opening.open(spark)
+        self.merger, self._opening = opening, None
 
     def _is_given_back(self, spark: SparkSession) -> bool:
         """Return whether `walgate merge` has given the merges back. Raise WriterSuperseded if

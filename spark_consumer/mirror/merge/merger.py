@@ -241,7 +241,7 @@ class Merger:
         tune(spark, TABLE_FORMAT.session_defaults(compacts=True))
         writer_epoch.check_format_version(spark, self.path)
         self.check_scope(spark, self.newest.read(spark))
-        self._epoch = writer_epoch.claim(spark, self.path, version_manifest.no_rows(spark))
+        writer_epoch.claim(spark, self.path, version_manifest.no_rows(spark), self._note_epoch)
         # From here on, no other writer records a version.
         last = self.newest.read(spark)
         self.last = None if last is None else table_selection.without_left_out(last, self.tables, self.exclude)
@@ -257,6 +257,13 @@ class Merger:
         self._register(spark)
         self._report_notes(self._notes)
         self._notes.clear()
+
+    def _note_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def check_writer(self, spark: SparkSession) -> None:
+        """Raise WriterSuperseded if the merges do not belong to this writer."""
+        writer_epoch.check(spark, self.path, self._epoch)
 
     def give_back(self, spark: SparkSession) -> None:
         """Return the merges to the mirror from which they were taken over."""

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from schemas.relation import RelationDescription
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import cloned
-from spark_consumer.mirror import changes, snapshot_keys, version_manifest, versions
+from spark_consumer.mirror import changes, snapshot_keys, version_manifest, versions, writer_epoch
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.merge_command import merge_once
@@ -304,43 +304,62 @@ def test_an_unpruned_change_below_the_oldest_version_is_no_picture(scene: Scene)
 
 
 @pytest.mark.parametrize(
-    "place",
+    ("place", "meets_another"),
     [
-        (Merger, "merge_waiting"),
-        pytest.param((snapshot_keys, "remove_ended"), marks=pytest.mark.long),  # in `open`, after the claim
+        ((Merger, "merge_waiting"), False),
+        pytest.param((writer_epoch, "claim"), False, marks=pytest.mark.long),
+        pytest.param((snapshot_keys, "remove_ended"), False, marks=pytest.mark.long),  # in `open`, after the claim
+        ((snapshot_keys, "remove_ended"), True),
     ],
-    ids=lambda place: str(place[1]),
+    ids=lambda value: value[1] if isinstance(value, tuple) else "another claims" if value else "alone",
 )
 def test_a_mirror_that_fails_once_as_it_takes_the_merges_back_merges_again(
-    scene: Scene, place: tuple[object, str]
+    scene: Scene, place: tuple[object, str], meets_another: bool
 ) -> None:
-    """Its claim is noted already, so that the merges do not look given back any more."""
+    """Its claim is noted already, so that the merges do not look given back any more. If a new
+    `walgate merge` has claimed them meanwhile, that one ends first."""
     owner, name = place
     called, problems, reports = getattr(owner, name), list[Exception](), queue.SimpleQueue[BatchReport]()
     schemas = SchemaCache(Registry({"url": scene.feeder.registry_url}))
+    handed_over, failed, another = list[bool](), list[bool](), Merger(scene.path, {})
     scene.appending = AppendingMirror(
-        scene.path, schemas, reports.put, merge_every_s=0.0, retrying=lambda problem, _: problems.append(problem)
+        scene.path,
+        schemas,
+        reports.put,
+        merge_every_s=0.0,
+        retrying=lambda problem, _: problems.append(problem),
+        handed_over=lambda: handed_over.append(True),
     )
     scene.insert(1, 1)
     scene.merge()
 
     def fails_once(*args: Any, **named: Any) -> Any:
         is_taken_back = not isinstance(args[0], Merger) or args[0] is not first
-        if is_taken_back and not problems and threading.current_thread().name == "merges":
-            raise TimeoutError("of the storage")
-        return called(*args, **named)
+        if failed or not is_taken_back or threading.current_thread().name != "merges":
+            return called(*args, **named)
+        failed.append(True)
+        if name == "claim":
+            called(*args, **named)
+        if meets_another:
+            another.open(cloned(scene.spark))
+        raise TimeoutError("of the storage")
 
-    first = scene.appending._merges.merger
+    first, last_id = scene.appending._merges.merger, 2
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owner, name, fails_once)
         commit_lsn = scene.insert(2, 2)
+        assert bool(handed_over) == meets_another
+        if meets_another:
+            another.merge_waiting(cloned(scene.spark))
+            another.give_back(scene.spark)
+            commit_lsn, last_id = scene.insert(3, 3), 3
         while not (report := reports.get(timeout=60)).is_merge or report.commit_lsn < commit_lsn:
             pass
     assert [type(problem) for problem in problems] == [TimeoutError]
     scene.appending.stop()
     last = version_manifest.recorded_version(scene.spark, scene.path)
     assert last is not None and last.commit_lsn == commit_lsn
-    assert scene.found() == expected(2)
+    assert scene.found() == expected(last_id)
 
 
 @pytest.mark.parametrize("opens_again", [True, False], ids=["the owner", "an owner that was superseded"])

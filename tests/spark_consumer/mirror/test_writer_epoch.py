@@ -6,6 +6,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from delta.exceptions import ConcurrentAppendException, ConcurrentTransactionException
@@ -171,10 +172,10 @@ def test_what_the_writer_before_has_recorded_at_the_last_moment_is_not_taken_in_
     apply()
     claim, other = writer_epoch.claim, spark.newSession()
 
-    def claims(session: SparkSession, path: str, nothing: DataFrame) -> int:
+    def claims(*given: Any) -> int:
         visit(feeder, items, visits, 2)
         apply()
-        return claim(session, path, nothing)
+        return claim(*given)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(writer_epoch, "claim", claims)
