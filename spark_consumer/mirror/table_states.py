@@ -218,7 +218,7 @@ class TableStates:
             return
         self.windows[name] = SnapshotWindow(mark.facts["snapshot_id"], purpose, mark.commit_lsn)
         oid = mark.facts.get("relation_oid", 0)
-        if purpose == FILL:
+        if purpose != VERIFY:
             self.empty.discard(oid)
         is_renamed = purpose != VERIFY and self._leave_former_names(name, oid)
         # A FILL may begin again as a REPLACE.

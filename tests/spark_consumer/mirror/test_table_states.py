@@ -118,8 +118,10 @@ def test_a_table_that_was_read_when_it_was_empty_is_complete(name: str) -> None:
     assert not made.filling and not made.incomplete
     recreated, _ = advance(read, verified, {name: FirstRows(35, 8)})
     assert recreated.filling == {name}
-    again, _ = advance(read, [*verified, mark("SNAPSHOT_BEGIN", 31, relation_oid=7)], rows)
-    assert name != "public.a" or again.incomplete == {name}
+    for purpose in ("FILL", "REPLACE"):
+        begun = mark("SNAPSHOT_BEGIN", 31, name, purpose=purpose, relation_oid=7)
+        again, _ = advance(read, [*verified, begun, mark("SNAPSHOT_END", 40, None)], rows)
+        assert again.incomplete == again.filling == {name}
 
 
 @pytest.mark.parametrize("ends", [EMPTY[1:], [EMPTY[0], mark("SNAPSHOT_END", 20, relation_oid=7, row_count=3)]])
