@@ -146,7 +146,7 @@ class TableStates:
     which only a snapshot that began after it repairs. `excludes`: patterns of the tables left out
     by --exclude. `former`: for a table's name, the oids of other relations that had this name
     before. `empty`: oids of relations that are complete although the mirror has no table of them:
-    their FILL or REPLACE found no row. `filling_oids`: relations of tables whose FILL has begun.
+    their FILL or REPLACE found no row. `filling_oids`: relations of tables that are filling.
     `renamed`: tables whose relation got another name before its FILL ended, in the marks applied
     since the states were read. It is read again by its new name, and its rows here stay incomplete.
     """
@@ -247,6 +247,7 @@ class TableStates:
             if is_cancelled:
                 self.incomplete |= self.filling
             self.filling &= self.incomplete
+            self.filling_oids = {name: oid for name, oid in self.filling_oids.items() if name in self.filling}
         self._close(snapshot_id)
 
     def _end(self, name: str | None, mark: StoredMark) -> None:
@@ -287,6 +288,7 @@ class TableStates:
         unless its relation was complete before, without rows."""
         if FILL in self.whole.values() and name not in self.done and relation_oid not in self.empty:
             self.filling.add(name)
+            self.filling_oids[name] = relation_oid
             if name in self.windows and self.windows[name].purpose != VERIFY:
                 self.incomplete.add(name)
 

@@ -100,6 +100,20 @@ def test_a_table_that_is_renamed_before_its_first_snapshot_ends_is_filled_by_its
     assert made.filling == {"public.a"} - renamed and not made.renamed
 
 
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("purpose", ["FILL", "REPLACE"])
+def test_a_table_that_is_renamed_before_its_first_snapshot_begins_is_not_complete_by_its_former_name(
+    at_once: bool, purpose: str
+) -> None:
+    """It has rows, from the stream."""
+    states, begun, rows = TableStates(), [mark("SNAPSHOT_BEGIN", 10, None)], {"public.a": FirstRows(14, 7)}
+    again = [mark("SNAPSHOT_BEGIN", 20, "public.b", purpose=purpose, relation_oid=7)]
+    if not at_once:
+        states, begun, rows = TableStates.of(advance(states, begun, rows)[0].text()), [], {}
+    made, _ = advance(states, [*begun, *again], rows)
+    assert (made.filling, made.incomplete, made.renamed) == ({"public.b"}, {"public.b"}, {"public.a"})
+
+
 EMPTY = [
     mark("SNAPSHOT_BEGIN", 10, relation_oid=7),
     mark("SNAPSHOT_END", 20, relation_oid=7, row_count=0),
