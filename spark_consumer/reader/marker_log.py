@@ -53,17 +53,17 @@ class MarkerLog:
             transaction for transaction in self._transactions if transaction.marker_offset >= position
         ]
 
-    def forget(self, is_needless: Callable[[CommittedTransaction], bool], before: int) -> None:
-        """Forget the needless transactions before a position. The last transaction is kept, and so
-        is each transaction that a notice follows: an offset after it is computed from its position
-        and commit LSN."""
+    def forget(self, is_needless: Callable[[CommittedTransaction], bool], start: int, end: int) -> None:
+        """Forget the needless transactions whose followers lie in [start, end). The last
+        transaction is kept, and so is each transaction that a notice follows: an offset after it is
+        computed from its position and commit LSN."""
         followers = [*self._transactions[1:], None]
         self._transactions = [
             transaction
             for transaction, follower in zip(self._transactions, followers, strict=False)
             if follower is None
             or follower.is_notice
-            or follower.marker_offset >= before
+            or not start <= follower.marker_offset < end
             or not is_needless(transaction)
         ]
 

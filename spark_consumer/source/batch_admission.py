@@ -51,13 +51,13 @@ class Admission:
         """
         reached = position
         while True:
-            reached = min(reached + STEP, end)
+            begin, reached = reached, min(reached + STEP, end)
             transactions = log.between(position, reached)
             check_order(transactions, after_commit_lsn)
             admitted = admit(transactions, limit, self._weight)
             if len(admitted) < len(transactions):
                 return admitted, admitted[-1].marker_offset + 1
-            log.forget(lambda transaction: not self._weight(transaction), before=reached)
+            log.forget(lambda transaction: not self._weight(transaction), begin, reached)
             is_long = limit is not None and reached - position >= _MARKERS_PER_ANSWER
             if reached == end or is_long:
                 break
@@ -75,16 +75,18 @@ class Admission:
 
 def admit(transactions: list[CommittedTransaction], limit: int | None, weight: Weight) -> list[CommittedTransaction]:
     """Return as many of these transactions, from the first on, as give the query at most `limit`
-    rows.
+    rows; all if it is None.
 
     The result includes at least one transaction that the query wants, if there is one, and also the
     unwanted transactions up to the next wanted one.
     """
+    if limit is None:
+        return transactions
     rows = wanted = 0
     for place, transaction in enumerate(transactions):
         if more := weight(transaction):
             rows += more
-            is_full = limit is not None and (rows > limit or wanted >= _TRANSACTIONS_PER_TRIGGER)
+            is_full = rows > limit or wanted >= _TRANSACTIONS_PER_TRIGGER
             if (
                 is_full
                 and not transaction.is_notice

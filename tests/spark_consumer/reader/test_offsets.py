@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -182,8 +183,12 @@ def test_a_query_without_a_limit_takes_what_there_is(monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(batch_admission, name, most)
     lsns = [number * 10 + (not wanted) for number in range(1, 12)]
     running = reader(topic_of(*lsns, 120), tables="public.a", maxChangesPerTrigger="none")
+    weight = Mock(wraps=running._admission._weight)
+    monkeypatch.setattr(running._admission, "_weight", weight)
     for limit in (running.getDefaultReadLimit(), ReadAllAvailable()):
         assert running.latestOffset({"position": 1, "commit_lsn": lsns[0]}, limit)["position"] == 12
+        assert weight.call_count <= 2 * 11, "each is not weighed again in each step"
+        weight.reset_mock()
 
 
 def test_a_query_does_not_stop_before_many_markers_without_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
