@@ -294,7 +294,10 @@ class TablePreparation:
         )
 
     def _note_rename(self, table: TableName, oid: int, last: version_manifest.RecordedVersion | None) -> None:
-        """Report a doubt if a table that is new in the mirror was there under another name."""
+        """Report a doubt if a table that is new in the mirror was there under another name, unless a
+        snapshot brings its rows."""
+        if str(table) in self.lacking_rows:
+            return
         before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
         if before and before != [str(table)]:
             self._note_doubt(table, f"it was {before[0]} before, and the rows from before are only there")

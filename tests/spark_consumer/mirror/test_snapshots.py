@@ -42,12 +42,16 @@ class Reader:
     def __init__(self, spark: SparkSession, feeder: Feeder, path: Path) -> None:
         self.spark, self.feeder, self.path = spark, feeder, path
         self.merges = True  # what was appended, in the end
+        self.strict = False
 
     def take(self, limit: int = 100_000) -> list[BatchReport]:
         reports: list[BatchReport] = []
         self.feeder.kafka_commit()
         mirror = waiting_mirror(
-            str(self.path), SchemaCache(Registry({"url": self.feeder.registry_url})), reports.append
+            str(self.path),
+            SchemaCache(Registry({"url": self.feeder.registry_url})),
+            reports.append,
+            strict=self.strict,
         )
         options = self.feeder.options(maxChangesPerTrigger=str(limit), includeMarkers="true")
         stream = self.spark.readStream.format("walgate").options(**options).load()
@@ -345,7 +349,7 @@ def test_a_table_that_is_renamed_before_its_first_snapshot_ends_goes_on_by_its_n
     reader: Reader, feeder: Feeder
 ) -> None:
     """No version has its first name, until another relation has that."""
-    accounts = feeder.table(ACCOUNTS)
+    accounts, reader.strict = feeder.table(ACCOUNTS), True
     feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
     feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
     feeder.chunk(accounts, [account(1)], "FILL")
