@@ -154,7 +154,7 @@ class AppendingMirror:
         self._merges.open(session)
         last = last if merger.last is None else merger.last
         self._appended = changes.appended_lsn(session, self.path)
-        self._known = set(last.tables) if last is not None else set()
+        self._known = {*last.tables, *last.oids} if last is not None else set()  # `tables` lacks former names
         self._known |= self._waiting_tables(session, -1 if last is None else last.commit_lsn)
         self._merges.has_first = last is not None
         if last is not None:  # a merge compares the tables' present schemas with those of new changes

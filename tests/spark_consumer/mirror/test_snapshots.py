@@ -42,7 +42,7 @@ class Reader:
     def __init__(self, spark: SparkSession, feeder: Feeder, path: Path) -> None:
         self.spark, self.feeder, self.path = spark, feeder, path
         self.merges = True  # what was appended, in the end
-        self.strict = False
+        self.strict, self.checkpoint = False, f"{path}/checkpoint"
 
     def take(self, limit: int = 100_000) -> list[BatchReport]:
         reports: list[BatchReport] = []
@@ -55,7 +55,7 @@ class Reader:
         )
         options = self.feeder.options(maxChangesPerTrigger=str(limit), includeMarkers="true")
         stream = self.spark.readStream.format("walgate").options(**options).load()
-        writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{self.path}/checkpoint")
+        writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", self.checkpoint)
         run_to_end(writer)
         if self.merges:
             merge_waiting(self.spark, mirror)
@@ -348,7 +348,8 @@ def test_a_complete_table_gets_its_first_row_while_another_table_is_read(
 def test_a_table_that_is_renamed_before_its_first_snapshot_ends_goes_on_by_its_new_name(
     reader: Reader, feeder: Feeder
 ) -> None:
-    """No version has its first name, until another relation has that."""
+    """No version has its first name, until another relation has that. The second batch is
+    repeated."""
     accounts, reader.strict = feeder.table(ACCOUNTS), True
     feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
     feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
@@ -362,6 +363,7 @@ def test_a_table_that_is_renamed_before_its_first_snapshot_ends_goes_on_by_its_n
     for reader.merges in (False, True):
         reader.take()
         assert reader.picture().filling == ["public.renamed"] and not [*reader.picture()]
+    reader.checkpoint += " again"
     feeder.bound("SNAPSHOT_END", None, "FILL", lsn=feeder.bound("SNAPSHOT_END", renamed, "REPLACE", rows=2))
     other = feeder.alter(accounts, replace(ACCOUNTS, oid=ACCOUNTS.oid + 1))
     in_one_transaction(feeder, lambda t: t.insert(other, account(3)))
