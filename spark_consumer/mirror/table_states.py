@@ -207,7 +207,12 @@ class TableStates:
         self.frozen.pop(name, None)
         former = self.frozen_oids.pop(name, oid)
         if former is not None and former != oid:
-            self.former.setdefault(name, []).append(former)
+            self.note_former(name, former)
+
+    def note_former(self, name: str, oid: int) -> None:
+        """Note that a table's name is no longer that of this relation."""
+        if oid not in self.former.setdefault(name, []):
+            self.former[name].append(oid)
 
     def _begin(self, name: str | None, mark: StoredMark) -> None:
         purpose = mark.facts["purpose"]

@@ -432,7 +432,7 @@ class Merger:
             keys[name], schema_ids[name] = shape.key, part.newest
         for name, oid in ({} if self.last is None else self.last.oids).items():
             if oids[name] != oid:
-                states.former.setdefault(name, []).append(oid)
+                states.note_former(name, oid)
         for name in written:
             location = table_path(self.path, TableName.parse(name))
             if name in states.frozen and name not in versions:

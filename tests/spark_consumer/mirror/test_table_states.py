@@ -246,6 +246,8 @@ def test_the_next_relation_with_the_name_of_an_excluded_table_is_not_excluded() 
     assert unknown.stale(["public.a"])
     changed = frozen.copy()
     changed.thaw_successors({"public.a": 8})
+    changed.note_former("public.a", 7)  # as the merge does that thaws it
+    assert changed.former == {"public.a": [7]}
     filled, _ = advance(frozen, [mark("SNAPSHOT_BEGIN", 20, relation_oid=8), mark("SNAPSHOT_END", 30, relation_oid=8)])
     for made in (changed, filled):
         again, _ = advance(made, excluded)
