@@ -131,7 +131,8 @@ def remove(spark: SparkSession, path: str, retention: timedelta, tables: Iterabl
         version_manifest.prune(spark, path, oldest_lsn)
         for name, version in version_manifest.oldest_versions(spark, path).items():
             location = table_path(path, TableName.parse(name))
-            TABLE_FORMAT.remove_before(spark, location, version, retention_s)
+            if TABLE_FORMAT.exists(spark, location):  # a table that is left out may have been removed
+                TABLE_FORMAT.remove_before(spark, location, version, retention_s)
     for location in (manifest_path(path), changes_path(path)):
         if TABLE_FORMAT.exists(spark, location):
             TABLE_FORMAT.keep_newest(spark, location)

@@ -294,8 +294,8 @@ class TablePreparation:
         )
 
     def _note_rename(self, table: TableName, oid: int, last: version_manifest.RecordedVersion | None) -> None:
-        """Report a doubt if a table that is new in the mirror was there under another name, unless a
-        snapshot brings its rows."""
+        """Report a doubt if a table that is new in the mirror was there under another name, unless
+        a snapshot brings its rows."""
         if str(table) in self.lacking_rows:
             return
         before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]
@@ -398,7 +398,8 @@ def _lost_error(location: str, state: str, recorded: int) -> MirrorError:
         f"{location} {state}, although the mirror has version {recorded} of it: the table was removed or restored alone, "
         "and changes that the mirror has merged are missing in it",
         hint="Put the table back as the mirror last left it, and restart the mirror. Or continue without the table: restart "
-        "the mirror with --exclude and the table's name.",
+        "the mirror with --exclude and the table's name, which cannot be undone at this path. Or use another path and "
+        "checkpoint location, and run walgate snapshot start for the tables.",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+from datetime import timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,13 @@ from pyspark.sql import SparkSession
 from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import slice_contents, unmerged_overlay, version_manifest, versions
+from spark_consumer.mirror import maintenance, slice_contents, unmerged_overlay, version_manifest, versions
 from spark_consumer.mirror.delta.java_delta import delta_log_class
 from spark_consumer.mirror.local.dump import dump_json
 from spark_consumer.mirror.merge import merge_slices
 from spark_consumer.mirror.paths import table_path
 from spark_consumer.mirror.report import BatchReport
+from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, relation
@@ -257,7 +259,7 @@ def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder
 
 
 def test_a_table_that_was_removed_or_restored_alone_is_refused(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The mirror goes on with the table as it left it, or without the table."""
     accounts, items = feeder.table(ACCOUNTS), feeder.table(relation("items", {"id": INT8}, ("id",)))
@@ -303,6 +305,9 @@ def test_a_table_that_was_removed_or_restored_alone_is_refused(
     run(accounts.name)
     assert mirrored(spark, tmp_path, items) == items.rows and len(items.rows) == 4
     assert list(versions.read(spark, str(tmp_path))) == [items.name]
+    monkeypatch.setattr(TABLE_FORMAT, "has_old_entries", lambda *_: True)
+    monkeypatch.setattr(version_manifest, "merged_before", lambda *_: 0)  # versions with the table are kept
+    maintenance.remove(spark, str(tmp_path), timedelta(days=7), [items.name])
 
 
 def test_columns_come_and_go_and_change_their_type(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:

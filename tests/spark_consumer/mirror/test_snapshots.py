@@ -348,8 +348,8 @@ def test_a_complete_table_gets_its_first_row_while_another_table_is_read(
 def test_a_table_that_is_renamed_before_its_first_snapshot_ends_goes_on_by_its_new_name(
     reader: Reader, feeder: Feeder
 ) -> None:
-    """No version has its first name, until another relation has that. The second batch is
-    repeated."""
+    """No version has its first name, until another relation has that. A new checkpoint reads all
+    again."""
     accounts, reader.strict = feeder.table(ACCOUNTS), True
     feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
     feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
