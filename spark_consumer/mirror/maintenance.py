@@ -72,9 +72,9 @@ class Maintenance:
         self._failed = bool(failed) or (self._failed and not is_due)
         return tuple(failed)
 
-    def remove(self, spark: SparkSession, tables: Iterable[str] | None = None) -> None:
+    def remove(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Remove what no version of the mirror within the retention needs. `tables`: those of the
-        newest version; None: look there."""
+        newest version."""
         remove(self._own_session(spark), self.path, timedelta(seconds=min(self.retention_s, _FOREVER_S)), tables)
 
     def compact(self, spark: SparkSession) -> None:
@@ -112,13 +112,10 @@ def compact(spark: SparkSession, path: str) -> None:
         TABLE_FORMAT.tidy_log(spark, location)
 
 
-def remove(spark: SparkSession, path: str, retention: timedelta, tables: Iterable[str] | None = None) -> None:
+def remove(spark: SparkSession, path: str, retention: timedelta, tables: Iterable[str]) -> None:
     """Remove what is older than the retention. `tables`: as for Maintenance.remove."""
     retention_s = retention.total_seconds()
     if retention_s < _FOREVER_S:
-        if tables is None:
-            last = version_manifest.recorded_version(spark, path)
-            tables = () if last is None else last.tables
         for name in tables:
             TABLE_FORMAT.keep_replaced_files(spark, table_path(path, TableName.parse(name)), retention_s)
     # The manifest's log has no entries before its last checkpoint: there were too few merges since

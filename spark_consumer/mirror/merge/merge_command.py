@@ -58,7 +58,7 @@ def merge_once(
         merger.merge_waiting(spark, last_lsn=merger.opened_lsn)
         merger.maintenance.compact(spark)
         merger.maintenance.compact_tables(spark)
-        merger.maintenance.remove(spark)
+        merger.maintenance.remove(spark, () if merger.last is None else merger.last.tables)
     finally:
         merger.give_back(spark)
     return None if merger.last is None else merger.last.commit_lsn

@@ -407,7 +407,8 @@ def test_upkeep_that_was_killed_leaves_every_picture_whole_or_out_of_reach(
     def remove(before_lsn: int) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(version_manifest, "merged_before", lambda *_: before_lsn)
-            maintenance.remove(session, scene.path, timedelta())
+            names = [table.name for table in scene.tables.values()]
+            maintenance.remove(session, scene.path, timedelta(), names)
 
     remove(first_lsn)
     scene.changed_types()

@@ -258,11 +258,11 @@ def test_files_whose_removal_the_log_has_forgotten_stay(
     make_old(spark, items, recorded(spark, path, 6))
     monkeypatch.setattr(version_manifest, "merged_before", lambda *_: 6)
     retention = timedelta(days=5).total_seconds()
-    maintenance.Maintenance(path, retention).remove(spark)
+    maintenance.Maintenance(path, retention).remove(spark, [str(ITEMS)])
     check(spark, path, (6, 8, 10))
     newest = delta_table.version(spark, str(items))
     assert delta_table.tombstones_s(spark, str(items), newest) == retention + cleanup.GRACE_S
-    maintenance.Maintenance(path, retention).remove(spark)
+    maintenance.Maintenance(path, retention).remove(spark, [str(ITEMS)])
     check(spark, path, (6, 8, 10))
     assert delta_table.version(spark, str(items)) == newest
 
@@ -290,7 +290,7 @@ def test_files_that_were_replaced_long_ago_stay_for_the_last_version_of_the_mirr
     finally:
         spark.conf.unset(EVERY_SECOND)
     make_old(spark, items, recorded(spark, path, 6), newer_days=5)
-    maintenance.Maintenance(path, 0.0).remove(spark)
+    maintenance.Maintenance(path, 0.0).remove(spark, [str(ITEMS)])
     check(spark, path, (6,))
 
 
@@ -311,7 +311,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
         spark.conf.unset(EVERY_SECOND)
     maintenance.Maintenance(path).compact(spark)
     assert delta_table.files_below(spark, changes_path(path), 1 << 20) == 1
-    maintenance.Maintenance(path, (datetime.now(UTC) - merged[1]).total_seconds()).remove(spark)
+    maintenance.Maintenance(path, (datetime.now(UTC) - merged[1]).total_seconds()).remove(spark, [str(ITEMS)])
     check(spark, path, (4, 6, 8))
     with pytest.raises(MirrorError, match="the mirror begins at"):
         versions.read(spark, path, at=2)
@@ -324,7 +324,7 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
             age(items / "_delta_log" / f"{version:020}.json", 10)
     delta_log_class(spark).clearCache()
     check(spark, path, (4,))
-    maintenance.Maintenance(path, 0.0).remove(spark)
+    maintenance.Maintenance(path, 0.0).remove(spark, [str(ITEMS)])
     check(spark, path, (8,))
     assert spark.read.format("delta").load(manifest_path(path)).count() == 1
     assert spark.read.format("delta").load(changes_path(path)).isEmpty()
@@ -336,6 +336,6 @@ def test_what_no_picture_of_the_retention_needs_is_removed(
     assert delta_table.own_retention_s(spark, str(items)) == timedelta(days=2).total_seconds()
     merge(spark, path, 10)
     kept = set(items.rglob("*"))
-    maintenance.Maintenance(path, 0.0).remove(spark)
+    maintenance.Maintenance(path, 0.0).remove(spark, [str(ITEMS)])
     check(spark, path, (10,))
     assert kept <= set(items.rglob("*"))
