@@ -13,6 +13,7 @@ from schemas.relation import ReplicaIdentity
 from spark_consumer.changelog import writer
 from spark_consumer.changelog.writer import Changelog, last_folder
 from spark_consumer.errors import MirrorError
+from spark_consumer.jvm import remove_folder
 from spark_consumer.mirror import slice_contents, versions
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Row, Table, relation
@@ -142,15 +143,15 @@ def test_a_folder_that_an_object_store_has_renamed_in_part_does_not_count(
         for _ in range(2):
             with pytest.raises(MirrorError, match="batch=20 is not finished"):
                 last_folder(spark, str(tmp_path), 30)
-    removed, remove = set[str](), writer.remove_folder
+    removed = set[str]()
 
     def fails_once(session: SparkSession, location: str) -> None:
         if interrupted == "after a removal":
-            remove(session, location)
+            remove_folder(session, location)
         if location not in removed:
             removed.add(location)
             raise TimeoutError("of the storage")
-        remove(session, location)
+        remove_folder(session, location)
 
     if interrupted.endswith("a removal"):
         monkeypatch.setattr(writer, "remove_folder", fails_once)
