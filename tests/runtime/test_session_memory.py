@@ -15,6 +15,7 @@ import gateway.runtime.supervisor  # noqa: F401  # with these, every class of er
 from gateway.errors import NeedsText, Retry, StopForOperator, WalgateError
 from gateway.events.errors import NeedsOptional, UnknownBinary
 from gateway.postgres.classify_errors import CannotDecode, LossReported
+from gateway.runtime.assign_column_rules import ColumnsUnknown
 from gateway.runtime.kafka_transactions import WholeFirst
 from gateway.runtime.quarantine import QuarantineRelation
 from gateway.runtime.relation_registrar import RowsOfPartition
@@ -38,6 +39,7 @@ CHANGES: list[tuple[WalgateError, dict[str, Any]]] = [
     (NeedsOptional("public.t", 7, "c", "a reason"), {"optional_fields": {(7, "c")}}),
     (RolledBackMessages("x"), {"whole_once": True, "whole_for_messages": True}),
     (ReadWhole(STOP), {"whole_once": True}),
+    (ColumnsUnknown("x"), {"whole_once": True}),
     (ChunksAreStreamed("x"), {"whole_once": True}),
     (WholeFirst(STOP, Lsn(150)), {"careful_until": Lsn(150), "whole_once": True}),
     (

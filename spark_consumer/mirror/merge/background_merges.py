@@ -147,7 +147,7 @@ class BackgroundMerges:
     def _take_back(self, spark: SparkSession, opening: Merger) -> None:
         """Take the merges back from a `walgate merge` that has ended. After an error this is
         repeated, unless another `walgate merge` has claimed the merges: then raise
-        WriterSuperseded. If `opening` has claimed them already, they are not given back any more."""
+        WriterSuperseded. Merges that `opening` has claimed already are not given back any more."""
         if not self._is_given_back(spark):
             opening.check_writer(spark)
         opening.open(spark)
