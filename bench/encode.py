@@ -198,7 +198,14 @@ class _Registrar:
         self._captured = captured
         self._sink = sink
 
-    async def announce(self, relation: Relation, _: RelationVersion | None, xid: int | None = None) -> RelationVersion:
+    async def announce(
+        self,
+        relation: Relation,
+        earlier: RelationVersion | None,
+        xid: int | None = None,
+        *,
+        is_uncommitted: bool = False,
+    ) -> RelationVersion:
         description = describe(relation, self._captured.facts)
         return EventVersion(relation.name, 1, RowEncoder(description, 1, 2), self._sink(relation.name))
 
@@ -216,7 +223,12 @@ class _DebeziumRegistrar(_Registrar):
         self._writer = writer
 
     async def announce(
-        self, relation: Relation, earlier: RelationVersion | None, xid: int | None = None
+        self,
+        relation: Relation,
+        earlier: RelationVersion | None,
+        xid: int | None = None,
+        *,
+        is_uncommitted: bool = False,
     ) -> RelationVersion:
         columns, key = self._captured.catalog[relation.relation_oid]
         options = DebeziumOptions()
@@ -235,7 +247,12 @@ class _SnapshotAnnouncer(_Registrar):
         self._observer = RecordingObserver(machine, StalenessJudge(Visibility(3, 4), 0), lambda *message: None)
 
     async def announce(
-        self, relation: Relation, earlier: RelationVersion | None, xid: int | None = None
+        self,
+        relation: Relation,
+        earlier: RelationVersion | None,
+        xid: int | None = None,
+        *,
+        is_uncommitted: bool = False,
     ) -> RelationVersion:
         table = SnapshotTable(self._observer.judge, (), 1 << 22)
         table.begin()
