@@ -198,14 +198,7 @@ class _Registrar:
         self._captured = captured
         self._sink = sink
 
-    async def announce(
-        self,
-        relation: Relation,
-        earlier: RelationVersion | None,
-        xid: int | None = None,
-        *,
-        is_uncommitted: bool = False,
-    ) -> RelationVersion:
+    async def announce(self, relation: Relation, *_: Any, **__: Any) -> RelationVersion:
         description = describe(relation, self._captured.facts)
         return EventVersion(relation.name, 1, RowEncoder(description, 1, 2), self._sink(relation.name))
 
@@ -222,14 +215,7 @@ class _DebeziumRegistrar(_Registrar):
         super().__init__(captured, lambda _: _Nowhere())
         self._writer = writer
 
-    async def announce(
-        self,
-        relation: Relation,
-        earlier: RelationVersion | None,
-        xid: int | None = None,
-        *,
-        is_uncommitted: bool = False,
-    ) -> RelationVersion:
+    async def announce(self, relation: Relation, *_: Any, **__: Any) -> RelationVersion:
         columns, key = self._captured.catalog[relation.relation_oid]
         options = DebeziumOptions()
         description = describe(relation, self._captured.facts)
@@ -246,18 +232,11 @@ class _SnapshotAnnouncer(_Registrar):
         super().__init__(captured, lambda _: _Nowhere())
         self._observer = RecordingObserver(machine, StalenessJudge(Visibility(3, 4), 0), lambda *message: None)
 
-    async def announce(
-        self,
-        relation: Relation,
-        earlier: RelationVersion | None,
-        xid: int | None = None,
-        *,
-        is_uncommitted: bool = False,
-    ) -> RelationVersion:
+    async def announce(self, relation: Relation, *_: Any, **__: Any) -> RelationVersion:
         table = SnapshotTable(self._observer.judge, (), 1 << 22)
         table.begin()
         self._observer.begin(relation.relation_oid, table, ())
-        return await super().announce(relation, earlier, xid)
+        return await super().announce(relation)
 
 
 class _Stand:

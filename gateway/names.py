@@ -39,6 +39,11 @@ def quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def qualified(namespace: str, name: str) -> str:
+    """Quote the name of a relation with its schema, as `quote_identifier` does."""
+    return f"{quote_identifier(namespace)}.{quote_identifier(name)}"
+
+
 def is_table(relation: str, patterns: Sequence[str]) -> bool:
     """Return whether a pattern matches the relation. A pattern is `schema.table`, or `table` in any
     schema, with `*` and `?` as in a shell."""

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gateway.names import is_table, quote_identifier
+from gateway.names import is_table, qualified
 from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
@@ -229,7 +229,7 @@ async def tables_that_held_rows(
 
 
 async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, listed_in: str) -> bool:
-    table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+    table = qualified(relation.namespace, relation.name)
     try:
         async with transaction(sql, readonly=True):
             await sql.execute("SET LOCAL lock_timeout = '100ms'; SET LOCAL statement_timeout = '1s'")

@@ -80,11 +80,11 @@ def refuse_unknown(
     """Raise ColumnsUnknown if the transaction `xid`, which was not committed when it sent the
     Relation message, may have changed which columns have a rule. If it `holds_lock`, it may have
     done so even if the names are those of the catalog."""
+    if in_use is None and not attributes:
+        return  # the transaction has created the table
     columns = [(relation.namespace, relation.name, column.name) for column in relation.columns]
     if in_use is not None:
         columns += [(in_use.namespace, in_use.name, column.name) for column in in_use.columns]
-    if in_use is None and not attributes:
-        return  # the transaction has created the table
     has_rule = any(settings.rule_of(*column) is not None for column in columns)
     if (holds_lock and has_rule) or not are_explained([each.name for each in relation.columns], attributes, xid):
         raise ColumnsUnknown(

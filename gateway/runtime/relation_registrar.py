@@ -23,10 +23,9 @@ from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Name, Topics, compacted_without_key
-from gateway.names import quote_identifier
+from gateway.names import qualified
 from gateway.pgoutput import Relation, ReplicaIdentity, Type
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
-from gateway.postgres.open_transactions import holds_lock, is_seen
 from gateway.postgres.publication import descent_of, publication_facts
 from gateway.relations.attributes import ATTRIBUTES_QUERY, Attribute, are_explained, read_attributes
 from gateway.relations.describe import describe
@@ -49,7 +48,7 @@ from gateway.runtime.assign_column_rules import (
 from gateway.runtime.dialect import DescribedRelation, DialectRelations
 from gateway.runtime.excluded_tables import ExcludedTables
 from gateway.schema_errors import classified_schema_errors, topics_with_schema
-from gateway.snapshot.discovery.sent_before_commit import SentBeforeCommit
+from gateway.snapshot.discovery.sent_before_commit import SentBeforeCommit, holds_lock, is_seen
 from gateway.transactions.record_writer import RelationVersion
 from schemas.avro_types import is_numeric
 from schemas.change_schema import Schema, columns_without_default, enums_without_labels
@@ -209,7 +208,7 @@ class RelationRegistrar:
                 return
         if root.relation_oid not in self._roots_of_other_identity:
             self._roots_of_other_identity.add(root.relation_oid)
-            quoted = f"{quote_identifier(partition.namespace)}.{quote_identifier(partition.name)}"
+            quoted = qualified(partition.namespace, partition.name)
             log.warning(
                 "old_rows_incomplete",
                 relation=f"{root.namespace}.{root.name}",

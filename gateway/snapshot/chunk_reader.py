@@ -239,7 +239,7 @@ async def _copy(
 
 def _too_large(plan: ReadPlan, most_held_bytes: int) -> TableTooLarge:
     chunks = "table_read_in_one_transaction in the log says why it is not read in chunks"
-    if not plan.key_columns and plan.surveyed.is_heap and plan.surveyed.has_places and not plan.surveyed.foreign_names:
+    if not plan.key_columns and plan.surveyed.has_ranges:
         chunks = (
             "with a primary key (not deferrable, with REPLICA IDENTITY DEFAULT or FULL) or a unique index as its replica "
             "identity, the table is read in chunks, without a command"

@@ -10,8 +10,8 @@ from typing import Final
 
 import structlog
 
+from gateway.names import qualified
 from gateway.snapshot.commands import Choice
-from gateway.snapshot.sql import qualified
 from gateway.snapshot.table_task import TableTask
 from gateway.startup.role_checks import KEY_OR_MEMORY, KEYLESS_BYTES
 from schemas.topic_names import format_relation

@@ -15,7 +15,7 @@ import fastavro
 
 from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
-from gateway.names import quote_identifier
+from gateway.names import qualified, quote_identifier
 from gateway.pgoutput.relation import Column, Relation
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
@@ -35,7 +35,6 @@ from gateway.snapshot.sql import (
     column_list,
     facts_query,
     key_condition,
-    qualified,
 )
 from gateway.snapshot.table_errors import UnwritableTable
 from gateway.startup.facts import PublicationFacts, PublishedRelation
@@ -76,6 +75,11 @@ class Surveyed:
     """Whether the role may read all columns of the relation and of its leaves."""
     has_places: bool = True
     """Whether the role may read `ctid` of all leaves."""
+
+    @property
+    def has_ranges(self) -> bool:
+        """Whether the relation can be read in ranges of blocks."""
+        return self.is_heap and self.has_places and not self.foreign_names
 
     @property
     def sends_updates(self) -> bool:
@@ -217,9 +221,7 @@ class ReadPlan:
         """Whether the relation is read in one chunk. Without a key, stale rows cannot be
         recognized; without ranges of blocks, the relation cannot be divided. If its key has an
         array, a mirror keeps it as a log, which a snapshot can only replace in one transaction."""
-        surveyed = self.surveyed
-        has_ranges = surveyed.is_heap and surveyed.has_places and not surveyed.foreign_names
-        return not self.key_columns or self.has_array_key or not has_ranges
+        return not self.key_columns or self.has_array_key or not self.surveyed.has_ranges
 
     @property
     def has_array_key(self) -> bool:

@@ -209,10 +209,6 @@ def facts_query(major_version: int, *, prints_filters: bool = True) -> str:
     return _FACTS.format(labels=_LABELS, filter=row_filter, accounts=accounts(major_version))
 
 
-def qualified(namespace: str, name: str) -> str:
-    return f"{quote_identifier(namespace)}.{quote_identifier(name)}"
-
-
 def column_list(names: Sequence[str], is_binary: Sequence[bool]) -> str:
     """Return the select list. Columns without a binary decoder are sent as the output functions of
     their types print them. The function concat returns this text, whereas a cast to text may return

@@ -324,11 +324,9 @@ class TableTask:
 
     def chunk_read(self, chunk: Chunk) -> None:
         """Report that a chunk was read. Failures of another chunk are kept if their reason does not
-        pass without intervention: that chunk need not have become readable. If the table failed as
-        a whole, any range shows that it is no longer read as a whole."""
+        pass without intervention: that chunk need not have become readable."""
         obstacle, failed_chunk = self._obstacle, self._failed_chunk
-        is_over = failed_chunk is None or (failed_chunk.all_ranges and chunk.range is not None)
-        if obstacle is None or obstacle.passes or is_over or (failed_chunk and failed_chunk.is_same(chunk)):
+        if obstacle is None or obstacle.passes or failed_chunk is None or failed_chunk.is_readable_since(chunk):
             self._forget_failures()
 
     def chunk_failed(self, chunk: Chunk, obstacle: Obstacle, plan: ReadPlan | None, until: float) -> None:

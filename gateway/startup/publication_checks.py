@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from gateway.errors import RetrySlowly, StopForOperator
-from gateway.names import quote_identifier
+from gateway.names import qualified, quote_identifier
 from gateway.startup.facts import Expected, Facts, PublicationFacts, PublishedRelation
 from gateway.startup.findings import Finding, OperatorWarning
 
@@ -74,7 +74,7 @@ def _identities(facts: Facts) -> Iterator[Finding]:
     long as the table is published."""
     without = sorted(
         {
-            f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+            qualified(relation.namespace, relation.name)
             for publication in facts.publications.values()
             if publication.actions & {"update", "delete"}
             for relation in (*publication.relations, *publication.excluded, *publication.sent_as_root)
@@ -197,7 +197,7 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
             sent = {column.name for column in relation.columns}
             missing = [name for name in relation.identity_columns if name not in sent]
             if missing and len(missing) < len(relation.identity_columns):
-                table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+                table = qualified(relation.namespace, relation.name)
                 if set(missing) <= set(relation.generated_identity):
                     yield _without_key(facts, publication, relation, missing)
                     continue
@@ -216,7 +216,7 @@ def _without_key(
 ) -> OperatorWarning:
     """Warn about an identity whose generated columns are not sent. PostgreSQL 18 rejects UPDATE and
     DELETE on such a table; earlier versions send them without the columns that identify the row."""
-    table = f"{quote_identifier(relation.namespace)}.{quote_identifier(relation.name)}"
+    table = qualified(relation.namespace, relation.name)
     said = (
         f"publication {publication.name} does not send generated columns of the table's replica identity: "
         f"{', '.join(missing)}"

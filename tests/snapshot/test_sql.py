@@ -7,6 +7,7 @@ from typing import Any
 
 import fastavro
 
+from gateway.names import qualified
 from gateway.snapshot.rules.ranges_to_read import TidRange
 from gateway.snapshot.sql import (
     KeyColumn,
@@ -14,7 +15,6 @@ from gateway.snapshot.sql import (
     key_condition,
     lock,
     lock_by_explain,
-    qualified,
     select_keys,
     select_range,
 )

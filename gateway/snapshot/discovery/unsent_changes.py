@@ -10,13 +10,14 @@ from typing import Final
 
 import asyncpg
 
+from gateway.names import qualified
 from gateway.postgres.cached_query import CachedQuery
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import transaction
 from gateway.snapshot.discovery.content_query import PLAN, content_query
 from gateway.snapshot.progress_log import log_unsent_at_all
 from gateway.snapshot.rules.published_content import LeafContent, PublishedContent, new_files, read_contents, unsent
-from gateway.snapshot.sql import FILE_FACTS, HORIZON, has_old_row, qualified
+from gateway.snapshot.sql import FILE_FACTS, HORIZON, has_old_row
 
 _COMPARABLE_XIDS: Final = (1 << 31) - 100_000_000
 """Rows have 32-bit transaction ids: ids that are farther apart cannot be compared."""

@@ -91,9 +91,12 @@ class Chunk:
     def ranges(self) -> tuple[TidRange, ...]:
         return self.all_ranges if self.range is None else (self.range,)
 
-    def is_same(self, other: Chunk) -> bool:
-        """Return whether both chunks begin at the same place, however far they go, or whether both
-        have keys."""
+    def is_readable_since(self, other: Chunk) -> bool:
+        """Return whether this chunk, which could not be read, no longer stands in the way once the
+        other one was read: both begin at the same place, however far they go, or both have keys. A
+        chunk of all ranges is no longer needed if the other one is a range."""
+        if self.all_ranges and other.range is not None:
+            return True
         if self.range is None or other.range is None:
             return self.range is other.range and bool(self.keys) == bool(other.keys)
         return (self.range.leaf, self.range.first) == (other.range.leaf, other.range.first)
