@@ -446,5 +446,5 @@ async def test_what_postgresql_says_of_one_table_is_not_said_of_the_others(
 ) -> None:
     sql = await database.connect()
     await hold(sql)
-    monkeypatch.setattr(publication, "quote_identifier", lambda name: "1/0" if name == "empty" else f'"{name}"')
+    monkeypatch.setattr(publication, "qualified", lambda _, name: "1/0" if name == "empty" else f'"{name}"')
     assert "public.held" in await tables_held(sql, "by_name")
