@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from time import monotonic
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from gateway.debezium.written_checks import TOMBSTONE, Committed, Place, Written
 from gateway.errors import Retry, StopForOperator
 from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
+from gateway.kafka.position_topic import true_ends
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from gateway.pgoutput import letters
@@ -95,14 +96,15 @@ async def _written(
     found: dict[Place, Counter[str]] = {}
     consumer = Consumer(
         **settings.kafka.client_options(),
-        isolation_level="read_uncommitted",
+        isolation_level="read_committed",
         enable_auto_commit=False,
         auto_offset_reset="none",
     )
     try:
         await consumer.start()
         places = [place for place in await consumer.partitions_below("") if place.topic in topics]
-        first, ends = await consumer.beginning_offsets(places), await consumer.end_offsets(places)
+        first, ends = await consumer.beginning_offsets(places), await true_ends(settings.kafka, places)
+        _refuse_open_transactions(ends, stable_ends=await consumer.end_offsets(places))
         for place in places:
             consumer.assign([place])
             events = await _end_of(consumer, place, first[place], ends[place], schemas, offset, limit_s)
@@ -113,6 +115,18 @@ async def _written(
     finally:
         await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
     return found
+
+
+def _refuse_open_transactions(ends: Mapping[TopicPartition, int], stable_ends: Mapping[TopicPartition, int]) -> None:
+    """Raise Retry if a partition has a Kafka transaction that may still be committed or aborted. A
+    Kafka Connect worker with exactly-once support leaves one if it is killed."""
+    for place, end in ends.items():
+        if stable_ends[place] < end:
+            raise Retry(
+                f"adopt: a transaction of the connector is still open in {place.topic}, partition {place.partition}",
+                hint="wait until Kafka has aborted it, which it does after the transaction.timeout.ms of the connector's "
+                "producer (60 s unless it was set), and run the command again",
+            )
 
 
 async def _end_of(

@@ -5,6 +5,7 @@ gateway/transactions/position.py encodes and decodes positions."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
@@ -48,7 +49,7 @@ async def read_positions(
     consumer = _consumer(settings, "read_committed")
     try:
         async with asyncio.timeout(timeout_s):
-            ends = await _true_ends(settings, (position, marker))
+            ends = await true_ends(settings, (position, marker))
             await consumer.start()
             used = await _has_records(consumer, marker, ends[marker])
             newest = await _newest(consumer, position, ends[position])
@@ -71,7 +72,7 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
     consumer = _consumer(settings, "read_committed")
     try:
         async with asyncio.timeout(timeout_s):
-            ends = await _true_ends(settings, (place,))
+            ends = await true_ends(settings, (place,))
             await consumer.start()
             newest = await _newest(consumer, place, ends[place])
     except TimeoutError as error:
@@ -114,7 +115,7 @@ async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> b
     return False
 
 
-async def _true_ends(settings: KafkaSettings, places: tuple[TopicPartition, ...]) -> dict[TopicPartition, int]:
+async def true_ends(settings: KafkaSettings, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
     """Return the end offset of each partition. The records of open transactions are included; a
     read_committed consumer would leave them out."""
     consumer = _consumer(settings, "read_uncommitted")

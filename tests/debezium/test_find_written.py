@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
+from contextlib import suppress
 
 import pytest
 from aiokafka.structs import TopicPartition
@@ -31,7 +33,7 @@ where data like 'table %INSERT%'
 """
 
 
-def send(kafka: Kafka, topic: str, values: list[bytes]) -> None:
+def send(kafka: Kafka, topic: str, values: Sequence[bytes]) -> None:
     make_topics(kafka.bootstrap_servers, [topic])
     producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
     for value in values:
@@ -49,6 +51,31 @@ def settings_of(dsn: str, kafka: Kafka, registry: Registry, prefix: str, skipped
             "snapshot": {"mode": "never"},
         }
     )
+
+
+async def two_rows(
+    database: Database, slot: str, statement: str = "select"
+) -> tuple[Lsn, tuple[int, int], tuple[bytes, bytes]]:
+    """Where the slot begins; the LSNs of two rows behind it, with the statement between them; and a
+    connector's records of them."""
+    sql = await database.connect()
+    await sql.execute(
+        f"create table a (id int4 primary key); create table b (id int4 primary key);"
+        f"create publication {PUBLICATION} for all tables"
+    )
+    start = await sql.fetchval(SLOT, slot, "pgoutput")
+    await sql.fetchval(SLOT, f"{slot}_witness", "test_decoding")
+    await sql.execute("insert into a values (1)")
+    await sql.execute(statement)
+    await sql.execute("insert into a values (2)")
+    (first, xid), (last, last_xid) = await sql.fetch(ROWS, f"{slot}_witness")
+    records = record("c", start, first, xid), record("c", start, last, last_xid)
+    return Lsn(start), (first, last), records
+
+
+def record(operation: str, commit_lsn: int, lsn: int, xid: int) -> bytes:
+    source = {"txId": xid, "sequence": json.dumps([str(commit_lsn), str(lsn)])}
+    return json.dumps({"op": operation, "source": source}).encode()
 
 
 async def written_beyond(start: Lsn, settings: Settings, topic: str) -> DebeziumOffset:
@@ -79,25 +106,36 @@ async def test_what_has_no_record_is_not_passed(
     skipped: str,
     is_passed: bool,
 ) -> None:
-    sql = await database.connect()
-    await sql.execute(
-        f"create table a (id int4 primary key); create table b (id int4 primary key);"
-        f"create publication {PUBLICATION} for all tables"
-    )
-    start = await sql.fetchval(SLOT, topic_prefix, "pgoutput")
-    witness = f"{topic_prefix}_witness"
-    await sql.fetchval(SLOT, witness, "test_decoding")
-    await sql.execute("insert into a values (1)")
-    await sql.execute(statement)
-    await sql.execute("insert into a values (2)")
-    (first, _), (last, _) = rows = await sql.fetch(ROWS, witness)
+    start, (first, last), records = await two_rows(database, topic_prefix, statement)
     topic = f"{topic_prefix}.public.a"
-    sources = [{"txId": xid, "sequence": json.dumps([str(start), str(lsn)])} for lsn, xid in rows]
-    records = [json.dumps({"op": "c", "source": source}).encode() for source in sources]
     await asyncio.to_thread(send, kafka, topic, records)
     settings = settings_of(database.dsn, kafka, registry, topic_prefix, skipped)
-    found = await written_beyond(Lsn(start), settings, topic)
+    found = await written_beyond(start, settings, topic)
     assert found.lsn == (last if is_passed else first) + 1
+
+
+async def test_records_of_an_aborted_transaction_were_not_written(
+    database: Database, kafka: Kafka, registry: Registry, topic_prefix: str
+) -> None:
+    """A Connect worker with exactly-once support leaves one if it is killed, open at first. Its
+    offsets have no records that a reader could wait for."""
+    start, (first, _), (one, two) = await two_rows(database, topic_prefix)
+    topic, settings = f"{topic_prefix}.public.a", settings_of(database.dsn, kafka, registry, topic_prefix, "t")
+    await asyncio.to_thread(send, kafka, topic, [one])
+    worker = Producer({"bootstrap.servers": kafka.bootstrap_servers, "transactional.id": topic_prefix})
+    await asyncio.to_thread(worker.init_transactions, 30)
+    worker.begin_transaction()
+    worker.produce(topic, two, partition=0)
+    assert await asyncio.to_thread(worker.flush, 30) == 0
+    with pytest.raises(Retry, match=f"still open in {topic}, partition 0"):
+        await written_beyond(start, settings, topic)
+    await asyncio.to_thread(worker.abort_transaction, 30)
+    found = None
+    async with asyncio.timeout(30):
+        while found is None:
+            with suppress(Retry):  # the end of the transaction reaches the partition a little later
+                found = await written_beyond(start, settings, topic)
+    assert found.lsn == first + 1
 
 
 async def test_a_record_without_a_schema_id_is_not_of_a_connector(
