@@ -135,4 +135,5 @@ def _offset(value: dict[str, Any]) -> DebeziumOffset:
         return DebeziumOffset(lsn, commit_lsn, of_snapshot=True, in_snapshot=not done)
     is_event = value.get("messageType") not in _NOT_EVENTS
     reads_tables = any(name.startswith("incremental_snapshot") and each is not None for name, each in value.items())
-    return DebeziumOffset(lsn, commit_lsn, value["txId"] or 0 if is_event else 0, in_snapshot=reads_tables)
+    written_xid = value.get("txId") or 0 if is_event else 0  # a non-transactional message has none
+    return DebeziumOffset(lsn, commit_lsn, written_xid, in_snapshot=reads_tables)
