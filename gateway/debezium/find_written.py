@@ -17,7 +17,17 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from gateway.config.settings import Settings
 from gateway.config.source import SourceSettings
-from gateway.debezium.written_checks import TOMBSTONE, Committed, Place, Written, advanced, committed, is_before
+from gateway.debezium.written_checks import (
+    READ,
+    TOMBSTONE,
+    Committed,
+    Place,
+    Written,
+    advanced,
+    committed,
+    is_before,
+    is_read_before,
+)
 from gateway.errors import Retry, StopForOperator
 from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
@@ -43,6 +53,7 @@ _FIRST_LOOK: Final = 500
 """The number of records that the first attempt reads at the end of a partition. Each further
 attempt reads four times as many, until one of them precedes the offset."""
 _POLL_MS: Final = 200
+_LOG_INTERVAL_S: Final = 10.0
 _PEEKED_BYTES: Final = 16 << 20
 """The number of bytes of WAL after the newest event in which the first attempt looks for the commit
 of its transaction. Each further attempt searches four times as many."""
@@ -93,6 +104,7 @@ async def _written(
     settings: Settings, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset
 ) -> Written:
     schemas, limit_s = _Schemas(registry), settings.kafka.delivery_timeout_s
+    progress = _Progress()
     found: dict[Place, Counter[str]] = {}
     consumer = Consumer(
         **settings.kafka.client_options(),
@@ -107,7 +119,7 @@ async def _written(
         _refuse_open_transactions(ends, stable_ends=await consumer.end_offsets(places))
         for place in places:
             consumer.assign([place])
-            events = await _end_of(consumer, place, first[place], ends[place], schemas, offset, limit_s)
+            events = await _end_of(consumer, place, first[place], ends[place], schemas, offset, limit_s, progress)
             for operation, xid, _, lsn in events:
                 found.setdefault((xid, lsn), Counter())[operation] += 1
     except (KafkaError, OSError) as error:
@@ -137,20 +149,48 @@ async def _end_of(
     schemas: _Schemas,
     offset: DebeziumOffset,
     limit_s: float,
+    progress: _Progress,
 ) -> list[Event]:
-    """Return the events of a partition that do not precede the offset."""
+    """Return the events of a partition that do not precede the offset. Rows that a snapshot has
+    read are no events, but the first record of an attempt may be one: it may show, as an event
+    does, that everything before it precedes the offset."""
     look = _FIRST_LOOK
     while True:
         start = max(first, end - look)
         events: list[Event] = []
         consumer.seek(place, start)
         async for record in read_to(consumer, place, end, limit_s):
+            progress.count(record)
             event = await schemas.event(record, events[-1] if events else None)
-            if event is not None:
+            if event is not None and (event[0] != READ or not events):
                 events.append(event)
-        if start == first or (events and is_before(offset, *events[0][2:])):
-            return [event for event in events if not is_before(offset, *event[2:])]
+        if start == first or (events and _is_before(offset, events[0])):
+            return [event for event in events if event[0] != READ and not _is_before(offset, event)]
         look *= 4
+
+
+def _is_before(offset: DebeziumOffset, event: Event) -> bool:
+    operation, _, commit_lsn, lsn = event
+    return (is_read_before if operation == READ else is_before)(offset, commit_lsn, lsn)
+
+
+class _Progress:
+    """Logs at intervals how many records were read."""
+
+    def __init__(self) -> None:
+        self._records = 0
+        self._logged = monotonic()
+
+    def count(self, record: ConsumerRecord) -> None:
+        self._records += 1
+        if monotonic() - self._logged >= _LOG_INTERVAL_S:
+            self._logged = monotonic()
+            log.info(
+                "reading_topics_of_connector",
+                topic=record.topic,
+                partition=record.partition,
+                records_read=self._records,
+            )
 
 
 async def read_to(consumer: Consumer, place: TopicPartition, end: int, limit_s: float) -> AsyncIterator[ConsumerRecord]:
@@ -177,18 +217,18 @@ class _Schemas:
         self._known: dict[int, Any] = {}
 
     async def event(self, record: ConsumerRecord, before: Event | None) -> Event | None:
-        """Return the record's event, or None if the record belongs to no transaction. A tombstone
+        """Return the record's event, or None if the record has no place in the stream. A tombstone
         belongs to the event `before` it. Raises WalgateError."""
         if record.value is None:
             return None if before is None else (TOMBSTONE, *before[1:])
         try:
             value = await self._decoded(record.value)
-            source = value["source"]
-            if source["txId"] is None or value["op"] == "r":
+            source, operation = value["source"], value["op"]
+            commit_lsn, lsn = json.loads(source.get("sequence") or "[null, null]")
+            if lsn is None if operation == READ else source["txId"] is None:
                 return None
-            commit_lsn, lsn = json.loads(source["sequence"])
-            return value["op"], source["txId"], int(commit_lsn or 0), int(lsn)
-        except (SchemaError, ValueError, KeyError, TypeError, IndexError, EOFError) as error:
+            return operation, source["txId"] or 0, int(commit_lsn or 0), int(lsn)
+        except (SchemaError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError) as error:
             raise StopForOperator(
                 f"adopt: the record at offset {record.offset} of {record.topic} was not written by a Debezium "
                 "connector for PostgreSQL",

@@ -23,7 +23,7 @@ from gateway.transactions.transaction import is_published
 from schemas.lsn import Lsn
 
 INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = "I", "U", "D", "T", "M"
-CREATED, UPDATED, DELETED, TRUNCATED, TOMBSTONE = "c", "u", "d", "t", "tombstone"
+CREATED, UPDATED, DELETED, TRUNCATED, TOMBSTONE, READ = "c", "u", "d", "t", "tombstone", "r"
 _ROWS: Final = {ord(kind): kind for kind in (INSERT, UPDATE, DELETE)}
 
 Place = tuple[int, int]
@@ -84,6 +84,13 @@ def is_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
     if not offset.written_xid:
         return commit_lsn < offset.commit_lsn
     return (commit_lsn, lsn) < (offset.commit_lsn, offset.lsn)
+
+
+def is_read_before(offset: DebeziumOffset, commit_lsn: int, lsn: int) -> bool:
+    """Return whether a row that a snapshot has read was written before the offset was stored. Its
+    `source.sequence` says how far the connector had streamed, or at which LSN the snapshot was
+    taken."""
+    return is_before(offset, commit_lsn, lsn) or (offset.of_snapshot and lsn <= offset.lsn)
 
 
 def advanced(

@@ -11,8 +11,10 @@ from contextlib import suppress
 import pytest
 from aiokafka.structs import TopicPartition
 from confluent_kafka import Producer
+from structlog.testing import capture_logs
 
 from gateway.config.settings import Settings
+from gateway.debezium import find_written as find_written_module
 from gateway.debezium.find_written import find_written, read_to
 from gateway.errors import Retry, StopForOperator
 from gateway.kafka.aiokafka_internals.admin import Consumer
@@ -136,6 +138,24 @@ async def test_records_of_an_aborted_transaction_were_not_written(
             with suppress(Retry):  # the end of the transaction reaches the partition a little later
                 found = await written_beyond(start, settings, topic)
     assert found.lsn == first + 1
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+async def test_rows_of_a_snapshot_say_how_far_to_look_back(
+    kafka: Kafka, registry: Registry, topic_prefix: str, monkeypatch: pytest.MonkeyPatch, is_streamed: bool
+) -> None:
+    """Nothing says it in a topic of nothing but such rows. Each record is logged here."""
+    monkeypatch.setattr(find_written_module, "_LOG_INTERVAL_S", 0)
+    await asyncio.to_thread(send, kafka, topic_prefix, [record("r", 0, 900, 7)] * 2001)
+    settings = settings_of("postgresql://nowhere/", kafka, registry, topic_prefix, "t")
+    offset = DebeziumOffset(Lsn(950), Lsn(950)) if is_streamed else DebeziumOffset(Lsn(900), Lsn(0), of_snapshot=True)
+    client = RegistryClient(registry.url)
+    with capture_logs() as logged:
+        assert await find_written(settings, client, {topic_prefix}, offset, login_of(settings.source)) == offset
+    await client.close()
+    assert [entry["records_read"] for entry in logged if entry["event"] == "reading_topics_of_connector"] == list(
+        range(1, 501)
+    )
 
 
 async def test_a_record_without_a_schema_id_is_not_of_a_connector(
