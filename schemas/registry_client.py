@@ -167,6 +167,12 @@ class RegistryClient:
         found = await self._newest(subject)
         return None if found is None else (_number(found, "id"), _schema(found))
 
+    async def id_of(self, subject: str, schema: Schema) -> int | None:
+        """Return the id of this schema under the subject without registering it; None if no version
+        has it."""
+        known = await self._find("POST", f"/subjects/{_quoted(subject)}", {"schema": _text(schema)})
+        return None if known is None else _number(known, "id")
+
     async def versions(self, subject: str) -> AsyncIterator[Schema]:
         """Yield the schemas of a subject, the newest first."""
         newest = await self._newest(subject)
@@ -243,9 +249,9 @@ class RegistryClient:
             await self._levels.repair(subject)
         if newest_schema == schema:
             return _number(newest, "id")
-        known = await self._find("POST", f"/subjects/{_quoted(subject)}", body)
+        known = await self.id_of(subject, schema)
         if known is not None:  # even an older version that the newest cannot read: rows may be sent again
-            return _number(known, "id")
+            return known
         changes = await self._changes(subject, in_force, newest, schema)
         # The newest version may belong to a transaction that was rolled back: a schema that is
         # compatible with the version in force is then accepted, even if it is not compatible with

@@ -129,6 +129,8 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/position_checks.py check_prefix", "are written with the topic prefix"): _MENDED,
     ("gateway/debezium/find_written.py event", ""): "exactly_once/test_ways_on_debezium.py::"
     "test_a_record_that_the_connector_did_not_write_leaves_everything_as_it_was",
+    ("gateway/debezium/key_checks.py check_keys", ""): "exactly_once/test_ways_on_debezium.py::"
+    "test_keys_that_would_change_leave_everything_as_it_was",
     ("gateway/debezium/row_encoder.py _without", ""): _DIALECT,
     ("gateway/startup/position_changes.py adopt_from_debezium", ""): "exactly_once/test_ways_on_debezium.py::"
     "test_an_offset_that_is_no_use_leaves_everything_as_it_was",

@@ -12,6 +12,7 @@ keyed_sink, json_sink           what the state machine receives -> records
 registrar                       relations: schemas and encoders
 dialect                         what a session asks of a dialect (gateway/runtime/dialect.py)
 find_written, written_checks    which changes Debezium wrote before the gateway took over
+key_checks                      whether the keys stay as Debezium wrote them
 
 In: relations, rows, and positions of a connector. Out: schemas, records and topics in Debezium's
 format. No other package imports this one, except gateway/runtime/dialect.py, and only if

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from importlib.metadata import version as package_version
 
 import asyncpg
@@ -13,6 +13,7 @@ from gateway.config.settings import Settings
 from gateway.debezium.envelope_schema import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, Schema, message_schema
 from gateway.debezium.find_written import find_written
 from gateway.debezium.json_sink import JsonSink
+from gateway.debezium.key_checks import check_keys
 from gateway.debezium.keyed_sink import KeyedSink
 from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
 from gateway.debezium.registrar import DebeziumRelations
@@ -21,12 +22,14 @@ from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
 from gateway.kafka.topics import Topics
+from gateway.postgres.connection import connect_sql, end_session
 from gateway.postgres.credentials import Credentials
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.transactions.position import Position
 from gateway.transactions.record_writer import RecordWriter
 from schemas.records import POSITION
 from schemas.registry_client import RegistryClient
+from schemas.relation import RelationDescription
 from schemas.topic_names import POSITION_TOPIC, key_subject, message_topic, transaction_topic, value_subject
 from schemas.wire_format import frame
 
@@ -65,9 +68,20 @@ class DebeziumDialect:
         return []
 
     async def find_written(
-        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset, login: Credentials
+        self,
+        registry: RegistryClient,
+        relations: Mapping[str, RelationDescription],
+        offset: DebeziumOffset,
+        login: Credentials,
     ) -> DebeziumOffset:
-        return await find_written(self._settings, registry, topics, offset, login)
+        sql = await connect_sql(login)
+        try:
+            described = DebeziumRelations(sql, None, self._options, set())
+            may_change = self._settings.schemas.on_incompatible == "register"
+            await check_keys(registry, described, relations, may_change=may_change)
+        finally:
+            await end_session(sql)
+        return await find_written(self._settings, registry, relations, offset, login)
 
     def record_writer(
         self, position: Position, topics: Topics, writer: BatchWriter, schemas: FixedSchemas

@@ -93,12 +93,13 @@ class DebeziumRelation:
 
 class DebeziumRelations:
     """The relations of a registrar in Debezium's dialect. `optional` has the pairs (relation oid,
-    column name) whose fields must accept NULL, whatever the catalog says."""
+    column name) whose fields must accept NULL, whatever the catalog says. `writer` is None if
+    relations are described only."""
 
     def __init__(
         self,
         sql: asyncpg.Connection,
-        writer: DebeziumWriter,
+        writer: DebeziumWriter | None,
         options: DebeziumOptions,
         optional: set[tuple[int, str]],
         *,
@@ -207,6 +208,7 @@ class DebeziumRelations:
         self, relation: ConnectRelation, value_schema_id: int, key_schema_id: int | None, topic_sink: TopicSink
     ) -> DebeziumVersion:
         """Return the version of a relation whose schemas are registered."""
+        assert self._writer is not None
         description, sink = relation.description, self._sink(relation, topic_sink)
         left_out = self._writer.on_left_out
         records = DebeziumEncoder(

@@ -266,8 +266,9 @@ class Bootstrap:
                 states = await self._states_of_former(position, forgets)
                 await self._delivery.deliver_now(list(markers), position, forgets, states)
             case FindWritten(offset):
-                topics = {name for each in self._catalog.relations for name in self._topics.possible_names(each)}
-                return await self._dialect.find_written(self._registry, topics, offset, self._catalog.login)
+                described = await self._catalog.describe_relations()
+                relations = {self._topics.possible_names((each.namespace, each.name))[0]: each for each in described}
+                return await self._dialect.find_written(self._registry, relations, offset, self._catalog.login)
             case DropSlot():
                 await self._catalog.drop_slot()
             case FenceFormer(system_identifier):

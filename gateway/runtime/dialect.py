@@ -6,7 +6,7 @@ Walgate's own dialect, gateway/debezium/dialect.py has Debezium's.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import asyncpg
@@ -109,10 +109,15 @@ class Dialect(Protocol):
         ...
 
     async def find_written(
-        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset, login: Credentials
+        self,
+        registry: RegistryClient,
+        relations: Mapping[str, RelationDescription],
+        offset: DebeziumOffset,
+        login: Credentials,
     ) -> DebeziumOffset:
         """Return the offset after the last change whose records a replaced connector has all
-        written. `login` is that to the server of the slot. Raises WalgateError."""
+        written. `relations` are the published ones by topic, and `login` is that to the server of
+        the slot. Raises WalgateError, also if the gateway would write other keys."""
         ...
 
     def record_writer(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import asyncpg
@@ -205,7 +205,11 @@ class NativeDialect:
         return [Marker("EPOCH", 0, position.resume_lsn)]
 
     async def find_written(
-        self, registry: RegistryClient, topics: Collection[str], offset: DebeziumOffset, login: Credentials
+        self,
+        registry: RegistryClient,
+        relations: Mapping[str, RelationDescription],
+        offset: DebeziumOffset,
+        login: Credentials,
     ) -> DebeziumOffset:
         raise InternalError("the topics of a connector cannot be continued in this dialect")
 

@@ -18,8 +18,11 @@ from gateway.postgres.credentials import Credentials, login_of, names_one_host
 from gateway.postgres.publication import PublicationLoader, tables_that_held_rows
 from gateway.postgres.server import load_facts
 from gateway.postgres.slot import advance_slot, create_slot, drop_slot, slot_facts
+from gateway.relations.describe import describe
 from gateway.relations.type_catalog import TYPES_QUERY, read_types, unknown_type
+from gateway.runtime.assign_column_rules import protect
 from gateway.snapshot.discovery.unsent_changes import UnsentChangesLog
+from gateway.snapshot.read_plan import as_message
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts, published_types
 from gateway.startup.findings import OperatorWarning
 from gateway.startup.periodic_check import check_running
@@ -27,7 +30,7 @@ from gateway.startup.publication_checks import added_tables, removed_tables, row
 from gateway.transactions.position import Position
 from gateway.values.column_codec import has_binary_decoder
 from schemas.lsn import Lsn
-from schemas.relation import TypeFacts
+from schemas.relation import RelationDescription, TypeFacts
 
 log = structlog.get_logger()
 _NAMED_TABLES = 10
@@ -62,6 +65,7 @@ class SourceCatalog:
     ) -> None:
         self._sql = sql
         self._source = settings.source
+        self._columns = settings.columns
         self._moment = moment
         self._logged = logged
         self._reads_new_tables = reads_new_tables
@@ -111,6 +115,29 @@ class SourceCatalog:
         publications = self.facts.publications.values()
         return sorted({(r.namespace, r.name) for publication in publications for r in publication.relations})
 
+    async def describe_relations(self) -> list[RelationDescription]:
+        """Describe the published relations as the catalog has them now."""
+        publications = self.facts.publications
+        relations = {r.relation_oid: r for publication in publications.values() for r in publication.relations}
+        types = await self._types(sorted(published_types(publications)))
+        return [
+            protect(
+                describe(
+                    as_message(each),
+                    types,
+                    is_key_whole={column.name for column in each.columns}.issuperset(each.generated_identity),
+                ),
+                self._columns,
+            )
+            for each in relations.values()
+        ]
+
+    async def _types(self, oids: list[int]) -> dict[int, TypeFacts]:
+        try:
+            return read_types(await self._sql.fetch(TYPES_QUERY, oids))
+        except DRIVER_ERRORS as error:
+            raise classify_exception(error, "querying the types of the published columns") from error
+
     def warn(self, warnings: tuple[OperatorWarning, ...]) -> None:
         for warning in warnings:
             if warning not in self._logged:
@@ -159,10 +186,7 @@ class SourceCatalog:
         if self._source.binary == "on":
             return True
         oids = sorted(published_types(self.facts.publications))
-        try:
-            facts = read_types(await self._sql.fetch(TYPES_QUERY, oids))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying the types of the published columns") from error
+        facts = await self._types(oids)
         undecodable = [facts[oid].name if oid in facts else "?" for oid in oids if not _is_decodable(oid, facts)]
         if undecodable:
             log.info("text_tuples", types_without_binary_decoder=undecodable)

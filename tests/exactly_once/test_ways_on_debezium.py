@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from gateway.local import Kafka, Registry
+from schemas.registry_client import RegistryClient
+from schemas.topic_names import key_subject, value_subject
 from tests.conftest import Database
 from tests.debezium.scene import Reader
 from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with, offsets
@@ -219,12 +221,9 @@ async def test_an_offset_that_is_no_use_leaves_everything_as_it_was(place: Place
 
 
 async def test_a_record_that_the_connector_did_not_write_leaves_everything_as_it_was(place: Place) -> None:
-    lsn = await place.sql.fetchval(
-        "SELECT (lsn - '0/0'::pg_lsn)::int8 FROM pg_create_logical_replication_slot($1, 'pgoutput')", place.slot
-    )
+    lsn = await place.sql.fetchval(NEW_SLOT, place.slot)
     await place.insert()
-    path, topic = place.folder / "offsets.json", f"{place.prefix}.public.flows"
-    path.write_text(json.dumps({"lsn": lsn, "lsn_commit": lsn, "txId": 1, "messageType": "COMMIT"}))
+    path, topic = offset_of_commit(place, lsn), f"{place.prefix}.public.flows"
     await place.new_topic(topic)
     await place.send(topic, "foreign", b"{}")
     said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
@@ -234,3 +233,30 @@ async def test_a_record_that_the_connector_did_not_write_leaves_everything_as_it
     await walgate(place.gateway, "adopt", "--from-debezium", str(path))
     await place.streams()
     await place.stop()
+
+
+async def test_keys_that_would_change_leave_everything_as_it_was(place: Place) -> None:
+    """Until the operator says that they may."""
+    lsn = await place.sql.fetchval(NEW_SLOT, place.slot)
+    await place.insert()
+    topic, path = f"{place.prefix}.public.flows", offset_of_commit(place, lsn)
+    registry = RegistryClient(str(place.gateway.settings["registry__url"]))
+    for subject, name in ((value_subject(topic), "Envelope"), (key_subject(topic), "Key")):
+        await registry.register(subject, {"type": "record", "name": name, "namespace": topic, "fields": []})
+    await registry.close()
+    said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
+    assert f"{topic} (fields: [] in the connector's schema, [\"id\"] in the gateway's)" in said, said
+    assert "set schemas.on_incompatible = register, and run the command again" in said, said
+    place.set(schemas__on_incompatible="register")
+    await walgate(place.gateway, "adopt", "--from-debezium", str(path))
+    await place.streams()
+    await place.stop()
+
+
+NEW_SLOT = "SELECT (lsn - '0/0'::pg_lsn)::int8 FROM pg_create_logical_replication_slot($1, 'pgoutput')"
+
+
+def offset_of_commit(place: Place, lsn: int) -> Path:
+    path = place.folder / "offsets.json"
+    path.write_text(json.dumps({"lsn": lsn, "lsn_commit": lsn, "txId": 1, "messageType": "COMMIT"}))
+    return path
