@@ -201,6 +201,10 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/startup/listener_checks.py _login", "does not use SASL"), _LISTENER),
     (("gateway/startup/kafka_checks.py check_single_partition", "commit order"), _OTHER),
     (("gateway/startup/server_notices.py _judge_left_out", "the server cannot send changes"), _OTHER),
+    (
+        ("gateway/startup/position_changes.py adopt_from_debezium", "connector_and_driver"),
+        "exactly_once/test_ways_on_debezium.py::test_a_slot_that_the_driver_has_advanced_is_adopted_as_it_is",
+    ),
     (("gateway/startup/position_checks.py check_prefix", "are written with the topic prefix"), _OTHER),
     (("gateway/startup/position_checks.py check_prefix", "belongs to slot"), _MEANT),
     (("gateway/startup/position_checks.py check_first_start", "has been used before"), _OTHER),

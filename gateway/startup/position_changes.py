@@ -60,8 +60,10 @@ from schemas.lsn import Lsn
 from schemas.topic_names import parse_relation
 
 _NOT_ADOPTED = (
-    "use the slot that the connector was reading when it stopped, and the offset that it stored then; or "
-    "use a new source.slot and kafka.prefix"
+    "use the slot that the connector was reading when it stopped, and the offset that it stored then. If only the slot is ahead, "
+    "and the connector had lsn.flush.mode = connector_and_driver, the slot itself says where to continue: set "
+    "source.adopt_slot = true, and snapshot.mode = on_command so that no table is read again, and start the gateway "
+    "(docs/debezium.md). Otherwise use a new source.slot and kafka.prefix"
 )
 
 FreshPosition = Callable[[Facts], Position]

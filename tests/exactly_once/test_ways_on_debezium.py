@@ -253,6 +253,23 @@ async def test_keys_that_would_change_leave_everything_as_it_was(place: Place) -
     await place.stop()
 
 
+async def test_a_slot_that_the_driver_has_advanced_is_adopted_as_it_is(place: Place) -> None:
+    """Beyond the offset that its connector has stored. Nothing is read again."""
+    place.set(snapshot__mode="on_command")
+    lsn = await place.sql.fetchval(NEW_SLOT, place.slot)
+    await place.insert()
+    place.inserted.clear()  # the connector has written it
+    await place.sql.execute("SELECT pg_replication_slot_advance($1, pg_current_wal_lsn())", place.slot)
+    await place.insert()
+    path = offset_of_commit(place, lsn)
+    said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
+    assert "is confirmed up to" in said and "lsn.flush.mode = connector_and_driver" in said, said
+    assert "source.adopt_slot = true" in said and "snapshot.mode = on_command" in said, said
+    place.set(source__adopt_slot=True)
+    await place.streams()
+    await place.stop()
+
+
 NEW_SLOT = "SELECT (lsn - '0/0'::pg_lsn)::int8 FROM pg_create_logical_replication_slot($1, 'pgoutput')"
 
 
