@@ -211,7 +211,7 @@ def _base(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectTyp
     if making is not None:
         return making(facts, typmod, options)
     match facts.extension, facts.name:
-        case "citext", "citext":
+        case ("citext", "citext") | ("isn", "isbn"):
             return ConnectType(Form.TEXT, "string", facts, typmod)
         case "ltree", "ltree":
             return ConnectType(Form.TEXT, _named("string", "io.debezium.data.Ltree"), facts, typmod)
