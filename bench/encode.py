@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.workloads import PUBLICATION, W1, W1_ROWS, W4, W4_ROWS
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.config.settings import ErrorSettings
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation
 from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
@@ -217,7 +217,7 @@ class _DebeziumRegistrar(_Registrar):
 
     async def announce(self, relation: Relation, *_: Any, **__: Any) -> RelationVersion:
         columns, key = self._captured.catalog[relation.relation_oid]
-        options = DebeziumOptions()
+        options = DebeziumSettings()
         description = describe(relation, self._captured.facts)
         connect = connect_relation(description, columns, key, options)
         encoder = DebeziumEncoder(connect, 1, 2, options, lambda *reason: None)
@@ -275,7 +275,7 @@ def encode_debezium(captured: Capture) -> None:
     nowhere: Any = _Nowhere()
     writer = DebeziumWriter(
         epoch=1, last_commit_lsn=0, names=SourceNames("1", "bench", "bench"),
-        topics=DebeziumTopics(nowhere, b"", b""), options=DebeziumOptions(), clock_ns=time.time_ns,
+        topics=DebeziumTopics(nowhere, b"", b""), options=DebeziumSettings(), clock_ns=time.time_ns,
     )  # fmt: skip
     _take_all(captured, _machine_of(writer), _DebeziumRegistrar(captured, writer))
 

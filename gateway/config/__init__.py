@@ -4,7 +4,6 @@
                                     sections registry, schemas, snapshot, errors and http
     source  kafka  columns  debezium
                                     the sections of these names
-    debezium_options                how Debezium's format is written
     section                         what all sections share
     error_messages                  what is said about a wrong setting
     oauth_tokens  msk_iam           tokens for Kafka and the registry

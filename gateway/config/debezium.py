@@ -7,8 +7,10 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from gateway.config.debezium_options import DebeziumOptions
 from gateway.config.section import Names, Section
+
+TimeMode = Literal["adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"]
+BinaryMode = Literal["bytes", "base64", "base64-url-safe", "hex"]
 
 
 class DebeziumSettings(Section):
@@ -18,16 +20,12 @@ class DebeziumSettings(Section):
     decimal_handling_mode: Literal["precise", "double", "string"] = Field(
         default="precise", description="numeric and money."
     )
-    time_precision_mode: Literal[
-        "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds"
-    ] = Field(default="adaptive", description="date, time and timestamp.")
+    time_precision_mode: TimeMode = Field(default="adaptive", description="date, time and timestamp.")
     interval_handling_mode: Literal["numeric", "string"] = Field(
         default="numeric", description="numeric: microseconds, with a month of average length."
     )
     hstore_handling_mode: Literal["json", "map"] = Field(default="json", description="hstore.")
-    binary_handling_mode: Literal["bytes", "base64", "base64-url-safe", "hex"] = Field(
-        default="bytes", description="bytea."
-    )
+    binary_handling_mode: BinaryMode = Field(default="bytes", description="bytea.")
     include_unknown_datatypes: bool = Field(
         default=False,
         description="Send columns whose types Debezium does not support as bytes that contain PostgreSQL's text. If false, "
@@ -88,10 +86,7 @@ class DebeziumSettings(Section):
             raise ValueError("compacted_topics needs tombstones_on_delete: otherwise deleted rows would remain")
         return self
 
-    def options(self) -> DebeziumOptions:
-        return DebeziumOptions(
-            **{
-                **self.model_dump(exclude={"compacted_topics", "reselect_unavailable_values"}),
-                "skipped_operations": frozenset(self.skipped_operations),
-            }
-        )
+    @property
+    def adjusts_names(self) -> bool:
+        """Whether names of fields and schemas are changed to names that Avro allows."""
+        return self.format == "avro"

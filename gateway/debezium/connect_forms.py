@@ -18,7 +18,7 @@ from hashlib import md5
 from typing import Final
 from uuid import UUID
 
-from gateway.config.debezium_options import BinaryMode
+from gateway.config.debezium import BinaryMode
 from gateway.debezium.connect_type import ConnectType, Form
 from gateway.values.column_readers import AVRO_NULL, Encode, some_bytes
 from gateway.values.integers import bool_from_text

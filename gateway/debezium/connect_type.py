@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from gateway.config.debezium_options import BinaryMode, DebeziumOptions
+from gateway.config.debezium import BinaryMode, DebeziumSettings
 from schemas.avro_types import numeric_precision_and_scale
 from schemas.relation import Kind, TypeFacts
 
@@ -82,7 +82,7 @@ class ConnectType:
     binary_mode: BinaryMode = "bytes"
 
 
-def connect_type(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType | None:
+def connect_type(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType | None:
     """Return the Connect type; None for a type that Debezium leaves out. A type that was dropped
     after the change, usually an enum that was replaced by text, becomes a string."""
     while facts.kind is Kind.DOMAIN and facts.base is not None:
@@ -192,7 +192,7 @@ def _enum(labels: tuple[str, ...]) -> Avro:
     return _named("string", "io.debezium.data.Enum", **{"connect.parameters": {"allowed": ",".join(labels)}})
 
 
-def _array(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType | None:
+def _array(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType | None:
     assert facts.element is not None
     if facts.element.oid in _NO_ARRAY or facts.element.kind in (Kind.DOMAIN, Kind.ARRAY):
         return None
@@ -203,7 +203,7 @@ def _array(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectTy
     return ConnectType(Form.ARRAY, avro, facts, typmod, element=element)
 
 
-def _base(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType | None:
+def _base(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType | None:
     plain = _PLAIN.get(facts.oid)
     if plain is not None:
         return ConnectType(*plain, facts, typmod)
@@ -222,13 +222,13 @@ def _base(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectTyp
     return None
 
 
-def _bytea(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType:
+def _bytea(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType:
     mode = options.binary_handling_mode
     form = Form.BYTES if mode == "bytes" else Form.BINARY_TEXT
     return ConnectType(form, binary_avro(mode), facts, typmod, binary_mode=mode)
 
 
-def _numeric(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType:
+def _numeric(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType:
     precision, scale = numeric_precision_and_scale(typmod) if typmod >= 4 else (0, 0)
     match options.decimal_handling_mode:
         case "double":
@@ -244,7 +244,7 @@ _MONEY_SCALE: Final = 2
 """Debezium's money.fraction.digits."""
 
 
-def _money(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType:
+def _money(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType:
     match options.decimal_handling_mode:
         case "double":
             return ConnectType(Form.MONEY_DOUBLE, "double", facts, typmod, scale=_MONEY_SCALE)
@@ -253,7 +253,7 @@ def _money(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectTy
     return ConnectType(Form.MONEY, _decimal(None, _MONEY_SCALE), facts, typmod, scale=_MONEY_SCALE)
 
 
-def _date(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType:
+def _date(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType:
     match options.time_precision_mode:
         case "connect":
             avro = _named("int", "org.apache.kafka.connect.data.Date", logicalType="date")
@@ -268,7 +268,7 @@ def _digits(typmod: int) -> int:
     return 6 if typmod < 0 else typmod
 
 
-def _time(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType:
+def _time(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType:
     mode = options.time_precision_mode
     if mode == "isostring":
         return ConnectType(Form.TIME_TEXT, _named("string", "io.debezium.time.IsoTime"), facts, typmod)
@@ -283,7 +283,7 @@ def _time(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectTyp
     return ConnectType(Form.TIME, _named("long", "io.debezium.time.MicroTime"), facts, typmod)
 
 
-def _timestamp(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType:
+def _timestamp(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType:
     mode = options.time_precision_mode
     if mode == "isostring":
         return ConnectType(Form.TIMESTAMP_TEXT, _named("string", "io.debezium.time.IsoTimestamp"), facts, typmod)
@@ -299,18 +299,18 @@ def _timestamp(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> Conne
     return ConnectType(Form.TIMESTAMP, _named("long", "io.debezium.time.MicroTimestamp"), facts, typmod)
 
 
-def _timestamptz(facts: TypeFacts, typmod: int, _: DebeziumOptions) -> ConnectType:
+def _timestamptz(facts: TypeFacts, typmod: int, _: DebeziumSettings) -> ConnectType:
     avro = _named("string", "io.debezium.time.ZonedTimestamp")
     return ConnectType(Form.ZONED_TIMESTAMP, avro, facts, typmod, digits=_digits(typmod))
 
 
-def _interval(facts: TypeFacts, typmod: int, options: DebeziumOptions) -> ConnectType:
+def _interval(facts: TypeFacts, typmod: int, options: DebeziumSettings) -> ConnectType:
     if options.interval_handling_mode == "string":
         return ConnectType(Form.DURATION_TEXT, _named("string", "io.debezium.time.Interval"), facts, typmod)
     return ConnectType(Form.DURATION, _named("long", "io.debezium.time.MicroDuration"), facts, typmod)
 
 
-def _bits(facts: TypeFacts, typmod: int, _: DebeziumOptions) -> ConnectType:
+def _bits(facts: TypeFacts, typmod: int, _: DebeziumSettings) -> ConnectType:
     if typmod == 1:
         return ConnectType(Form.BIT, "boolean", facts, typmod)
     length = {"length": str(_UNLIMITED_BITS if typmod < 0 else typmod)}
@@ -319,7 +319,7 @@ def _bits(facts: TypeFacts, typmod: int, _: DebeziumOptions) -> ConnectType:
     )
 
 
-_BY_OPTION: Final[dict[int, Callable[[TypeFacts, int, DebeziumOptions], ConnectType]]] = {
+_BY_OPTION: Final[dict[int, Callable[[TypeFacts, int, DebeziumSettings], ConnectType]]] = {
     17: _bytea,
     790: _money,
     1082: _date,

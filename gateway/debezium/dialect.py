@@ -8,7 +8,7 @@ from importlib.metadata import version as package_version
 
 import asyncpg
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.config.settings import Settings
 from gateway.debezium.envelope_schema import MESSAGE_KEY, TRANSACTION_KEY, TRANSACTION_VALUE, Schema, message_schema
 from gateway.debezium.find_written import find_written
@@ -43,7 +43,7 @@ class DebeziumDialect:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._prefix = settings.kafka.prefix
-        self._options = settings.debezium.options()
+        self._options = settings.debezium
 
     def is_used(self, positions: Collection[Position], fresh: Position, topics_are_used: bool) -> bool:
         """Return whether a position is stored for the slot and the prefix. Topics that are in use
@@ -105,7 +105,7 @@ class DebeziumDialect:
 
 
 def debezium_topics(
-    prefix: str, topics: Topics, writer: BatchWriter, schemas: FixedSchemas, options: DebeziumOptions
+    prefix: str, topics: Topics, writer: BatchWriter, schemas: FixedSchemas, options: DebeziumSettings
 ) -> DebeziumTopics:
     """Return the topics of Debezium's dialect. Call it after `open_message_topic`, which creates
     one of them."""
@@ -119,7 +119,7 @@ def debezium_topics(
     return DebeziumTopics(messages, *frames, transactions, frame(schemas.transaction_key), frame(schemas.transaction))
 
 
-def _with_format(sink: TopicSink, key: Schema, value: Schema, options: DebeziumOptions) -> KeyedSink:
+def _with_format(sink: TopicSink, key: Schema, value: Schema, options: DebeziumSettings) -> KeyedSink:
     if options.format == "avro":
         return sink
     return JsonSink(sink, key, value, with_schema=options.format_schemas_enable)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.connect_type import ConnectType, Form, binary_avro, connect_type
 from schemas.change_schema import protected_columns
 from schemas.compatibility import find_record
@@ -85,7 +85,7 @@ def connect_relation(
     description: RelationDescription,
     catalog: Sequence[CatalogColumn],
     key: Sequence[str],
-    options: DebeziumOptions,
+    options: DebeziumSettings,
 ) -> ConnectRelation:
     """Describe the relation without column defaults, which need an encoder
     (gateway/debezium/column_defaults.py). A column that is no longer in the catalog may be null.
@@ -110,7 +110,7 @@ def connect_relation(
     return ConnectRelation(description, tuple(columns), _key_places(description, key, places, columns))
 
 
-def _type_of(column: ColumnDescription, options: DebeziumOptions) -> ConnectType | None:
+def _type_of(column: ColumnDescription, options: DebeziumSettings) -> ConnectType | None:
     """Return the column's type, or None for a column that is left out. The type is a string if a
     column rule replaces the values."""
     rule = column.protection
@@ -154,7 +154,7 @@ def with_default(column: ConnectColumn, default: Any, encoded: bytes) -> Connect
     return replace(column, has_default=True, default=default, encoded_default=encoded)
 
 
-def field_name(column: str, options: DebeziumOptions) -> str:
+def field_name(column: str, options: DebeziumSettings) -> str:
     """Return the name of a column's field."""
     return adjusted_name(column) if options.adjusts_names else column
 
@@ -392,7 +392,7 @@ MESSAGE_KEY: Final[Schema] = {
 }
 
 
-def message_schema(options: DebeziumOptions) -> Schema:
+def message_schema(options: DebeziumSettings) -> Schema:
     """Return the schema of a logical decoding message."""
     content = binary_avro(options.binary_handling_mode)
     return {

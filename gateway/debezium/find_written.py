@@ -88,7 +88,7 @@ async def find_written(
     if not total:
         return offset
     through, count = offset, 0
-    skipped = settings.debezium.options().skipped_operations
+    skipped = set(settings.debezium.skipped_operations)
     if skipped <= {"t"}:
         transactions = await _transactions(settings.source, login, found, skips_truncates="t" in skipped)
         through, count = advanced(offset, transactions, found, tombstones=settings.debezium.tombstones_on_delete)

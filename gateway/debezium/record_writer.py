@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.connect_forms import AS_BINARY
 from gateway.debezium.keyed_sink import KeyedSink
 from gateway.debezium.source_block import (
@@ -80,7 +80,7 @@ class DebeziumWriter(RecordWriter):
         last_commit_lsn: int,
         names: SourceNames,
         topics: DebeziumTopics,
-        options: DebeziumOptions,
+        options: DebeziumSettings,
         clock_ns: Callable[[], int],
         written: tuple[int, int] = (0, 0),
     ) -> None:

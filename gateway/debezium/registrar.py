@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import structlog
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.column_defaults import as_recorded, with_defaults
 from gateway.debezium.envelope_schema import (
     CatalogColumn,
@@ -100,7 +100,7 @@ class DebeziumRelations:
         self,
         sql: asyncpg.Connection,
         writer: DebeziumWriter | None,
-        options: DebeziumOptions,
+        options: DebeziumSettings,
         optional: set[tuple[int, str]],
         *,
         reads_attributes: bool = False,

@@ -15,7 +15,7 @@ from typing import Final
 
 from librt.strings import read_i16_be
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.connect_codec import connect_codec, null_value, placeholder, skip_column
 from gateway.debezium.envelope_schema import ConnectColumn, ConnectRelation
 from gateway.debezium.source_block import SourceContext
@@ -62,7 +62,7 @@ class DebeziumEncoder:
         relation: ConnectRelation,
         value_schema_id: int,
         key_schema_id: int | None,
-        options: DebeziumOptions,
+        options: DebeziumSettings,
         unconvertible: Unconvertible,
         left_out: LeftOut | None = None,
     ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import asyncpg
 import fastavro
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.envelope_schema import (
     MESSAGE_KEY,
     TRANSACTION_KEY,
@@ -102,7 +102,7 @@ class Sink:
 
 
 async def encoded(
-    sql: asyncpg.Connection, slot: str, publication: str, options: DebeziumOptions, *, binary: bool
+    sql: asyncpg.Connection, slot: str, publication: str, options: DebeziumSettings, *, binary: bool
 ) -> list[Record]:
     """What waits in the slot, as records. It is still there afterwards."""
     schemas, records = await framed(sql, slot, publication, options, binary=binary)
@@ -110,7 +110,7 @@ async def encoded(
 
 
 async def framed(
-    sql: asyncpg.Connection, slot: str, publication: str, options: DebeziumOptions, *, binary: bool
+    sql: asyncpg.Connection, slot: str, publication: str, options: DebeziumSettings, *, binary: bool
 ) -> tuple[Schemas, list[tuple[str, bytes | None, bytes | None]]]:
     """The same as (topic, key, value) in Avro. As in a gateway, a field without a value becomes
     optional in a new session."""
@@ -126,7 +126,7 @@ async def _session(
     sql: asyncpg.Connection,
     slot: str,
     publication: str,
-    options: DebeziumOptions,
+    options: DebeziumSettings,
     optional: set[tuple[int, str]],
     *,
     binary: bool,
@@ -180,7 +180,7 @@ def _record(schemas: Schemas, topic: str, key: bytes | None, value: bytes | None
 def _writer(
     schemas: Schemas,
     records: list[tuple[str, bytes | None, bytes | None]],
-    options: DebeziumOptions,
+    options: DebeziumSettings,
     database: str,
 ) -> DebeziumWriter:
     frames = [

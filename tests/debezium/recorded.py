@@ -13,13 +13,12 @@ import json
 import lzma
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from decimal import Decimal
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.local import LocalParts, Postgres
 from tests.debezium import workload
 from tests.debezium.encoded import PREFIX, Record
@@ -27,24 +26,24 @@ from tests.debezium.scene import PUBLICATION, Reader, is_the_end, make_topics, p
 from tests.debezium.server import debezium_server
 
 FOLDER = Path(__file__).with_name("recordings")
-OPTIONS: Final[dict[str, DebeziumOptions]] = {
-    "default": DebeziumOptions(provide_transaction_metadata=True, skipped_operations=frozenset()),
-    "text": DebeziumOptions(
+OPTIONS: Final[dict[str, DebeziumSettings]] = {
+    "default": DebeziumSettings(provide_transaction_metadata=True, skipped_operations=()),
+    "text": DebeziumSettings(
         decimal_handling_mode="string",
         time_precision_mode="connect",
         interval_handling_mode="string",
         hstore_handling_mode="map",
         binary_handling_mode="base64",
     ),
-    "other": DebeziumOptions(
+    "other": DebeziumSettings(
         decimal_handling_mode="double",
         time_precision_mode="isostring",
         binary_handling_mode="hex",
         include_unknown_datatypes=True,
     ),
-    "micros": DebeziumOptions(time_precision_mode="microseconds", binary_handling_mode="base64-url-safe"),
-    "nanos": DebeziumOptions(time_precision_mode="nanoseconds"),
-    "time_micros": DebeziumOptions(time_precision_mode="adaptive_time_microseconds"),
+    "micros": DebeziumSettings(time_precision_mode="microseconds", binary_handling_mode="base64-url-safe"),
+    "nanos": DebeziumSettings(time_precision_mode="nanoseconds"),
+    "time_micros": DebeziumSettings(time_precision_mode="adaptive_time_microseconds"),
 }
 STOPS_AT: Final = {"nanos": "not_null"}
 """Options -> the table at which Debezium stops: a time that nanoseconds cannot hold is null, which
@@ -52,12 +51,12 @@ the field may not be."""
 _LONG = 400
 
 
-def settings_of(options: DebeziumOptions) -> Mapping[str, str]:
+def settings_of(options: DebeziumSettings) -> Mapping[str, str]:
     """As Debezium Server wants them."""
-    said = {name: str(value).lower() for name, value in asdict(options).items() if isinstance(value, str | bool)}
+    said = {name: str(value).lower() for name, value in options.model_dump().items() if isinstance(value, str | bool)}
     said["skipped_operations"] = ",".join(sorted(options.skipped_operations)) or "none"
     del said["tombstones_on_delete"]  # on
-    del said["format"], said["format_schemas_enable"]
+    del said["format"], said["format_schemas_enable"], said["compacted_topics"], said["reselect_unavailable_values"]
     return {f"debezium.source.{name.replace('_', '.')}": value for name, value in said.items()}
 
 

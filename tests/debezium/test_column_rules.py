@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import SecretStr
 
 from gateway.config.columns import ColumnRule, ColumnSettings
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.envelope_schema import (
     CatalogColumn,
     adjusted_name,
@@ -117,7 +117,7 @@ def test_schemas_say_which_columns_a_rule_replaces() -> None:
     kinds, actions = (INT8, INT8, INT4, TEXT), (None, Protect.HASH, Protect.NULL, Protect.DROP)
     described = protected(kinds, actions, (0,), full=False)
     catalog = [CatalogColumn(f"c{at}", True) for at in range(4)]
-    connect = connect_relation(described, catalog, ["c0"], DebeziumOptions())
+    connect = connect_relation(described, catalog, ["c0"], DebeziumSettings())
     (before, *_) = envelope_schema(connect, TOPIC)["fields"]
     assert before["type"][1]["fields"] == [
         {"name": "c0", "type": "long"},
@@ -206,12 +206,12 @@ def test_a_column_leaves_a_rule_by_its_name_alone(
 def test_a_schema_says_which_columns_have_a_rule_even_if_they_have_no_field(action: Protect) -> None:
     described = protected((INT8, TEXT), (None, action), (0,), full=False)
     described = replace(described, columns=(described.columns[0], replace(described.columns[1], attnum=7)))
-    connect = connect_relation(described, [], ["c0"], DebeziumOptions())
+    connect = connect_relation(described, [], ["c0"], DebeziumSettings())
     for schema in (change_schema(described, "cdc"), envelope_schema(connect, TOPIC)):
         former = recorded_relation_and_columns(schema, "", "")
         assert (former.namespace, former.name) == (described.namespace, described.name)
         assert former.columns == {"c0": None, "c1": 7}
-    plain = connect_relation(relation((INT8, TEXT)), [], ["c0"], DebeziumOptions())
+    plain = connect_relation(relation((INT8, TEXT)), [], ["c0"], DebeziumSettings())
     assert "pg.relation" not in envelope_schema(plain, TOPIC)
     former = recorded_relation_and_columns(envelope_schema(plain, TOPIC), "public", "t")
     assert former == FormerRelation("public", "t", {"c0": None, "c1": None})

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.column_defaults import with_defaults
 from gateway.debezium.envelope_schema import (
     MESSAGE_KEY,
@@ -89,14 +89,14 @@ class Dialect:
 
     def __init__(
         self,
-        options: DebeziumOptions | None = None,
+        options: DebeziumSettings | None = None,
         description: RelationDescription | None = None,
         required: tuple[int, ...] = (0,),
         sink: type[Sink] = Sink,
         skip_lsn: int = 0,
         written: tuple[int, int] = (0, 0),
     ) -> None:
-        options = options or DebeziumOptions()
+        options = options or DebeziumSettings()
         description = description or relation()
         self.schemas, self.records = Schemas(), list[tuple[str, bytes | None, bytes | None]]()
         self.reasons: list[tuple[str, str, str]] = []
@@ -268,13 +268,13 @@ def test_operations_that_are_skipped_are_not_written() -> None:
         (b"D", old(*row_of(2), letter=b"K")),
     )
     meant = {
-        frozenset({"t"}): [("c", 1), ("u", 1), ("d", 1), ("-", 1), ("c", 2), ("d", 2), ("-", 2)],
-        frozenset({"c"}): [("u", 1), ("d", 1), ("-", 1), ("d", 2), ("-", 2), ("t", None)],
-        frozenset({"u", "t"}): [("c", 1), ("d", 1), ("-", 1), ("c", 2), ("d", 2), ("-", 2)],
-        frozenset({"d", "t"}): [("c", 1), ("u", 1), ("c", 2)],
+        ("t",): [("c", 1), ("u", 1), ("d", 1), ("-", 1), ("c", 2), ("d", 2), ("-", 2)],
+        ("c",): [("u", 1), ("d", 1), ("-", 1), ("d", 2), ("-", 2), ("t", None)],
+        ("u", "t"): [("c", 1), ("d", 1), ("-", 1), ("c", 2), ("d", 2), ("-", 2)],
+        ("d", "t"): [("c", 1), ("u", 1), ("c", 2)],
     }
     for skipped, expected in meant.items():
-        dialect = Dialect(DebeziumOptions(skipped_operations=skipped))
+        dialect = Dialect(DebeziumSettings(skipped_operations=skipped))
         dialect.begin()
         for kind, tuples in changes:
             dialect.row(kind, tuples)
@@ -283,21 +283,21 @@ def test_operations_that_are_skipped_are_not_written() -> None:
 
 
 def test_an_update_that_is_skipped_with_its_old_tuple_is_not_written() -> None:
-    dialect = Dialect(DebeziumOptions(skipped_operations=frozenset({"u"})))
+    dialect = Dialect(DebeziumSettings(skipped_operations=("u",)))
     dialect.begin()
     dialect.row(b"U", old(*row_of(1)) + new(*row_of(1, b"z")))
     assert dialect.operations() == []
 
 
 def test_without_tombstones_a_delete_is_one_record() -> None:
-    dialect = Dialect(DebeziumOptions(tombstones_on_delete=False))
+    dialect = Dialect(DebeziumSettings(tombstones_on_delete=False))
     dialect.begin()
     dialect.row(b"D", old(*row_of(1), letter=b"K"))
     assert dialect.operations() == [("d", 1)]
 
 
 def test_transactions_count_their_events_where_that_is_asked_for() -> None:
-    dialect = Dialect(DebeziumOptions(provide_transaction_metadata=True))
+    dialect = Dialect(DebeziumSettings(provide_transaction_metadata=True))
     dialect.begin()
     dialect.row(b"I", new(*row_of(1)))
     dialect.receive(Origin(Lsn(7), "remote"))
@@ -324,7 +324,7 @@ def test_a_skipped_transaction_leaves_nothing() -> None:
 
 
 def test_what_was_written_before_is_not_written_again_of_any_kind() -> None:
-    dialect = Dialect(DebeziumOptions(skipped_operations=frozenset()), written=(5, 10_000))
+    dialect = Dialect(DebeziumSettings(skipped_operations=()), written=(5, 10_000))
     dialect.begin()
     dialect.receive(Truncate(None, (OID,), False, False))
     dialect.receive(Message(None, True, Lsn(1), "prefix", b"content"))
@@ -336,7 +336,7 @@ def test_what_was_written_before_is_not_written_again_of_any_kind() -> None:
 def test_tables_of_a_truncate_that_share_the_last_lsn_come_all_again() -> None:
     """Of any number of them the record may be missing."""
     for oids, count in (((OID,), 0), ((OID, OID), 2)):
-        dialect = Dialect(DebeziumOptions(skipped_operations=frozenset()), written=(5, 1000))
+        dialect = Dialect(DebeziumSettings(skipped_operations=()), written=(5, 1000))
         dialect.begin()
         dialect.machine.receive(Truncate(None, oids, False, False), 1000)
         dialect.commit()
@@ -384,7 +384,7 @@ def test_a_first_row_in_binary_is_read_whatever_it_is() -> None:
     columns = (relation().columns[0], ColumnDescription("pair", pair, -1, False), relation().columns[2])
     row = (Binary(bytes(7) + b"\1"), Text(b"(1)"), Binary(b"x"))
     for kind, tuples in ((b"I", new(*row)), (b"D", old(*row)), (b"U", old(*row) + new(*row))):
-        dialect = Dialect(DebeziumOptions(tombstones_on_delete=False), replace(relation(), columns=columns))
+        dialect = Dialect(DebeziumSettings(tombstones_on_delete=False), replace(relation(), columns=columns))
         dialect.begin()
         for _ in range(2):
             dialect.row(kind, tuples)
@@ -403,7 +403,7 @@ def test_a_key_that_was_not_sent_stops() -> None:
 def test_a_value_that_64_bits_do_not_hold_is_null_with_a_reason() -> None:
     facts = TypeFacts(1114, "pg_catalog", "timestamp", Kind.BASE)
     columns = (relation().columns[0], ColumnDescription("moment", facts, -1, False))
-    options, described = DebeziumOptions(time_precision_mode="nanoseconds"), replace(relation(), columns=columns)
+    options, described = DebeziumSettings(time_precision_mode="nanoseconds"), replace(relation(), columns=columns)
     row = new(Text(b"1"), Text(b"9999-01-01 00:00:00"))
     dialect = Dialect(options, described)
     dialect.begin()
@@ -520,7 +520,7 @@ def test_a_row_that_is_too_large_to_be_held_names_its_topic() -> None:
 
 
 def test_messages_are_written_with_their_transaction_or_without() -> None:
-    dialect = Dialect(DebeziumOptions(provide_transaction_metadata=True, binary_handling_mode="hex"))
+    dialect = Dialect(DebeziumSettings(provide_transaction_metadata=True, binary_handling_mode="hex"))
     dialect.receive(Message(None, False, Lsn(50), "alone", b"\1"))
     dialect.begin()
     dialect.receive(Message(None, True, Lsn(60), "within", b"\2"))
@@ -551,7 +551,7 @@ def test_rows_after_a_message_have_the_time_at_which_they_were_written() -> None
 
 
 def test_a_message_that_is_too_large_has_no_place_in_its_transaction() -> None:
-    dialect = Dialect(DebeziumOptions(provide_transaction_metadata=True), sink=SmallSink)
+    dialect = Dialect(DebeziumSettings(provide_transaction_metadata=True), sink=SmallSink)
     dialect.begin()
     dialect.receive(Message(None, True, Lsn(60), "within", b"\2"))
     dialect.commit()
@@ -585,23 +585,23 @@ def test_two_columns_that_would_be_one_field_are_refused() -> None:
     text = TypeFacts(25, "pg_catalog", "text", Kind.BASE)
     columns = tuple(ColumnDescription(name, text, -1, False) for name in ("a b", "a_b"))
     with pytest.raises(NameCollision, match="columns a b and a_b both become the field a_b"):
-        connect_relation(replace(relation(), columns=columns), [], [], DebeziumOptions())
+        connect_relation(replace(relation(), columns=columns), [], [], DebeziumSettings())
 
 
 def test_a_key_that_old_tuples_do_not_have_is_what_they_have() -> None:
     description = relation(EVERYDAY, (1,))
     for key, meant in ((["c1"], (1,)), (["c0"], (1,)), (["gone"], (1,)), ([], (1,))):
-        assert connect_relation(description, [], key, DebeziumOptions()).key == meant
-    assert connect_relation(relation(EVERYDAY, ()), [], ["c0"], DebeziumOptions()).key == (0,)
+        assert connect_relation(description, [], key, DebeziumSettings()).key == meant
+    assert connect_relation(relation(EVERYDAY, ()), [], ["c0"], DebeziumSettings()).key == (0,)
 
 
 def test_a_key_of_old_rows_is_not_a_part_of_it_that_is_the_primary_key_now() -> None:
     """Rows (1, 1) and (1, 2) of the time when (c0, c1) was the primary key are different rows."""
     description = relation(EVERYDAY, (0, 1))
     for key, meant in ((["c0"], (0, 1)), (["c1", "c0"], (1, 0)), (["c0", "c1", "c2"], (0, 1))):
-        assert connect_relation(description, [], key, DebeziumOptions()).key == meant
+        assert connect_relation(description, [], key, DebeziumSettings()).key == meant
     by_index = replace(description, replica_identity=ReplicaIdentity.INDEX)
-    assert connect_relation(by_index, [], ["c0"], DebeziumOptions()).key == (0,)
+    assert connect_relation(by_index, [], ["c0"], DebeziumSettings()).key == (0,)
 
 
 def _of_an_unsupported_type(at: int) -> RelationDescription:
@@ -614,11 +614,11 @@ def _of_an_unsupported_type(at: int) -> RelationDescription:
 @pytest.mark.parametrize("key", [["c0", "c6"], ["c6", "c0"], ["c0"], []])
 def test_a_key_column_of_an_unsupported_type_is_not_left_out_of_the_key(key: list[str]) -> None:
     with pytest.raises(UnsupportedKey, match="column c6 is part of the key"):
-        connect_relation(_of_an_unsupported_type(6), [], key, DebeziumOptions())
+        connect_relation(_of_an_unsupported_type(6), [], key, DebeziumSettings())
 
 
 def test_a_key_column_of_an_unsupported_type_is_sent_with_unknown_types() -> None:
-    options = DebeziumOptions(include_unknown_datatypes=True)
+    options = DebeziumSettings(include_unknown_datatypes=True)
     dialect = Dialect(options, _of_an_unsupported_type(6), required=(0, 6))
     dialect.begin()
     dialect.row(b"I", new(*row_of(1)[:6], Text(b"0/1")))
@@ -650,7 +650,7 @@ def test_schemas_are_ones_that_fastavro_reads() -> None:
     )
     description = replace(relation(), columns=columns)
     catalog = [CatalogColumn(f"c{number}", number in (0, 5), "'x'::text" * (number in (4, 5))) for number in range(7)]
-    connect = with_defaults(connect_relation(description, catalog, ["c0"], DebeziumOptions()), catalog)
+    connect = with_defaults(connect_relation(description, catalog, ["c0"], DebeziumSettings()), catalog)
     envelope, of_key = envelope_schema(connect, "d.public.t"), key_schema(connect, "d.public.t")
     for schema in (envelope, of_key, *Dialect().schemas.known):
         fastavro.parse_schema(without_times(schema))
@@ -668,7 +668,7 @@ def test_a_default_that_json_does_not_have_is_left_out(default: str) -> None:
     facts = TypeFacts(700, "pg_catalog", "float4", Kind.BASE)
     description = replace(relation(), columns=(ColumnDescription("c0", facts, -1, False),))
     catalog = [CatalogColumn("c0", True, default)]
-    connect = with_defaults(connect_relation(description, catalog, [], DebeziumOptions()), catalog)
+    connect = with_defaults(connect_relation(description, catalog, [], DebeziumSettings()), catalog)
     (column,) = connect.columns
     assert column is not None and (column.has_default, column.default) == (
         ("1.5" in default),

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from py4j.java_gateway import JavaGateway
 
 from bench.debezium import converter_jars
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.connect_json import connect_json_schema
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
 from gateway.debezium.json_encoder import JsonForm
@@ -37,7 +37,7 @@ from tests.debezium.test_dialect import TOPIC, Dialect, new, row_of
 from tests.events.rows import FLOAT8, INT8, TEXT, relation, wire_row
 
 
-async def payloads(options: DebeziumOptions) -> Iterator[tuple[Any, bytes]]:
+async def payloads(options: DebeziumSettings) -> Iterator[tuple[Any, bytes]]:
     """Schema and framed Avro of every key and value of the workload."""
     answers: Any = Answers()
     schemas, records = await framed(answers, SLOT, PUBLICATION, options, binary=False)
@@ -151,7 +151,7 @@ def test_names_are_those_of_the_table() -> None:
         column.__class__(name, column.facts, column.typmod, column.identity)
         for name, column in zip(("the id", "2nd"), described.columns, strict=True)
     )
-    options = DebeziumOptions(format="json")
+    options = DebeziumSettings(format="json")
     described = described.__class__(
         described.oid, described.namespace, described.name, described.replica_identity, columns
     )

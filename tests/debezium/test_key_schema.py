@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.column_defaults import as_recorded, with_defaults
 from gateway.debezium.envelope_schema import (
     CatalogColumn,
@@ -44,7 +44,7 @@ def _relation(*columns: tuple[str, bool], key: tuple[str, ...], types: tuple[Typ
         for (name, _), facts in zip(columns, types or [int4] * len(columns), strict=True)
     )
     catalog = [CatalogColumn(name, not_null) for name, not_null in columns]
-    return connect_relation(replace(relation(), columns=described), catalog, key, DebeziumOptions())
+    return connect_relation(replace(relation(), columns=described), catalog, key, DebeziumSettings())
 
 
 def _schemas(found: ConnectRelation) -> tuple[dict[str, Any], dict[str, Any] | None]:
@@ -112,5 +112,5 @@ def test_a_unique_index_with_null_does_not_identify_rows(
     found = _relation(*columns, key=key)
     described = tuple(replace(column, identity=column.name in identity) for column in found.description.columns)
     found = replace(found, description=replace(found.description, columns=described))
-    relations = DebeziumRelations(None, None, DebeziumOptions(), set())  # type: ignore[arg-type]
+    relations = DebeziumRelations(None, None, DebeziumSettings(), set())  # type: ignore[arg-type]
     assert DebeziumRelation(relations, found).identifies_rows is identifies

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.events.marker_encoder import Marker
 from gateway.pgoutput import UNCHANGED, Message, Text, Truncate
 from gateway.transactions.record_writer import RelationVersion
@@ -27,7 +27,7 @@ class Kept(RecordingChanges):
 
 
 def under_snapshot(
-    *, is_tracking: bool = True, options: DebeziumOptions | None = None
+    *, is_tracking: bool = True, options: DebeziumSettings | None = None
 ) -> tuple[Dialect, Watching, Kept]:
     dialect, kept = Dialect(options), Kept()
     watching = Watching() if is_tracking else Listening()
@@ -86,7 +86,7 @@ def test_a_table_that_is_not_under_snapshot_is_encoded_once() -> None:
 
 
 def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> None:
-    dialect, _, _ = under_snapshot(options=DebeziumOptions(provide_transaction_metadata=True))
+    dialect, _, _ = under_snapshot(options=DebeziumSettings(provide_transaction_metadata=True))
     version = dialect.machine.in_force(OID)
     assert version is not None
     dialect.begin()
@@ -131,7 +131,7 @@ def test_a_message_of_a_chunk_is_handed_to_the_watch() -> None:
 
 @pytest.mark.parametrize("skipped", ["c", "u", "d"])
 def test_what_is_not_written_counts_all_the_same(skipped: str) -> None:
-    dialect, _, kept = under_snapshot(options=DebeziumOptions(skipped_operations=frozenset({skipped})))
+    dialect, _, kept = under_snapshot(options=DebeziumSettings(skipped_operations=(skipped,)))
     dialect.begin()
     dialect.row(b"I", new(*row_of(1)))
     dialect.row(b"U", new(*row_of(1)))

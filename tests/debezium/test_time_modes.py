@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.debezium_options import DebeziumOptions, TimeMode
+from gateway.config.debezium import DebeziumSettings, TimeMode
 from gateway.debezium import connect_times
 from gateway.debezium.connect_codec import connect_codec, encode_text
 from gateway.debezium.connect_type import connect_type
@@ -66,7 +66,7 @@ NUMBERED: Final = [(mode, *place, *wanted) for mode, types in DOCUMENTED.items()
 def test_a_time_is_the_documented_number(
     mode: TimeMode, name: str, precision: int, avro: str, connect_name: str, per_second: int, data: st.DataObject
 ) -> None:
-    type_ = connect_type(built_in(name), precision, DebeziumOptions(time_precision_mode=mode))
+    type_ = connect_type(built_in(name), precision, DebeziumSettings(time_precision_mode=mode))
     assert type_ is not None
     assert (type_.avro["type"], type_.avro["connect.name"]) == (avro, connect_name)
     digits = 6 if precision < 0 else precision
@@ -101,7 +101,7 @@ def read(type_: Any, encoded: bytes) -> Any:
 
 @pytest.mark.parametrize("mode", [mode for mode in get_args(TimeMode) if mode not in ("connect", "isostring")])
 def test_a_date_is_days_in_every_mode(mode: TimeMode) -> None:
-    type_ = connect_type(built_in("date"), -1, DebeziumOptions(time_precision_mode=mode))
+    type_ = connect_type(built_in("date"), -1, DebeziumSettings(time_precision_mode=mode))
     assert type_ is not None
     assert (type_.avro["type"], type_.avro["connect.name"]) == ("int", "io.debezium.time.Date")
     assert read(type_, encode_text(type_)(b"2026-11-23")) == (datetime(2026, 11, 23, tzinfo=UTC) - EPOCH).days
@@ -110,7 +110,7 @@ def test_a_date_is_days_in_every_mode(mode: TimeMode) -> None:
 @pytest.mark.parametrize("text", [b"2262-04-11 23:47:16.854776", b"1677-09-21 00:12:43.145224", b"0001-01-01 00:00:00"])
 def test_nanoseconds_beyond_64_bits_are_refused(text: bytes) -> None:
     """They become null with a warning; a number that has wrapped around would be another time."""
-    type_ = connect_type(built_in("timestamp"), -1, DebeziumOptions(time_precision_mode="nanoseconds"))
+    type_ = connect_type(built_in("timestamp"), -1, DebeziumSettings(time_precision_mode="nanoseconds"))
     assert type_ is not None
     with pytest.raises(UnrepresentableValue):
         encode_text(type_)(text)
@@ -120,7 +120,7 @@ def test_nanoseconds_beyond_64_bits_are_refused(text: bytes) -> None:
 def test_binary_and_text_make_the_same_bytes(case: tuple[Any, ...], micros: int) -> None:
     mode, name, precision, *_ = case
     micros -= micros % 10 ** (6 - (6 if precision < 0 else precision))
-    type_ = connect_type(built_in(name), precision, DebeziumOptions(time_precision_mode=mode))
+    type_ = connect_type(built_in(name), precision, DebeziumSettings(time_precision_mode=mode))
     assert type_ is not None
     codec = connect_codec(ConnectColumn("c", "c", type_, True))
     moment = datetime(2000, 1, 1, tzinfo=UTC) + micros * MICROSECOND
@@ -162,7 +162,7 @@ def test_the_short_way_of_a_timestamptz_refuses_what_the_general_one_refuses(dat
 
 
 def zoned(text: bytes) -> str:
-    type_ = connect_type(built_in("timestamptz"), -1, DebeziumOptions())
+    type_ = connect_type(built_in("timestamptz"), -1, DebeziumSettings())
     assert type_ is not None
     assert type_.avro["connect.name"] == "io.debezium.time.ZonedTimestamp"
     return str(read(type_, encode_text(type_)(text)))

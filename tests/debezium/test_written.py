@@ -6,7 +6,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.envelope_schema import CatalogColumn, connect_relation, envelope_schema, key_schema
 from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
 from gateway.debezium.relation_version import DebeziumVersion
@@ -30,7 +30,7 @@ XID, WRITTEN_LSN = 77, 1000
 def written_by(transactions: list[tuple[int, list[Row]]]) -> list[int]:
     """Values of the records that a machine writes which takes over in XID at WRITTEN_LSN.
     Transactions: xid and rows."""
-    options, schemas = DebeziumOptions(), Schemas()
+    options, schemas = DebeziumSettings(), Schemas()
     connect = connect_relation(relation(column("id", "int4", key=True)), [CatalogColumn("id", True)], ["id"], options)
     value_id = schemas.register(envelope_schema(connect, "d.public.orders"))
     key_id = schemas.register(key_schema(connect, "d.public.orders"))

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given, reject
 from hypothesis import strategies as st
 
-from gateway.config.debezium_options import DebeziumOptions
+from gateway.config.debezium import DebeziumSettings
 from gateway.debezium import connect_times as times
 from gateway.debezium.column_defaults import with_defaults
 from gateway.debezium.connect_codec import (
@@ -58,7 +58,7 @@ DATE, TIME, TIMESTAMP, TIMESTAMPTZ, TIMETZ, INTERVAL, MONEY = (
 
 
 def type_of(facts: TypeFacts, typmod: int = -1, **options: Any) -> ConnectType:
-    found = connect_type(facts, typmod, DebeziumOptions(**options))
+    found = connect_type(facts, typmod, DebeziumSettings(**options))
     assert found is not None
     return found
 
@@ -499,7 +499,7 @@ def test_types_that_debezium_leaves_out_are_left_out_unless_asked_for() -> None:
     unknown = TypeFacts(20004, "public", "odd", Kind.BASE, extension="odd")
     domain = TypeFacts(20005, "public", "price", Kind.DOMAIN, base=INT4)
     for facts in (composite, unknown, array_of(POINT), array_of(domain), array_of(composite), array_of(array_of(INT4))):
-        assert connect_type(facts, -1, DebeziumOptions()) is None
+        assert connect_type(facts, -1, DebeziumSettings()) is None
         assert type_of(facts, include_unknown_datatypes=True).form.name == "UNKNOWN"
     assert type_of(domain).facts == INT4
     for name, extension in (("citext", "citext"), ("ltree", "ltree"), ("isbn", "isn")):
@@ -544,7 +544,7 @@ def test_defaults_are_literals_or_the_types_zero(facts: TypeFacts, typmod: int, 
     columns = (ColumnDescription("c", facts, typmod, False),)
     description = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, columns)
     catalog = [CatalogColumn("c", False, expression)]
-    relation = with_defaults(connect_relation(description, catalog, [], DebeziumOptions()), catalog)
+    relation = with_defaults(connect_relation(description, catalog, [], DebeziumSettings()), catalog)
     (found,) = relation.columns
     assert found is not None and (found.has_default, found.default) == (default is not None, default)
 
@@ -553,4 +553,4 @@ def test_a_column_that_is_left_out_has_no_default() -> None:
     columns = (ColumnDescription("c", TypeFacts(20003, "public", "pair", Kind.COMPOSITE), -1, False),)
     description = RelationDescription(1, "public", "t", ReplicaIdentity.DEFAULT, columns)
     catalog = [CatalogColumn("c", False, "'(1)'::pair")]
-    assert with_defaults(connect_relation(description, catalog, [], DebeziumOptions()), catalog).columns == (None,)
+    assert with_defaults(connect_relation(description, catalog, [], DebeziumSettings()), catalog).columns == (None,)
