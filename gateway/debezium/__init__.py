@@ -7,8 +7,8 @@ connect_codec, connect_forms,
 connect_times                   values
 row_encoder, source_block,
 column_defaults, json_encoder   records
-record_writer, relation_version
-keyed_sink, json_sink           what the state machine receives -> records
+record_writer, json_sink,
+relation_version                what the state machine receives -> records
 registrar                       relations: schemas and encoders
 dialect                         what a session asks of a dialect (gateway/runtime/dialect.py)
 find_written, written_checks    which changes Debezium wrote before the gateway took over

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from gateway.debezium.connect_codec import encode_text
 from gateway.debezium.connect_type import ConnectType, Form
-from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, ConnectRelation, with_default
+from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, ConnectRelation
 from gateway.values.column_readers import some_bytes
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.relation import Kind
@@ -77,7 +77,8 @@ def _as_recorded(column: ConnectColumn, field: Mapping[str, Any]) -> ConnectColu
     default = field.get("default")
     if default is None or _without_default(avro) != _without_default(column.type.avro):
         return column
-    return with_default(column, default, _encoded_default(column.type.avro, default))
+    encoded = _encoded_default(column.type.avro, default)
+    return replace(column, has_default=True, default=default, encoded_default=encoded)
 
 
 def _without_default(avro: Any) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def _with_default(column: ConnectColumn, expression: str, kind: Kind) -> Connect
     default = _json_form(column.type.avro, encoded)
     if isinstance(default, float) and not isfinite(default):  # JSON, and so a schema, has no such number
         return column
-    return with_default(column, default, encoded)
+    return replace(column, has_default=True, default=default, encoded_default=encoded)
 
 
 def _default_text(type_: ConnectType, expression: str, kind: Kind) -> str | None:

@@ -36,6 +36,7 @@ from gateway.values.column_readers import (
 from gateway.values.numeric import decimal_from_binary, decimal_from_text, read_decimal
 from gateway.values.protected_columns import protected_codec
 from gateway.values.renderers import renderer
+from gateway.values.row_readers import parts_of_null
 from schemas.avro_types import column_type
 
 _SAME: Final = frozenset({Form.BOOLEAN, Form.INTEGER, Form.FLOAT, Form.DOUBLE, Form.BYTES, Form.UUID, Form.TEXT})
@@ -106,34 +107,30 @@ def skip_column(data: bytes, position: int, parts: Parts) -> int:
     return position + 1
 
 
-def encode_text(type_: ConnectType) -> Encode:
-    """Return the function that encodes PostgreSQL's text in Avro, preceded by the index of union
-    branch 1."""
-    return _from_text(type_)
-
-
 def _codec(type_: ConnectType) -> Codec:
     if type_.form in _SAME:
         return codec(column_type(type_.facts, type_.typmod))
     render = renderer(type_.facts)
-    from_text = _from_text(type_)
+    from_text = encode_text(type_)
     from_binary = None if render is None else _from_binary(type_, from_text, render)
     return Codec(from_text, from_binary, render, read_with(from_text, KIND_TEXT), _read_binary(type_, from_binary))
 
 
-def _from_text(type_: ConnectType) -> Encode:
+def encode_text(type_: ConnectType) -> Encode:
+    """Return the function that encodes PostgreSQL's text in Avro, preceded by the index of union
+    branch 1."""
     if type_.form in _SAME:
         return codec(column_type(type_.facts, type_.typmod)).from_text
     if type_.form is Form.DECIMAL:
         return decimal_from_text(type_.precision, type_.scale)
     if type_.form is Form.ARRAY:
         assert type_.element is not None
-        return forms.unshifted_text(array_from_text(_from_text(type_.element), type_.facts.delimiter))
+        return forms.unshifted_text(array_from_text(encode_text(type_.element), type_.facts.delimiter))
     if type_.form in forms.FROM_TEXT:
         return forms.FROM_TEXT[type_.form](type_)
     if type_.form is Form.ZONED_TIMESTAMP and type_.digits == 6:
         return times.encode_moment_text
-    decode, _, encode = _timed(type_)
+    decode, _, encode = _TIMED[type_.form](type_)
     return lambda value: encode(decode(value))
 
 
@@ -147,23 +144,17 @@ def _from_binary(type_: ConnectType, from_text: Encode, render: Render) -> Encod
         return forms.unshifted_binary(array_from_binary(element, type_.facts.element.oid))
     if type_.form in forms.FROM_TEXT:
         return lambda value: from_text(render(value))
-    _, decode, encode = _timed(type_)
+    _, decode, encode = _TIMED[type_.form](type_)
     return lambda value: encode(decode(value))
 
 
-Timed = tuple[Callable[[bytes], Any], Callable[[bytes], Any], Callable[[Any], bytes]]
+_Timed = tuple[Callable[[bytes], Any], Callable[[bytes], Any], Callable[[Any], bytes]]
 """Three functions: decode text, decode binary, encode to Avro."""
-
-
-def _timed(type_: ConnectType) -> Timed:
-    return _TIMED[type_.form](type_)
-
-
 _DAYS: Final = (times.days_from_text, times.days_from_binary)
 _CLOCK: Final = (times.clock_from_text, times.clock_from_binary)
 _MOMENT: Final = (times.micros_from_text, times.micros_from_binary)
 _INTERVAL: Final = (times.interval_from_text, times.interval_from_binary)
-_TIMED: Final[dict[Form, Callable[[ConnectType], Timed]]] = {
+_TIMED: Final[dict[Form, Callable[[ConnectType], _Timed]]] = {
     Form.DAYS: lambda _: (*_DAYS, times.encode_days),
     Form.DATE_TEXT: lambda _: (*_DAYS, times.encode_day_text),
     Form.TIME: lambda type_: (*_CLOCK, times.clock_in(type_.per_second)),
@@ -190,7 +181,6 @@ def _read_binary(type_: ConnectType, from_binary: Encode | None) -> Reader:
 
 
 # -- the three kinds of fields
-# -----------------------------------------------------------------------------------------
 
 
 def _required(encode: Encode) -> Encode:
@@ -201,14 +191,8 @@ def _null_last(encode: Encode) -> Encode:
     return lambda value: b"\0" + encode(value)[1:]
 
 
-def _parts_of_null(read: Reader) -> int:
-    parts: Parts = []
-    read(b"n", 0, parts)
-    return len(parts)
-
-
 def _read_required(read: Reader, fallback: bytes | None) -> Reader:
-    more = [NOTHING] * (_parts_of_null(read) - 1)
+    more = [NOTHING] * (len(parts_of_null(read)) - 1)
     fast = _REQUIRED.get(read)
     if fast is not None and fallback is None:
         return fast
@@ -231,7 +215,7 @@ def _read_required(read: Reader, fallback: bytes | None) -> Reader:
 
 
 def _read_null_last(read: Reader) -> Reader:
-    more = [NOTHING] * (_parts_of_null(read) - 1)
+    more = [NOTHING] * (len(parts_of_null(read)) - 1)
 
     def read_null_last(data: bytes, position: int, parts: Parts) -> int:
         if data[position] == KIND_NULL:

@@ -219,7 +219,6 @@ FROM_TEXT: Final[dict[Form, Callable[[ConnectType], Encode]]] = {
 
 
 # -- values that were not sent
-# -------------------------------------------------------------------------------------------
 
 _EMPTY: Final = b"\0"
 _ZERO: Final = b"\0"

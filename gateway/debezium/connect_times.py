@@ -17,6 +17,7 @@ from librt.strings import read_i64_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL
 from gateway.values.column_readers import AVRO_NULL, NOTHING, Parts, SlowPathNeeded, some_bytes
+from gateway.values.dates import civil_date, divided
 from gateway.values.special_values import UnrepresentableValue
 from schemas.varint import SOME_SMALL, encode_some_long
 
@@ -50,7 +51,6 @@ _REMEMBERED: Final = 4096
 
 
 # -- text and binary values -> days and microseconds
-# ------------------------------------------------------------------
 
 
 def days_from_text(text: bytes) -> int:
@@ -161,19 +161,7 @@ def days_of(year: int, month: int, day: int) -> int:
     return era * 146_097 + year_of_era * 365 + year_of_era // 4 - year_of_era // 100 + day_of_year - 719_468
 
 
-def _civil(days: int) -> tuple[int, int, int]:
-    """Convert days since 1970-01-01 into year, month and day (civil_from_days)."""
-    era, day_of_era = divmod(days + 719_468, 146_097)
-    year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
-    day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
-    shifted = (5 * day_of_year + 2) // 153
-    month = shifted + 3 if shifted < 10 else shifted - 9
-    year = year_of_era + era * 400 + (1 if month <= 2 else 0)
-    return year, month, day_of_year - (153 * shifted + 2) // 5 + 1
-
-
 # -- days and microseconds -> Avro: each takes the result of a function above
-# --------------------------------------------
 
 
 def encode_days(days: int) -> bytes:
@@ -249,8 +237,8 @@ def encode_duration(interval: tuple[int, int, int]) -> bytes:
     micros, days, months = interval
     if abs(micros) == INFINITY:
         raise UnrepresentableValue
-    hours, rest = _truncated(micros, 60 * _MINUTE_MICROS)
-    minutes, rest = _truncated(rest, _MINUTE_MICROS)
+    hours, rest = divided(micros, 60 * _MINUTE_MICROS)
+    minutes, rest = divided(rest, _MINUTE_MICROS)
     seconds = (((months * _MONTH_DAYS + days) * 24 + hours) * 60 + minutes) * 60 + rest / 1e6
     return encode_some_long(max(-(1 << 63), min(int(seconds * 1e6), (1 << 63) - 1)))
 
@@ -261,23 +249,17 @@ def encode_duration_text(interval: tuple[int, int, int]) -> bytes:
     micros, days, months = interval
     if abs(micros) == INFINITY:
         raise UnrepresentableValue
-    years, months = _truncated(months, 12)
-    hours, rest = _truncated(micros, 60 * _MINUTE_MICROS)
-    minutes, rest = _truncated(rest, _MINUTE_MICROS)
+    years, months = divided(months, 12)
+    hours, rest = divided(micros, 60 * _MINUTE_MICROS)
+    minutes, rest = divided(rest, _MINUTE_MICROS)
     seconds, fraction = divmod(abs(rest), 1_000_000)
     text = f"P{years}Y{months}M{days}DT{hours}H{minutes}M{'-' if rest < 0 else ''}{seconds}"
     return some_bytes((text + (f".{fraction:06d}".rstrip("0") if fraction else "") + "S").encode())
 
 
-def _truncated(number: int, divisor: int) -> tuple[int, int]:
-    """Return quotient and remainder of a division that truncates towards zero."""
-    quotient, rest = divmod(abs(number), divisor)
-    return (-quotient, -rest) if number < 0 else (quotient, rest)
-
-
 def _day_text(days: int) -> bytes:
     """Format as Java's ISO_LOCAL_DATE does: a year that does not have four digits gets a sign."""
-    year, month, day = _civil(days)
+    year, month, day = civil_date(days)
     if 0 <= year <= 9999:
         return b"%04d-%02d-%02d" % (year, month, day)
     return b"%s%04d-%02d-%02d" % (b"+" if year > 0 else b"-", abs(year), month, day)
@@ -295,7 +277,6 @@ def _clock_text(micros: int) -> bytes:
 
 
 # -- fast path: the usual timestamptz, read in place
-# ----------------------------------------------------------------------------
 
 
 class _Minutes(dict[int, bytes]):
@@ -304,7 +285,7 @@ class _Minutes(dict[int, bytes]):
 
     def __missing__(self, minute: int) -> bytes:
         days, rest = divmod(minute, 1440)
-        year = _civil(days)[0]
+        year = civil_date(days)[0]
         if not 0 <= year <= 9999:
             raise UnrepresentableValue
         encoded = SOME_SMALL[27] + _day_text(days) + b"T%02d:%02d:" % (rest // 60, rest % 60)

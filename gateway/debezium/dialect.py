@@ -14,8 +14,7 @@ from gateway.debezium.envelope_schema import MESSAGE_KEY, TRANSACTION_KEY, TRANS
 from gateway.debezium.find_written import find_written
 from gateway.debezium.json_sink import JsonSink
 from gateway.debezium.key_checks import check_keys
-from gateway.debezium.keyed_sink import KeyedSink
-from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter
+from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter, KeyedSink
 from gateway.debezium.registrar import DebeziumRelations
 from gateway.debezium.source_block import SourceNames
 from gateway.events.marker_encoder import Marker

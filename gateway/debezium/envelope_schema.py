@@ -150,10 +150,6 @@ def _key_places(
     return tuple(places[column.name] for column in description.identity_columns)
 
 
-def with_default(column: ConnectColumn, default: Any, encoded: bytes) -> ConnectColumn:
-    return replace(column, has_default=True, default=default, encoded_default=encoded)
-
-
 def field_name(column: str, options: DebeziumSettings) -> str:
     """Return the name of a column's field."""
     return adjusted_name(column) if options.adjusts_names else column

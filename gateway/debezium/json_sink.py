@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gateway.debezium.json_encoder import JsonForm
-from gateway.debezium.keyed_sink import KeyedSink
+from gateway.debezium.record_writer import KeyedSink
 from gateway.errors import StopForOperator
 
 

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 from gateway.config.debezium import DebeziumSettings
 from gateway.debezium.connect_forms import AS_BINARY
-from gateway.debezium.keyed_sink import KeyedSink
 from gateway.debezium.source_block import (
     SourceContext,
     SourceNames,
@@ -45,6 +44,18 @@ from gateway.values.column_readers import some_bytes
 _NO_BLOCK: Final = b"\0"
 _TICK_NS: Final = 500_000
 """Records that are written within this many nanoseconds have the same time of writing."""
+
+
+class KeyedSink(Protocol):
+    """The destination of one topic's records, which are partitioned as by Kafka's own clients."""
+
+    def append_hashed(self, key: bytes | None, value: bytes | None) -> None: ...
+
+    def offer_hashed(self, key: bytes, value: bytes) -> bool:
+        """Append the record; return False if it is larger than the topic accepts."""
+        ...
+
+    def too_large(self, what: str, size: int) -> StopForOperator: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,7 @@ from gateway.debezium.envelope_schema import (
     made_optional,
 )
 from gateway.debezium.json_sink import JsonSink
-from gateway.debezium.keyed_sink import KeyedSink
-from gateway.debezium.record_writer import DebeziumWriter
+from gateway.debezium.record_writer import DebeziumWriter, KeyedSink
 from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.errors import StopForOperator, UnwritableRelation

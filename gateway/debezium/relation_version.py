@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from gateway.debezium.keyed_sink import KeyedSink
-from gateway.debezium.record_writer import DebeziumWriter
+from gateway.debezium.record_writer import DebeziumWriter, KeyedSink
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceContext
 from gateway.errors import StopForOperator

@@ -94,10 +94,8 @@ class DebeziumEncoder:
         self._text = RowReaders(_readers(self._codecs, never), like=self._text_of_keys)
         self._binary_of_keys = RowReaders(_readers(of_key_tuples, sends_binary))
         self._binary = RowReaders(_readers(self._codecs, sends_binary), like=self._binary_of_keys)
-        names = (
-            some_bytes(relation.description.namespace.encode())[1:] + some_bytes(relation.description.name.encode())[1:]
-        )
-        self._table = names
+        names = relation.description.namespace, relation.description.name
+        self._table = b"".join(some_bytes(name.encode())[1:] for name in names)
         self._source: SourceContext | None = None
         self._tail = b""
         self._copies: DebeziumEncoder | None = None
@@ -119,7 +117,6 @@ class DebeziumEncoder:
         self._only_key_part = 1 + self._key_parts[0] if self._key_frame and len(self._key_parts) == 1 else 0
 
     # -- records
-    # ------------------------------------------------------------------------------------------------------
 
     def insert(
         self, data: bytes, position: int, end: int, source: SourceContext, change_lsn: int, block: bytes
@@ -247,7 +244,6 @@ class DebeziumEncoder:
         return b"".join(parts)
 
     # -- tuples
-    # -------------------------------------------------------------------------------------------------------
 
     def _read_tuple(self, data: bytes, position: int, parts: Parts) -> int:
         if read_i16_be(data, position + 1) != self._count:

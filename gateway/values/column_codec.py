@@ -126,7 +126,7 @@ def _from_binary(column: ColumnType, render: Render | None) -> Encode | None:
     if render is None:
         return None
     if column.form is Form.STRING:
-        return some_text if render is text.render_same else _rendered(render)
+        return some_text if render is text.render_same else rendered(render, some_text)
     if column.form is Form.DECIMAL:
         return decimal_from_binary(column.precision, column.scale)
     if column.form is Form.ARRAY:
@@ -142,9 +142,11 @@ def _array_from_binary(column: ColumnType) -> Encode | None:
     return None if encode is None else array_from_binary(encode, column.facts.element.oid)
 
 
-def _rendered(render: Render) -> Encode:
+def rendered(render: Render, from_text: Encode) -> Encode:
+    """Return the encoder of a binary form whose values are encoded from their text."""
+
     def encode(value: bytes) -> bytes:
-        return some_text(render(value))
+        return from_text(render(value))
 
     return encode
 

@@ -266,19 +266,25 @@ def _offset(east: int) -> bytes:
 
 
 def _calendar(days: int) -> tuple[bytes, bool]:
-    """Return the ISO date of a number of days since 2000-01-01 in the proleptic Gregorian calendar,
-    and whether the date is BC (`datetime.c`, j2date)."""
+    """Return the ISO date of a number of days since 2000-01-01, and whether the date is BC
+    (`datetime.c`, j2date)."""
+    year, month, day = civil_date(days + _PG_EPOCH_DAYS)
+    is_bc = year <= 0
+    return b"%04d-%02d-%02d" % (1 - year if is_bc else year, month, day), is_bc
+
+
+def civil_date(days: int) -> tuple[int, int, int]:
+    """Return year, month and day of a number of days since 1970-01-01 in the proleptic Gregorian
+    calendar. The year 0 is 1 BC."""
     # Count days since 0000-03-01 in eras of 400 years (H. Hinnant, "chrono-Compatible Low-Level
     # Date Algorithms").
-    era, day_of_era = divmod(days + 730_425, 146_097)
+    era, day_of_era = divmod(days + 719_468, 146_097)
     year_of_era = (day_of_era - day_of_era // 1460 + day_of_era // 36_524 - day_of_era // 146_096) // 365
     day_of_year = day_of_era - (365 * year_of_era + year_of_era // 4 - year_of_era // 100)
     shifted_month = (5 * day_of_year + 2) // 153
-    day = day_of_year - (153 * shifted_month + 2) // 5 + 1
     month = shifted_month + 3 if shifted_month < 10 else shifted_month - 9
     year = year_of_era + era * 400 + (1 if month <= 2 else 0)
-    is_bc = year <= 0
-    return b"%04d-%02d-%02d" % (1 - year if is_bc else year, month, day), is_bc
+    return year, month, day_of_year - (153 * shifted_month + 2) // 5 + 1
 
 
 _INTERVAL = struct.Struct("!qii")
@@ -296,7 +302,7 @@ def render_interval(value: bytes) -> bytes:
         return _INFINITE[micros, days, months]
     if not (micros or days or months):
         return b"PT0S"
-    years, months = _truncated(months, 12)
+    years, months = divided(months, 12)
     parts = ["P"]
     parts += [f"{number}{unit}" for number, unit in ((years, "Y"), (months, "M"), (days, "D")) if number]
     if micros:
@@ -305,8 +311,8 @@ def render_interval(value: bytes) -> bytes:
 
 
 def _interval_clock(micros: int) -> str:
-    hours, micros = _truncated(micros, 3_600_000_000)
-    minutes, micros = _truncated(micros, 60_000_000)
+    hours, micros = divided(micros, 3_600_000_000)
+    minutes, micros = divided(micros, 60_000_000)
     text = "".join(f"{number}{unit}" for number, unit in ((hours, "H"), (minutes, "M")) if number)
     if micros:
         seconds, fraction = divmod(abs(micros), 1_000_000)
@@ -315,7 +321,7 @@ def _interval_clock(micros: int) -> str:
     return text
 
 
-def _truncated(number: int, divisor: int) -> tuple[int, int]:
+def divided(number: int, divisor: int) -> tuple[int, int]:
     """Divide as C does, rounding towards zero."""
     quotient, rest = divmod(abs(number), divisor)
     return (-quotient, -rest) if number < 0 else (quotient, rest)

@@ -16,21 +16,16 @@ def _numbers(value: bytes) -> list[bytes]:
     return [render_float8(value[at : at + 8]) for at in range(0, len(value), 8)]
 
 
-def _points(value: bytes) -> bytes:
-    """Return the points separated by commas: `(1,2),(3,4)`."""
+def render_points(value: bytes) -> bytes:
+    """Render a point, a box, or any number of points: `(1,2),(3,4)`."""
     numbers = _numbers(value)
     if len(numbers) % 2:
         raise ValueError("a point without its second number")
     return b",".join(b"(%b,%b)" % pair for pair in zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def render_points(value: bytes) -> bytes:
-    """Render a point or a box."""
-    return _points(value)
-
-
 def render_lseg(value: bytes) -> bytes:
-    return b"[%b]" % _points(value)
+    return b"[%b]" % render_points(value)
 
 
 def render_line(value: bytes) -> bytes:
@@ -46,13 +41,13 @@ def render_path(value: bytes) -> bytes:
     """Render a path, which is sent as a byte (whether it is closed), the number of points as int32,
     and the points."""
     _check_count(value, 1)
-    return (b"(%b)" if value[0] else b"[%b]") % _points(value[5:])
+    return (b"(%b)" if value[0] else b"[%b]") % render_points(value[5:])
 
 
 def render_polygon(value: bytes) -> bytes:
     """Render a polygon, which is sent as the number of points as int32, and the points."""
     _check_count(value, 0)
-    return b"(%b)" % _points(value[4:])
+    return b"(%b)" % render_points(value[4:])
 
 
 def _check_count(value: bytes, place: int) -> None:

@@ -15,17 +15,8 @@ from typing import Final
 from librt.strings import read_i32_be
 
 from gateway.pgoutput.letters import KIND_BINARY, KIND_NULL, KIND_TEXT, KIND_UNCHANGED
-from gateway.values.column_codec import Codec
-from gateway.values.column_readers import (
-    AVRO_NULL,
-    UNSIGNED,
-    Encode,
-    Parts,
-    Render,
-    always_unusual,
-    read_with,
-    some_bytes,
-)
+from gateway.values.column_codec import Codec, rendered
+from gateway.values.column_readers import AVRO_NULL, UNSIGNED, Encode, Parts, always_unusual, read_with, some_bytes
 from gateway.values.renderers import renderer
 from schemas.relation import Protect, Protection, TypeFacts
 
@@ -41,7 +32,7 @@ def protected_codec(facts: TypeFacts, protection: Protection) -> Codec:
         return Codec(_encode_null, _encode_null, None, read, read)
     from_text = _hash(protection.hash_key) if protection.action is Protect.HASH else _truncate(protection.length)
     render = renderer(facts)
-    from_binary = None if render is None else _rendered(render, from_text)
+    from_binary = None if render is None else rendered(render, from_text)
     read_binary = always_unusual if from_binary is None else read_with(from_binary, KIND_BINARY)
     return Codec(from_text, from_binary, None, read_with(from_text, KIND_TEXT), read_binary)
 
@@ -56,13 +47,6 @@ def _hash(key: bytes) -> Encode:
 def _truncate(length: int) -> Encode:
     def encode(value: bytes) -> bytes:
         return some_bytes(value.decode("utf-8", "replace")[:length].encode())
-
-    return encode
-
-
-def _rendered(render: Render, from_text: Encode) -> Encode:
-    def encode(value: bytes) -> bytes:
-        return from_text(render(value))
 
     return encode
 

@@ -34,7 +34,7 @@ class RowReaders:
         self.columns = tuple(columns)
         self.runs = tuple(_in_runs(self.columns))
         self.nulls: tuple[tuple[bytes, ...], ...] = (
-            like.nulls if like is not None else tuple(_parts_of_null(read) for read in self.columns)
+            like.nulls if like is not None else tuple(parts_of_null(read) for read in self.columns)
         )
         self._places = tuple(accumulate(map(len, self.nulls), initial=0))
 
@@ -43,7 +43,8 @@ class RowReaders:
         return tuple(part for column in columns for part in range(self._places[column], self._places[column + 1]))
 
 
-def _parts_of_null(read: Reader) -> tuple[bytes, ...]:
+def parts_of_null(read: Reader) -> tuple[bytes, ...]:
+    """Return the parts that the reader appends for NULL."""
     parts: Parts = []
     read(b"n", 0, parts)
     return tuple(parts)
@@ -61,9 +62,8 @@ _RUNS: dict[Reader, Callable[[int], Reader]] = {
     for kind in (KIND_TEXT, KIND_BINARY)
     for is_text in (True, False)
 }
-if (
-    not is_compiled()
-):  # pragma: no branch - no coverage is measured when compiled; calls then cost less than the struct's tuple
+# When compiled, calls cost less than the struct's tuple.
+if not is_compiled():  # pragma: no branch - no coverage is measured when compiled
     _RUNS |= {
         read_int2: partial(read_integers_side_by_side, read_int2, "h"),
         read_int4: partial(read_integers_side_by_side, read_int4, "i"),
