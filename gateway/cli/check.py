@@ -38,7 +38,7 @@ from gateway.postgres.role import role_facts
 from gateway.postgres.server import load_facts
 from gateway.postgres.wal_retention import retention_causes
 from gateway.runtime.source_catalog import expected_of
-from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
+from gateway.runtime.stored_positions import decode_positions, fresh_position, refuse_other_dialect
 from gateway.schema_errors import open_registry, topics_with_schema
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding, OperatorWarning
@@ -111,7 +111,6 @@ class _Check:
                 self._report.add("settings", [error])
 
     # -- PostgreSQL
-    # ------------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def _sql(self) -> AsyncIterator[asyncpg.Connection]:
@@ -238,7 +237,6 @@ class _Check:
             self._left_at = history
 
     # -- Kafka
-    # -------------------------------------------------------------------------------------------------------
 
     def _kafka_expected(self) -> KafkaExpected:
         kafka, facts = self._settings.kafka, self._facts
@@ -305,7 +303,6 @@ class _Check:
         return sorted(found)[:_LOOKED_AT_TABLES]
 
     # -- the registry and the position
-    # -------------------------------------------------------------------------------
 
     async def _registry(self) -> None:
         try:
@@ -324,7 +321,7 @@ class _Check:
         missing: it is not checked further."""
         facts = self._facts
         assert facts is not None
-        fresh = self._fresh(facts)
+        fresh = fresh_position(self._settings, facts)
         stored = await self._stored(kafka, fresh)
         if stored is None:
             return
@@ -369,18 +366,6 @@ class _Check:
             self._report.add("resume_lsn", [error])
             return None
         return Stored(positions, has_markers and is_used, self._next_moment())
-
-    def _fresh(self, facts: Facts) -> Position:
-        source, kafka = self._settings.source, self._settings.kafka
-        return Position(
-            system_identifier=facts.server.system_identifier,
-            timeline=facts.server.timeline,
-            database=facts.server.database,
-            slot=source.slot,
-            prefix=kafka.prefix,
-            publications=source.publications,
-            version="check",
-        )
 
     def _judge(self, before: Facts, stored: Stored, after: Facts, fresh: Position) -> Iterator[Finding]:
         former = position_before_rename(stored, fresh, after)

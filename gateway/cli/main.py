@@ -53,6 +53,8 @@ SPARK_JOBS = {
     **dict.fromkeys(("dump", "versions"), ("pyarrow",)),
 }
 """The modules that each Spark job needs."""
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""The settings of a command whose options are those of the Spark job."""
 
 
 @app.callback()
@@ -93,49 +95,34 @@ def run(
         raise SystemExit(exit_code(error)) from None
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    rich_help_panel=CONSUME,
-)
+@app.command(context_settings=_PASSED_ON, rich_help_panel=CONSUME)
 def mirror(context: typer.Context) -> None:
     """Rebuild the tables in Delta from the topics (Spark). `walgate mirror --help` lists the
     options."""
     _run_spark_job("mirror", context.args)
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    rich_help_panel=CONSUME,
-)
+@app.command(context_settings=_PASSED_ON, rich_help_panel=CONSUME)
 def merge(context: typer.Context) -> None:
     """Merge appended changes into the tables of a mirror (Spark). `walgate merge --help` lists the
     options."""
     _run_spark_job("merge", context.args)
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    rich_help_panel=CONSUME,
-)
+@app.command(context_settings=_PASSED_ON, rich_help_panel=CONSUME)
 def consume(context: typer.Context) -> None:
     """Append every committed change to a changelog (Spark). `walgate consume --help` lists the
     options."""
     _run_spark_job("consume", context.args)
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-    rich_help_panel=CONSUME,
-)
+@app.command(context_settings=_PASSED_ON, rich_help_panel=CONSUME)
 def dump(context: typer.Context) -> None:
     """Write the rows of a local mirror, without Spark. `walgate dump --help` lists the options."""
     _run_spark_job("dump", context.args)
 
 
-@app.command(
-    rich_help_panel=INSPECT,
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)
+@app.command(context_settings=_PASSED_ON, rich_help_panel=INSPECT)
 def versions(context: typer.Context) -> None:
     """List the versions of a local mirror, or print one as SQL. `walgate versions --help` lists the
     options."""

@@ -91,7 +91,6 @@ class StatusBoard:
         self.topic_bytes: Counter[str] = Counter()
 
     # -- written by the session
-    # ----------------------------------------------------------------------------------------
 
     def wait_for(self, what: str) -> None:
         """Set `what` the session waits for. It is "" while the stream is being read."""
@@ -173,7 +172,6 @@ class StatusBoard:
         self._snapshot_status = status
 
     # -- written by the monitor
-    # ----------------------------------------------------------------------------------------
 
     def part_is_up(self, name: PartName, address: str = "") -> None:
         self._set_part(PartStatus(name, address or self._parts[name].address, up=True))
@@ -208,7 +206,6 @@ class StatusBoard:
             self._rates.sample(now, records)
 
     # -- read by everybody
-    # ---------------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
         """Return the progress of the current stream, or of the last one. The delivered LSN never

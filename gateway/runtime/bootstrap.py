@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
-from importlib.metadata import version as package_version
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -38,11 +38,11 @@ from gateway.runtime.relation_registrar import RelationRegistrar
 from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.snapshot_status import load_states
 from gateway.runtime.source_catalog import SourceCatalog
-from gateway.runtime.stored_positions import decode_positions, refuse_other_dialect
+from gateway.runtime.stored_positions import decode_positions, fresh_position, refuse_other_dialect
 from gateway.schema_errors import classified_schema_errors, log_level_change
 from gateway.snapshot.resume import unwatched
 from gateway.snapshot.stored_state import StoredStates, of_slot
-from gateway.startup.facts import Facts, Stored
+from gateway.startup.facts import Stored
 from gateway.startup.start import (
     BeginEpoch,
     CreateSlot,
@@ -177,6 +177,7 @@ class Bootstrap:
         self._stack = stack
         self._board = board
         self._wait_for = board.wait_for
+        self.fresh_position = partial(fresh_position, settings)
 
     async def run(self, catalog: SourceCatalog) -> StartResult:
         """Carry out a start up to START_REPLICATION. Raises WalgateError."""
@@ -282,18 +283,6 @@ class Bootstrap:
     def _note_blockers(self, found: tuple[SlotCreationBlocker, ...]) -> None:
         now = time.time()
         self._board.blocked_by(tuple(cause_of(blocker, now) for blocker in found))
-
-    def fresh_position(self, facts: Facts) -> Position:
-        source = self._settings.source
-        return Position(
-            system_identifier=facts.server.system_identifier,
-            timeline=facts.server.timeline,
-            database=facts.server.database,
-            slot=source.slot,
-            prefix=self._settings.kafka.prefix,
-            publications=source.publications,
-            version=package_version("walgate"),
-        )
 
     async def _prepare_kafka(self) -> None:
         """Do whatever may take long before an earlier gateway is fenced."""

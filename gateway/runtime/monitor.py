@@ -39,8 +39,7 @@ from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status, with_least_ages
-from gateway.schema_errors import classified_schema_errors
-from schemas.registry_client import RegistryClient
+from gateway.schema_errors import classified_schema_errors, open_registry
 from schemas.topic_names import POSITION_TOPIC, value_subject
 
 log = structlog.get_logger()
@@ -93,7 +92,6 @@ class Monitor:
             await asyncio.sleep(_AGAIN_S[1])
 
     # -- PostgreSQL
-    # ----------------------------------------------------------------------------------------------------
 
     async def _watch_postgresql(self) -> None:
         again_s = _AGAIN_S[0]
@@ -184,7 +182,6 @@ class Monitor:
             raise classify_exception(error, "writing a heartbeat") from error
 
     # -- Kafka and the registry
-    # ----------------------------------------------------------------------------------------
 
     async def _watch_kafka(self) -> None:
         kafka = self._settings.kafka
@@ -196,21 +193,13 @@ class Monitor:
 
     async def _watch_registry(self) -> None:
         settings = self._settings.registry
-        with classified_schema_errors():
-            client = RegistryClient(
-                settings.url,
-                **settings.client_options(),
-                timeout_s=PROBE_TIMEOUT_S,
-            )
+        async with open_registry(settings, PROBE_TIMEOUT_S) as client:
 
-        async def ask() -> None:
-            with classified_schema_errors():
-                await client.latest(value_subject(POSITION_TOPIC))
+            async def ask() -> None:
+                with classified_schema_errors():
+                    await client.latest(value_subject(POSITION_TOPIC))
 
-        try:
             await self._probe("registry", settings.url, ask)
-        finally:
-            await client.close()
 
     async def _probe(self, name: PartName, address: str, ask: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -145,14 +145,11 @@ class Session:
 
     def _leave(self) -> None:
         self._board.leave()
-        self._wait_for("the restart of replication")
-
-    def _wait_for(self, what: str) -> None:
-        self._board.wait_for(what)
+        self._board.wait_for("the restart of replication")
 
     async def _run(self, stack: AsyncExitStack, stop: asyncio.Event) -> None:
         settings, memory = self._settings, self._memory
-        self._wait_for("PostgreSQL")
+        self._board.wait_for("PostgreSQL")
         failpoint("before_preflight")
         sql = await self._connect_sql(stack, login_of(settings.source), avoid=memory.left_behind)
         self._server = self._board.server = address_of(sql)
@@ -196,7 +193,7 @@ class Session:
         show_position(self._board, position)
         if snapshot is not None:
             self._board.watch_snapshot(snapshot.status)
-        self._wait_for("")
+        self._board.wait_for("")
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))
         tasks = [
@@ -275,7 +272,7 @@ class Session:
         writer: RecordWriter,
     ) -> SnapshotCoordinator | None:
         settings, position = self._settings, start.position
-        self._wait_for("the stored snapshot state")
+        self._board.wait_for("the stored snapshot state")
         if not settings.takes_snapshots:
             await start.go_without_snapshots()
             return None

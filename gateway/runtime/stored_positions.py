@@ -4,6 +4,7 @@ dialect they were written with."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.metadata import version as package_version
 
 import structlog
 
@@ -12,6 +13,7 @@ from gateway.config.settings import Settings
 from gateway.errors import StopForOperator
 from gateway.kafka.position_topic import read_positions
 from gateway.schema_errors import classified_schema_errors, open_registry
+from gateway.startup.facts import Facts
 from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
 from gateway.transactions.transaction import Quarantined
 from schemas.errors import RegistryRefused, SchemaError
@@ -20,6 +22,19 @@ from schemas.registry_client import RegistryClient
 from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD, POSITION_TOPIC, transaction_topic, value_subject
 
 log = structlog.get_logger()
+
+
+def fresh_position(settings: Settings, facts: Facts) -> Position:
+    """Return the position of a slot that was never read."""
+    return Position(
+        system_identifier=facts.server.system_identifier,
+        timeline=facts.server.timeline,
+        database=facts.server.database,
+        slot=settings.source.slot,
+        prefix=settings.kafka.prefix,
+        publications=settings.source.publications,
+        version=package_version("walgate"),
+    )
 
 
 async def stored_position(key: bytes, value: bytes, registry: RegistryClient) -> Position:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 from gateway.cli.tail.decode_input import DecodeInput, read_given
@@ -17,6 +18,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import RegistrySettings, Settings
 from gateway.errors import WalgateError
 from gateway.pgoutput import PgOutputError
+from gateway.schema_errors import open_registry
 
 
 async def tail_messages(
@@ -46,12 +48,8 @@ async def tail_records(
     seconds: float | None,
 ) -> None:
     output = Output(as_json_lines=as_json, limit=limit)
-    records = RecordRenderer.of(registry)
-    try:
-        async with ended_by_signals(output, seconds):
-            await tail_topics(kafka, records, chosen, output, from_beginning=from_beginning)
-    finally:
-        await records.close()
+    async with open_registry(registry, registry.timeout_s) as client, ended_by_signals(output, seconds):
+        await tail_topics(kafka, RecordRenderer(client), chosen, output, from_beginning=from_beginning)
 
 
 async def decode_given(
@@ -61,17 +59,15 @@ async def decode_given(
     one source are decoded as one stream."""
     output = Output(as_json_lines=as_json)
     records: RecordRenderer | None = None
-    try:
+    async with AsyncExitStack() as stack:
         for source in sources:
             shower = MessageRenderer(protocol_version, in_stream=in_stream)
             for given in read_given(_load(source)):
                 if given.is_framed and records is None:
-                    records = RecordRenderer.of(registry)
+                    client = await stack.enter_async_context(open_registry(registry, registry.timeout_s))
+                    records = RecordRenderer(client)
                 shown = await records.show(given.payload) if given.is_framed and records else _show(given, shower)
                 await output.write([shown])
-    finally:
-        if records is not None:
-            await records.close()
 
 
 def _show(given: DecodeInput, shower: MessageRenderer) -> Shown:

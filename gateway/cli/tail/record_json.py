@@ -15,7 +15,6 @@ from uuid import UUID
 import fastavro
 
 from gateway.cli.tail.message_json import Shown, readable
-from gateway.config.settings import RegistrySettings
 from gateway.errors import WalgateError
 from gateway.schema_errors import classified_schema_errors
 from schemas.errors import SchemaError
@@ -42,20 +41,6 @@ class RecordRenderer:
 
     def __init__(self, registry: RegistryClient) -> None:
         self._registry = registry
-
-    @classmethod
-    def of(cls, settings: RegistrySettings) -> RecordRenderer:
-        with classified_schema_errors():
-            return cls(
-                RegistryClient(
-                    settings.url,
-                    **settings.client_options(),
-                    timeout_s=settings.timeout_s,
-                )
-            )
-
-    async def close(self) -> None:
-        await self._registry.close()
 
     async def show(self, value: bytes | None, key: bytes | None = None) -> Shown:
         """Return a record of any topic, or a framed value alone, as a JSON object. Raises
