@@ -279,7 +279,8 @@ class _Check:
             return None
         for check in (check_refusals, check_brokers, check_topics):
             self._report.add("kafka", check(facts, expected))
-        self._report.add("kafka", cautions(durability_of(facts), facts.broker_count))
+        durability = {name: durability_of(topic.replicas, topic.config) for name, topic in facts.topics.items()}
+        self._report.add("kafka", cautions(durability, facts.broker_count))
         known = [name for name in (*own, *tables) if name in facts.topics]
         self._report.ok(
             "kafka", f"{counted(facts.broker_count, 'broker')}; {len(known)} of {len(own) + len(tables)} topics exist"

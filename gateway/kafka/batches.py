@@ -194,7 +194,7 @@ class PartitionBuffer:
         self.add(0, self._writer.timestamp_ms, key, value, _NO_HEADERS)
         size = self._builder.size()
         if size > self._writer.max_record_bytes:
-            raise self._too_large(size)
+            raise self._sink.too_large(f"makes a record of {size} bytes", size)
 
     def begin_next(self, key: bytes | None, value: bytes | None, manifest: Manifest | None) -> None:
         """Hand over the full batch, and put the record into a new one."""
@@ -203,15 +203,12 @@ class PartitionBuffer:
         self.switch(manifest)
         self.add_first(key, value)
 
-    def _end_piece(self) -> None:
-        if self.manifest is not None and self.count > self._first:
-            self._pieces.append((self.manifest, self._first, self.count - self._first))
-
     def close(self) -> None:
         """Hand over the batch. The caller must remove this buffer from the writer's list of open
         buffers."""
         self._writer.ended_pieces -= len(self._pieces)
-        self._end_piece()
+        if self.manifest is not None and self.count > self._first:
+            self._pieces.append((self.manifest, self._first, self.count - self._first))
         builder = self._builder
         end_batch(builder, self.count)
         self._writer.ready.append(Batch(self._sink.topic, self.partition, builder, builder.size(), self._pieces))
@@ -219,9 +216,6 @@ class PartitionBuffer:
         self._builder = self.add = None
         self._pieces = []
         self.count = 0
-
-    def _too_large(self, size: int) -> RecordTooLarge:
-        return self._sink.too_large(f"makes a record of {size} bytes", size)
 
 
 class TopicSink:

@@ -101,8 +101,7 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
             "transaction timed out. If this recurs, make sure that only one gateway uses this slot, or raise "
             "kafka.transaction_timeout_s",
         )
-    hint = next((found for each in _chain(error) if (found := _diagnosis(each))), "")
-    if hint:
+    if hint := _hint_of(error):
         return RetrySlowly(text, hint=hint)
     if isinstance(error, KafkaConnectionError):
         return Retry(text, hint=_UNREACHABLE)
@@ -121,9 +120,8 @@ def _not_connected(error: ConnectError, doing: str) -> WalgateError:
     """Classify a failed bootstrap. A setting that does not fit the listener will not fit at the
     next attempt either, so retry slowly: repeated failed logins can lock an account."""
     text = f"{doing}: {error}"
-    hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
-    if hints:
-        return RetrySlowly(text, hint=next(iter(hints)))
+    if hint := _hint_of(*error.errors.values()):
+        return RetrySlowly(text, hint=hint)
     return Retry(text, hint=_UNREACHABLE)
 
 
@@ -131,10 +129,9 @@ def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
     """Classify the failure to reach an advertised address. The first request was answered, so
     kafka.bootstrap_servers is right. If a name cannot be resolved, the reason is seldom that a
     broker is merely down."""
-    hints = {hint: None for each in error.errors.values() for cause in _chain(each) if (hint := _diagnosis(cause))}
     text = f"{doing}: no connection at the address that the brokers advertise to clients: {error}"
-    if hints:
-        return RetrySlowly(text, hint=next(iter(hints)))
+    if hint := _hint_of(*error.errors.values()):
+        return RetrySlowly(text, hint=hint)
     if any(isinstance(cause, socket.gaierror) for each in error.errors.values() for cause in _chain(each)):
         return RetrySlowly(text, hint=ADVERTISED)
     return Retry(
@@ -142,6 +139,11 @@ def _not_reached(error: AdvertisedUnreachable, doing: str) -> WalgateError:
         hint="check that the broker is running. If it is, this host cannot reach the address: "
         "set the broker's advertised.listeners to one that it can reach",
     )
+
+
+def _hint_of(*errors: BaseException) -> str:
+    """Return the first diagnosis of an error or of one of its causes, or ""."""
+    return next((hint for error in errors for cause in _chain(error) if (hint := _diagnosis(cause))), "")
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from gateway.startup.findings import OperatorWarning
-from gateway.startup.kafka_checks import KafkaFacts
 from schemas.topic_names import counted
 
 COPIES: Final = 3
 """The wanted number of replicas. If two of three must be in sync, one broker can be down and the
 disk of another can be lost."""
 IN_SYNC: Final = 2
+MIN_IN_SYNC, UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
 _NAMED: Final = 5
 
 
@@ -28,15 +28,10 @@ class Durability:
     unclean: bool | None
 
 
-def durability_of(facts: KafkaFacts) -> dict[str, Durability]:
-    """Return the durability settings of each topic."""
-    durability = {}
-    for name, topic in facts.topics.items():
-        least, unclean = (topic.config.get(key) for key in ("min.insync.replicas", "unclean.leader.election.enable"))
-        durability[name] = Durability(
-            topic.replicas, int(least) if least else None, unclean == "true" if unclean else None
-        )
-    return durability
+def durability_of(copies: int, config: Mapping[str, str]) -> Durability:
+    """Return the durability settings of a topic with this number of replicas."""
+    least, unclean = config.get(MIN_IN_SYNC), config.get(UNCLEAN)
+    return Durability(copies, int(least) if least else None, unclean == "true" if unclean else None)
 
 
 def cautions(topics: Mapping[str, Durability], broker_count: int) -> Iterator[OperatorWarning]:

@@ -5,7 +5,8 @@ gateway/transactions/position.py encodes and decodes positions."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 
 from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
@@ -46,22 +47,9 @@ async def read_positions(
     after its timeout.
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
-    consumer = _consumer(settings, "read_committed")
-    try:
-        async with asyncio.timeout(timeout_s):
-            ends = await true_ends(settings, (position, marker))
-            await consumer.start()
-            used = await _has_records(consumer, marker, ends[marker])
-            newest = await _newest(consumer, position, ends[position])
-    except TimeoutError as error:
-        raise ReadIncomplete(
-            f"{POSITION_TOPIC} could not be read to its end within {timeout_s:.0f} s",
-            hint=_NOT_TO_ITS_END,
-        ) from error
-    except (KafkaError, OSError) as error:
-        raise classify(error, f"reading {POSITION_TOPIC}", READING) from error
-    finally:
-        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
+    async with _reading(settings, (position, marker), timeout_s) as (consumer, ends):
+        used = await _has_records(consumer, marker, ends[marker])
+        newest = await _newest(consumer, position, ends[position])
     return newest, used
 
 
@@ -69,22 +57,31 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
     """Return the newest record of each key, for all slots. The topic must exist. Raises
     ReadIncomplete as `read_positions` does."""
     place = TopicPartition(SNAPSHOT_TOPIC, 0)
+    async with _reading(settings, (place,), timeout_s) as (consumer, ends):
+        return await _newest(consumer, place, ends[place])
+
+
+@asynccontextmanager
+async def _reading(
+    settings: KafkaSettings, places: tuple[TopicPartition, ...], timeout_s: float
+) -> AsyncIterator[tuple[Consumer, dict[TopicPartition, int]]]:
+    """Return a consumer, and the end offset of each partition. Errors name the topic of the first
+    one."""
+    topic = places[0].topic
     consumer = _consumer(settings, "read_committed")
     try:
         async with asyncio.timeout(timeout_s):
-            ends = await true_ends(settings, (place,))
+            ends = await true_ends(settings, places)
             await consumer.start()
-            newest = await _newest(consumer, place, ends[place])
+            yield consumer, ends
     except TimeoutError as error:
         raise ReadIncomplete(
-            f"{SNAPSHOT_TOPIC} could not be read to its end within {timeout_s:.0f} s",
-            hint=_NOT_TO_ITS_END,
+            f"{topic} could not be read to its end within {timeout_s:.0f} s", hint=_NOT_TO_ITS_END
         ) from error
     except (KafkaError, OSError) as error:
-        raise classify(error, f"reading {SNAPSHOT_TOPIC}", READING) from error
+        raise classify(error, f"reading {topic}", READING) from error
     finally:
         await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
-    return newest
 
 
 async def _newest(consumer: Consumer, place: TopicPartition, end: int) -> dict[bytes, bytes]:

@@ -23,7 +23,7 @@ from aiokafka.admin import NewTopic
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
-from gateway.kafka.durability import COPIES, IN_SYNC, Durability, cautions
+from gateway.kafka.durability import COPIES, IN_SYNC, MIN_IN_SYNC, UNCLEAN, Durability, cautions, durability_of
 from gateway.kafka.topic_admin import Refusal, TopicAdmin
 from gateway.startup.findings import OperatorWarning, report_of
 from gateway.startup.kafka_checks import check_position_topic, check_single_partition
@@ -48,8 +48,6 @@ Name = tuple[str, str]
 
 _MANY = 100
 """From this number of new topics on, the log counts them but does not name them."""
-
-_MIN_IN_SYNC, _UNCLEAN = "min.insync.replicas", "unclean.leader.election.enable"
 
 _COMPACTED = {
     "cleanup.policy": "compact",
@@ -181,9 +179,8 @@ class Topics:
                 del names[relation][0]
             taken.add(collision_name(names[relation][0]))
         while names:
-            first = list(
-                dict.fromkeys(own[0] for own in names.values())
-            )  # under Debezium's naming two tables may share a topic
+            # Under Debezium's naming, two tables may share a topic.
+            first = list(dict.fromkeys(own[0] for own in names.values()))
             refusals = {refusal.topic: refusal for refusal in await self._create(first)}
             for relation, own in list(names.items()):
                 refusal = refusals.get(own[0])
@@ -310,8 +307,8 @@ class Topics:
         unchecked, self._unchecked = self._unchecked, {}
         if self._admin.broker_count < 2 or not unchecked:
             return
-        configs = await self._if_allowed(self._admin.topic_configs(list(unchecked), (_MIN_IN_SYNC, _UNCLEAN)))
-        self._judge({topic: _durability(copies, configs.get(topic, {})) for topic, copies in unchecked.items()})
+        configs = await self._if_allowed(self._admin.topic_configs(list(unchecked), (MIN_IN_SYNC, UNCLEAN)))
+        self._judge({topic: durability_of(copies, configs.get(topic, {})) for topic, copies in unchecked.items()})
 
     async def _check_new(self, topics: list[NewTopic]) -> None:
         """Check the durability of new topics without describing each. They have the configuration
@@ -320,7 +317,7 @@ class Topics:
             return
         inherited = await self._if_allowed(self._admin.broker_config())
         self._judge(
-            {each.name: _durability(each.replication_factor, {**inherited, **each.topic_configs}) for each in topics}
+            {each.name: durability_of(each.replication_factor, {**inherited, **each.topic_configs}) for each in topics}
         )
 
     async def _if_allowed(self, asking: Awaitable[dict[str, T]]) -> dict[str, T]:
@@ -340,7 +337,7 @@ class Topics:
         config: dict[str, str] = {"max.message.bytes": str(settings.max_record_bytes)}
         partitions = 1 if topic in self._single else settings.partitions
         if topic in self._single and replication_factor >= COPIES:
-            config[_MIN_IN_SYNC] = str(IN_SYNC)
+            config[MIN_IN_SYNC] = str(IN_SYNC)
         if topic in (POSITION_TOPIC, SNAPSHOT_TOPIC):
             config |= _COMPACTED
         elif settings.retention_ms is not None:
@@ -365,10 +362,3 @@ class Topics:
         position."""
         config = (await self._admin.topic_configs([POSITION_TOPIC], ["cleanup.policy"]))[POSITION_TOPIC]
         report_of(check_position_topic(POSITION_TOPIC, config)).raise_errors()
-
-
-def _durability(copies: int, config: dict[str, str]) -> Durability:
-    min_in_sync, unclean = config.get(_MIN_IN_SYNC), config.get(_UNCLEAN)
-    return Durability(
-        copies, None if min_in_sync is None else int(min_in_sync), None if unclean is None else unclean == "true"
-    )
