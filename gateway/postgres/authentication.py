@@ -125,11 +125,8 @@ class LoginProtocol(BoundedProtocol):
                 self._is_in = True
             case 10:
                 return self._begin_scram(content)
-            case 11 if self._scram is not None:
-                self._answer(self._proof(content))
-                return False
-            case 12 if self._scram is not None:
-                self._verify(content)
+            case 11 | 12 if self._scram is not None:
+                self._continue_scram(self._scram, content, is_final=request == 12)
                 return False
             case 3:
                 self._refuse_cleartext()
@@ -179,21 +176,15 @@ class LoginProtocol(BoundedProtocol):
         certificate = None if encrypted is None else encrypted.getpeercert(binary_form=True)
         return None if certificate is None else certificate_hash(certificate)
 
-    def _proof(self, content: bytes) -> bytes:
-        assert self._scram is not None
+    def _continue_scram(self, scram: Scram, content: bytes, *, is_final: bool) -> None:
         try:
-            return self._scram.final(content)
+            if is_final:
+                scram.verify(content)
+                self._is_verified, self.is_bound = True, scram.is_bound
+            else:
+                self._answer(scram.final(content))
         except ScramError as error:
             raise self._refused(str(error)) from error
-
-    def _verify(self, content: bytes) -> None:
-        assert self._scram is not None
-        try:
-            self._scram.verify(content)
-        except ScramError as error:
-            raise self._refused(str(error)) from error
-        self._is_verified = True
-        self.is_bound = self._scram.is_bound
 
     def _answer(self, content: bytes) -> None:
         self._wire.write(b"p" + struct.pack("!i", len(content) + 4) + content)

@@ -159,7 +159,6 @@ async def connect_replication(
     login: Credentials | str,
     *,
     timeout_s: float = 30.0,
-    avoid: Sequence[Address] = (),
     capacity: int = CAPACITY,
     largest_row: int = LARGEST_ROW,
     largest_message: int = LARGEST_MESSAGE,
@@ -183,7 +182,6 @@ async def connect_replication(
         timeout_s=timeout_s,
         connection_class=TransportHandover,
         statement_cache_size=0,
-        avoid=avoid,
     )
     reports = connection.get_settings()
     for name in PINNED_REPORTS:

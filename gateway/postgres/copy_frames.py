@@ -55,11 +55,6 @@ class Received(NamedTuple):
 XLOG_DATA_LENGTH: Final = 4 + 25 + 1
 KEEPALIVE_LENGTH: Final = 4 + 18
 PAYLOAD_AT: Final = 1 + 4 + 25
-_LENGTH: Final = struct.Struct("!i")
-
-# 'd', length, 'w' or 'k', and the LSN that follows in both: one call reads all that the loop over
-# frames needs.
-_FRAME: Final = struct.Struct("!BiBQ")
 _STATUS: Final = struct.Struct("!BiBQQQqB")
 _PG_EPOCH_S: Final = 946_684_800
 
@@ -80,24 +75,40 @@ class FrameError(StopForOperator):
 def split(data: bytes) -> Iterator[Frame]:
     """Yield the frames of a file that consists of whole CopyData frames. Raises FrameError at
     anything else, after yielding the frames that precede it. (ReceiveBuffer splits the stream.)"""
-    unpack = _FRAME.unpack_from
-    size = len(data)
-    position = 0
-    try:
-        while position < size:
-            kind, length, content, lsn = unpack(data, position)
-            end = position + 1 + length
-            if kind != 100 or end > size:
-                raise _wrong(data, position)
-            if content == 119 and length >= 30:
-                yield 119, lsn, position + 30, end
-            elif content == 107 and length == 22 and data[end - 1] <= 1:
-                yield 107, lsn, data[end - 1], end
-            else:
-                raise _wrong(data, position)
-            position = end
-    except struct.error:
-        raise _wrong(data, position) from None
+    position, size = 0, len(data)
+    while position < size:
+        if data[position] != COPY_DATA:
+            raise FrameError("message", 0, "CopyData 'd'", f"byte 0x{data[position]:02x}")
+        if size - position < HEADER_BYTES + 1:
+            raise FrameError("CopyData", 0, "at least 6 bytes", str(size - position))
+        length, content = read_i32_be(data, position + 1), data[position + HEADER_BYTES]
+        check_frame(length, content)
+        end = position + 1 + length
+        if end > size:
+            raise FrameError("CopyData", 0, f"{length + 1} bytes", str(size - position))
+        lsn = int.from_bytes(data[position + 6 : position + 14])
+        third = position + PAYLOAD_AT if content == XLOG_DATA else checked_reply(data[end - 1])
+        yield content, lsn, third, end
+        position = end
+
+
+def check_frame(length: int, content: int) -> None:
+    """Raise FrameError unless a CopyData of this length, whose content begins with the byte
+    `content`, is an XLogData or a Keepalive."""
+    if content == KEEPALIVE:
+        if length != KEEPALIVE_LENGTH:
+            raise FrameError("keepalive", 1, f"the length {KEEPALIVE_LENGTH}", str(length))
+    elif content != XLOG_DATA:
+        raise FrameError("CopyData", 5, "'w' or 'k'", f"byte 0x{content:02x}")
+    elif length < XLOG_DATA_LENGTH:
+        raise FrameError("XLogData", 1, f"a length of at least {XLOG_DATA_LENGTH}", str(length))
+
+
+def checked_reply(reply: int) -> int:
+    """Return the last byte of a Keepalive. Raises FrameError unless it is 0 or 1."""
+    if reply > 1:
+        raise FrameError("keepalive", KEEPALIVE_LENGTH, "0 or 1", str(reply))
+    return reply
 
 
 def skip_messages(data: bytes, start: int, largest: int) -> int:
@@ -117,27 +128,8 @@ def skip_messages(data: bytes, start: int, largest: int) -> int:
 def drained_size(data: bytes, start: int) -> int:
     """Return the size in bytes of the whole payload of a drained frame. The payload begins at
     `start`."""
-    length: int = _LENGTH.unpack_from(data, start - PAYLOAD_AT + 1)[0]
+    length: int = read_i32_be(data, start - PAYLOAD_AT + 1)
     return 1 + length - PAYLOAD_AT
-
-
-def _wrong(data: bytes, position: int) -> FrameError:
-    """Return the error for the frame at `position`; kept out of the hot loop."""
-    if data[position] != COPY_DATA:
-        return FrameError("message", 0, "CopyData 'd'", f"byte 0x{data[position]:02x}")
-    if len(data) < position + 6:
-        return FrameError("CopyData", 0, "at least 6 bytes", str(len(data) - position))
-    length = int.from_bytes(data[position + 1 : position + 5], "big", signed=True)
-    content = data[position + 5]
-    if content not in (XLOG_DATA, KEEPALIVE):
-        return FrameError("CopyData", 5, "'w' or 'k'", f"byte 0x{content:02x}")
-    if content == XLOG_DATA and length < XLOG_DATA_LENGTH:
-        return FrameError("XLogData", 1, f"a length of at least {XLOG_DATA_LENGTH}", str(length))
-    if content == KEEPALIVE and length != KEEPALIVE_LENGTH:
-        return FrameError("keepalive", 1, f"the length {KEEPALIVE_LENGTH}", str(length))
-    if position + 1 + length > len(data):
-        return FrameError("CopyData", 0, f"{length + 1} bytes", str(len(data) - position))
-    return FrameError("keepalive", length, "0 or 1", str(data[position + length]))
 
 
 def standby_status(written_lsn: int, flush_lsn: int, now_s: float, *, reply_requested: bool = False) -> bytes:

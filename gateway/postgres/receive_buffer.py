@@ -26,13 +26,12 @@ from gateway.postgres.copy_frames import (
     COPY_DATA,
     DRAINED,
     KEEPALIVE,
-    KEEPALIVE_LENGTH,
     PAYLOAD_AT,
-    XLOG_DATA,
-    XLOG_DATA_LENGTH,
     Frame,
     FrameError,
     Received,
+    check_frame,
+    checked_reply,
 )
 
 CAPACITY: Final = 1 << 18
@@ -173,7 +172,7 @@ class ReceiveBuffer:
                         return False
                     position, filled = self._complete, self._filled
                 else:
-                    self._check_frame(length, content)
+                    check_frame(length, content)
                     if end > filled:
                         return False
                     frames.append((107, lsn, self._report_keepalive(lsn, end), end))
@@ -182,17 +181,8 @@ class ReceiveBuffer:
             self._complete = position
         if filled - position >= 6 and view[position] == COPY_DATA:
             _, length, content = _HEADER.unpack_from(view, position)
-            self._check_frame(length, content)
+            check_frame(length, content)
         return filled > position and view[position] != COPY_DATA
-
-    def _check_frame(self, length: int, content: int) -> None:
-        if content == KEEPALIVE:
-            if length != KEEPALIVE_LENGTH:
-                raise FrameError("keepalive", 1, f"the length {KEEPALIVE_LENGTH}", str(length))
-        elif content != XLOG_DATA:
-            raise FrameError("CopyData", 5, "'w' or 'k'", f"byte 0x{content:02x}")
-        elif length < XLOG_DATA_LENGTH:
-            raise FrameError("XLogData", 1, f"a length of at least {XLOG_DATA_LENGTH}", str(length))
 
     def _check_length(self, length: int) -> None:
         if not 4 <= length <= _LARGEST:
@@ -231,9 +221,7 @@ class ReceiveBuffer:
     def _report_keepalive(self, end_lsn: int, end: int) -> int:
         """Report the keepalive that ends at `end`. Return 1 if the server asks for a reply, else
         0."""
-        reply = self._view[end - 1]
-        if reply > 1:
-            raise FrameError("keepalive", KEEPALIVE_LENGTH, "0 or 1", str(reply))
+        reply = checked_reply(self._view[end - 1])
         self._on_keepalive(end_lsn, reply == 1)
         return reply
 

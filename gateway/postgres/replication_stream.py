@@ -196,9 +196,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
     # Called by the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's transport is one by its methods, not by its class
+        # uvloop's transport is one by its methods, not by its class.
+        self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._receive_buffer.space()
@@ -212,13 +211,10 @@ class ReplicationStream(asyncio.BufferedProtocol):
         except FrameError as error:
             self.fail(error)
         if self._receive_buffer.complete_bytes:
-            self._pause_if_full()
+            if self._receive_buffer.is_full and not self._paused and self._transport is not None:
+                self._paused = True
+                self._transport.pause_reading()
             self._wake()
-
-    def _pause_if_full(self) -> None:
-        if self._receive_buffer.is_full and not self._paused and self._transport is not None:
-            self._paused = True
-            self._transport.pause_reading()
 
     def eof_received(self) -> None:
         self._lost("the server closed the connection")

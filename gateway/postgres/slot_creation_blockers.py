@@ -114,16 +114,12 @@ async def _watch(
                         pids = frozenset((one.pid, one.gid) for one in found)
                         if pids != known:
                             known = pids
-                            log.warning("slot_waits", blockers=text, hint=_hint(found))
+                            log.warning("slot_waits", blockers=text, hint=remedy(found[0]))
                     await asyncio.sleep(ASK_INTERVAL_S)
             finally:
                 sql.terminate()
         except WalgateError as error:
             log.debug("blockers_unknown", reason=error.message)
-
-
-def _hint(found: tuple[SlotCreationBlocker, ...]) -> str:
-    return remedy(found[0])
 
 
 def remedy(first: SlotCreationBlocker) -> str:

@@ -115,9 +115,8 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
     quoted = "'" + name.replace("'", "''") + "'"
     if kind == "prepared":
         return f"if it was forgotten, run COMMIT PREPARED {quoted} or ROLLBACK PREPARED {quoted} in database {state}"
-    if (
-        kind == "slot" and state == "temporary"
-    ):  # used by REPACK (CONCURRENTLY), a base backup, or the initial copy of a subscription
+    if kind == "slot" and state == "temporary":
+        # REPACK (CONCURRENTLY), a base backup, or the initial copy of a subscription uses it.
         return f"it ends with its session: wait for it, or end the session: SELECT pg_terminate_backend({pid})"
     if kind == "slot":
         return (
