@@ -18,9 +18,6 @@ class UnknownBinary(NeedsText):
             "with the text format",
             hint="set source.binary = off to avoid this restart of replication",
         )
-        self.relation = relation
-        self.column = column
-        self.type_name = type_name
 
 
 class NeedsOptional(Retry):

@@ -102,25 +102,24 @@ class StreamPrepare:
     """ "The user defined GID of the prepared transaction." """
 
 
-def read_begin_prepare(cursor: Cursor) -> BeginPrepare:
-    return BeginPrepare(
-        prepare_lsn=cursor.read_set_lsn("prepare_lsn"),
-        end_lsn=cursor.read_set_lsn("end_lsn"),
-        prepare_time=cursor.read_time("prepare_time"),
-        xid=cursor.read_uint32("xid"),
-        gid=cursor.read_string("gid"),
+def _read_prepared(cursor: Cursor) -> tuple[Lsn, Lsn, int, int, str]:
+    """Read the fields that a prepared transaction has in all messages: prepare_lsn, end_lsn,
+    prepare_time, xid and gid."""
+    return (
+        cursor.read_set_lsn("prepare_lsn"),
+        cursor.read_set_lsn("end_lsn"),
+        cursor.read_time("prepare_time"),
+        cursor.read_uint32("xid"),
+        cursor.read_string("gid"),
     )
+
+
+def read_begin_prepare(cursor: Cursor) -> BeginPrepare:
+    return BeginPrepare(*_read_prepared(cursor))
 
 
 def read_prepare(cursor: Cursor) -> Prepare:
-    return Prepare(
-        flags=cursor.read_unused_flags(),
-        prepare_lsn=cursor.read_set_lsn("prepare_lsn"),
-        end_lsn=cursor.read_set_lsn("end_lsn"),
-        prepare_time=cursor.read_time("prepare_time"),
-        xid=cursor.read_uint32("xid"),
-        gid=cursor.read_string("gid"),
-    )
+    return Prepare(cursor.read_unused_flags(), *_read_prepared(cursor))
 
 
 def read_commit_prepared(cursor: Cursor) -> CommitPrepared:
@@ -147,11 +146,4 @@ def read_rollback_prepared(cursor: Cursor) -> RollbackPrepared:
 
 
 def read_stream_prepare(cursor: Cursor) -> StreamPrepare:
-    return StreamPrepare(
-        flags=cursor.read_unused_flags(),
-        prepare_lsn=cursor.read_set_lsn("prepare_lsn"),
-        end_lsn=cursor.read_set_lsn("end_lsn"),
-        prepare_time=cursor.read_time("prepare_time"),
-        xid=cursor.read_uint32("xid"),
-        gid=cursor.read_string("gid"),
-    )
+    return StreamPrepare(cursor.read_unused_flags(), *_read_prepared(cursor))

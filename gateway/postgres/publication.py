@@ -386,12 +386,12 @@ async def filters_that_can_fail(
 ) -> list[OperatorWarning]:
     """Return a warning for each row filter that can fail. Sends no query if there are no filters.
     Raises classified errors."""
-    calls = filter_calls(publications)
-    if not calls.functions and not calls.types:
+    functions, cast_to = filter_calls(publications)
+    if not functions and not cast_to:
         return []
     try:
-        failing = dict(await sql.fetch(_FAILING_FUNCTIONS, sorted(calls.functions), list(_NEVER_FAIL)))
-        types = dict(await sql.fetch(_TYPE_NAMES, sorted(calls.types)))
+        failing = dict(await sql.fetch(_FAILING_FUNCTIONS, sorted(functions), list(_NEVER_FAIL)))
+        types = dict(await sql.fetch(_TYPE_NAMES, sorted(cast_to)))
     except DRIVER_ERRORS as error:
         raise classify_exception(error, "querying the functions of the row filters") from error
     return list(check_filters(publications, failing, types))

@@ -3,7 +3,6 @@ held."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 from librt.strings import read_i32_be
@@ -12,14 +11,7 @@ from gateway.names import HEARTBEAT_PREFIX
 from gateway.pgoutput import Message, MessageHead, read_message_head
 from gateway.pgoutput.letters import ROW_MESSAGES
 from gateway.transactions.ordinary import OrdinaryTransactions
-from gateway.transactions.record_writer import RecordWriter
-from gateway.transactions.transaction import (
-    OWN_PREFIXES,
-    ExcludedMessage,
-    MessageSelection,
-    Quarantined,
-    Transaction,
-)
+from gateway.transactions.transaction import OWN_PREFIXES, ExcludedMessage, MessageSelection, Transaction
 
 _UNSIGNED: Final = 0xFFFFFFFF
 
@@ -31,27 +23,7 @@ message."""
 class LogicalMessages(OrdinaryTransactions):
     """Receives logical messages, besides all that OrdinaryTransactions receives."""
 
-    def __init__(
-        self,
-        *,
-        epoch: int,
-        resume_lsn: int,
-        last_commit_lsn: int,
-        writer: RecordWriter,
-        messages: MessageSelection,
-        quarantined: Iterable[Quarantined],
-        skip_lsn: int,
-    ) -> None:
-        super().__init__(
-            epoch=epoch,
-            resume_lsn=resume_lsn,
-            last_commit_lsn=last_commit_lsn,
-            writer=writer,
-            quarantined=quarantined,
-            skip_lsn=skip_lsn,
-        )
-        self._messages = messages
-        self._handlers[Message] = self._message
+    _messages: MessageSelection  # set by TransactionMachine
 
     def _message(self, message: Message, change_lsn: int) -> None:
         transaction = self._transaction_of(message)

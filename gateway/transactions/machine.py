@@ -74,6 +74,7 @@ from gateway.errors import UNTIL_NOW, DataGap, NextSession, Retry
 from gateway.pgoutput import (
     BeginPrepare,
     CommitPrepared,
+    Message,
     Prepare,
     RollbackPrepared,
     StreamAbort,
@@ -121,14 +122,15 @@ class TransactionMachine(LogicalMessages):
             resume_lsn=resume_lsn,
             last_commit_lsn=last_commit_lsn,
             writer=writer,
-            messages=messages,
             quarantined=quarantined,
             skip_lsn=skip_lsn,
         )
+        self._messages = messages
         self.prepared: dict[tuple[str, int], Prepared] = {(p.gid, p.xid): p for p in prepared}
         self._streams: dict[int, Transaction] = {}
         self._handlers.update(
             {
+                Message: self._message,
                 StreamStart: self._stream_start,
                 StreamStop: self._stream_stop,
                 StreamCommit: self._stream_commit,

@@ -9,7 +9,7 @@ gateway/kafka/position_topic.py reads the topic.
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import fastavro
@@ -42,7 +42,8 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """A gap: changes that committed between the two LSNs were lost."""
+    """A gap: changes that committed between the two LSNs were lost. The record has the same
+    fields."""
 
     first_lsn: Lsn
     end_lsn: Lsn
@@ -53,7 +54,7 @@ class Gap:
 class FailedPlace:
     """A failure of the server that occurred `times` times in a row, while the server read the WAL
     after `resume_lsn`. `cause` is an SQLSTATE or "crash", and `since` the time of the first
-    failure."""
+    failure. The record has the same fields."""
 
     cause: str
     resume_lsn: Lsn
@@ -219,25 +220,12 @@ def _as_record(position: Position) -> dict[str, Any]:
             }
             for each in position.quarantined
         ],
-        "gap": None if position.gap is None else _gap_record(position.gap),
+        "gap": None if position.gap is None else asdict(position.gap),
         "written_xid": position.written_xid,
         "written_lsn": int(position.written_lsn),
         "content_lsn": int(position.content_lsn),
-        "standstill": None if position.failed_place is None else _failed_place_record(position.failed_place),
+        "standstill": None if position.failed_place is None else asdict(position.failed_place),
     }
-
-
-def _failed_place_record(failed: FailedPlace) -> dict[str, Any]:
-    return {
-        "cause": failed.cause,
-        "resume_lsn": int(failed.resume_lsn),
-        "times": failed.times,
-        "since": failed.since,
-    }
-
-
-def _gap_record(gap: Gap) -> dict[str, Any]:
-    return {"first_lsn": int(gap.first_lsn), "end_lsn": int(gap.end_lsn), "reason": gap.reason}
 
 
 def _manifest_record(manifest: Manifest) -> dict[str, Any]:
