@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from gateway.config.msk_iam import MskTokens
-from gateway.config.oauth_tokens import TokenSettings
+from gateway.config.oauth_tokens import Tokens, TokenSettings
 from gateway.config.section import (
     AS_JSON,
     PREFIX,
@@ -238,7 +238,7 @@ class KafkaSettings(TokenSettings):
             options["sasl_plain_username"] = self.sasl_username
             options["sasl_plain_password"] = self.sasl_password.get_secret_value()
         if self.has_token:
-            options["sasl_oauth_token_provider"] = self.tokens("kafka", self.ssl_ca_file)
+            options["sasl_oauth_token_provider"] = Tokens(self, "kafka", self.ssl_ca_file)
         if self.aws_region is not None:
             options["sasl_oauth_token_provider"] = MskTokens(self.aws_region)
         if "sasl_oauth_token_provider" in options:

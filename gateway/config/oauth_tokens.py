@@ -73,14 +73,10 @@ class TokenSettings(Section):
     def has_token(self) -> bool:
         return self.token_file is not None or self.oauth_token_url is not None
 
-    def tokens(self, section: str, ca_file: Path | None) -> Tokens:
-        """Return the source of tokens; requires `has_token`. `section` is for messages."""
-        return Tokens(self, section, ca_file)
-
 
 class Tokens:
-    """A source of tokens. Raises Retry if the provider does not answer, or RetrySlowly if the
-    provider refuses or the file cannot be read."""
+    """The source of tokens that `settings` name. `section` is for messages. Raises Retry if the
+    provider does not answer, or RetrySlowly if the provider refuses or the file cannot be read."""
 
     def __init__(self, settings: TokenSettings, section: str, ca_file: Path | None) -> None:
         self._settings = settings

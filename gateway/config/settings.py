@@ -22,7 +22,7 @@ from gateway.config.columns import ColumnSettings
 from gateway.config.debezium import DebeziumSettings
 from gateway.config.error_messages import explain, sections_of, variable
 from gateway.config.kafka import KafkaSettings
-from gateway.config.oauth_tokens import TokenSettings
+from gateway.config.oauth_tokens import Tokens, TokenSettings
 from gateway.config.section import AS_JSON, PREFIX, Names, Pattern, Section, refuse_quotes, refuse_unused, tls_context
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
@@ -105,7 +105,7 @@ class RegistrySettings(TokenSettings):
             "username": self.username,
             "password": self.password.get_secret_value() if self.password else None,
             "tls": tls,
-            "tokens": self.tokens("registry", self.ca_file) if self.has_token else None,
+            "tokens": Tokens(self, "registry", self.ca_file) if self.has_token else None,
         }
 
 

@@ -11,13 +11,10 @@ from gateway.errors import StopForOperator
 def listen(host: str, port: int, backlog: int = 1) -> socket.socket:
     """Return a listening socket. Raises StopForOperator."""
     try:
-        return socket.create_server((host, port), family=_family(host), backlog=backlog)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=backlog)
     except OSError as error:
         raise StopForOperator(
             f"the HTTP server cannot listen on {host}:{port}: {error.strerror}",
             hint="set another http.port or http.host",
         ) from error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -70,7 +70,8 @@ class WalClock:
         self._lsns: list[int] = []
         self._times: list[float] = []
         """For each LSN, the last moment at which the WAL ended there."""
-        self._first: float | None = None
+        self.first_reading: float | None = None
+        """The server's time at the first reading, or None before it."""
         self._ahead_s = 0.0
         self._read_at = -FRESH_S * 10
         self._answers = False
@@ -81,9 +82,9 @@ class WalClock:
         with self._lock:
             self._ahead_s, self._read_at, self._answers = server_time - clock, clock, True
             if self._lsns and lsn < self._lsns[-1]:  # another server
-                self._lsns, self._times, self._first = [], [], None
-            if self._first is None:
-                self._first = server_time
+                self._lsns, self._times, self.first_reading = [], [], None
+            if self.first_reading is None:
+                self.first_reading = server_time
             if self._lsns and lsn == self._lsns[-1]:
                 self._times[-1] = server_time
             else:
@@ -119,7 +120,7 @@ class WalClock:
     def now(self, clock: float) -> float | None:
         """Return the server's time, extrapolated from the newest reading, or None before the first
         reading."""
-        return None if self._first is None else clock + self._ahead_s
+        return None if self.first_reading is None else clock + self._ahead_s
 
     def reached_at(self, lsn: int) -> float | None:
         """Return the last moment at which the WAL ended at or before `lsn`, or None if it already
@@ -127,9 +128,6 @@ class WalClock:
         with self._lock:
             index = bisect_right(self._lsns, lsn)
             return self._times[index - 1] if index else None
-
-    def first_reading(self) -> float | None:
-        return self._first
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +152,7 @@ def lag(wal: WalClock, progress: Progress, clock: float) -> Lag:
     known = [moment for moment in (wal.reached_at(progress.delivered_lsn), progress.last_commit_time) if moment]
     if known:
         return Lag(max(now - max(known), 0.0))
-    first = wal.first_reading()
+    first = wal.first_reading
     return Lag(max(now - first, 0.0) if first is not None else None, at_least=True)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
 from gateway.errors import InternalError
-from gateway.events.logical_message import LogicalMessageEncoder
+from gateway.events.logical_message import encode_logical_message
 from gateway.events.marker_encoder import Marker
 from gateway.events.missing_values import with_attributes
 from gateway.events.row_encoder import RowEncoder
@@ -216,7 +217,7 @@ class NativeDialect:
     def record_writer(
         self, position: Position, topics: Topics, writer: BatchWriter, schemas: FixedSchemas
     ) -> RecordWriter:
-        encode = LogicalMessageEncoder(frame(schemas.message)).encode
+        encode = partial(encode_logical_message, frame(schemas.message))
         sink = message_sink(self._prefix, topics, writer)
         return EventWriter(position.epoch, MessageTopic(message_topic(self._prefix), schemas.message, encode, sink))
 

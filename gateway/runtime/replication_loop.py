@@ -257,7 +257,7 @@ class ReplicationLoop:
         assert isinstance(relation, Relation)
         relation_oid = relation.relation_oid
         previous, self._announced_last = self._announced_last, relation
-        if relation_oid in machine.quarantined:
+        if relation_oid in machine.relations.quarantined:
             return
         comes_as_root = await self._registrar.comes_as_root(relation, previous)
         if previous is not None:

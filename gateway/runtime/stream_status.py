@@ -94,9 +94,9 @@ class StreamStatus:
                 machine.event_count,
                 machine.transaction_count,
                 machine.heartbeat_time,
-                (machine.marked_lsn, machine.marked_time),
-                dict(machine.excluded_count),
-                machine.left_out_count,
+                (machine.writer.marked_lsn, machine.writer.marked_time),
+                dict(machine.relations.excluded_count),
+                machine.relations.left_out_count,
             )
         )
 
@@ -120,7 +120,7 @@ class StreamStatus:
         for relation_oid, count in closed.excluded_count.items():
             more = count - self._excluded_count.get(relation_oid, 0)
             if more:
-                name = self._machine.quarantined[relation_oid].full_name
+                name = self._machine.relations.quarantined[relation_oid].full_name
                 metrics.EXCLUDED.labels(metrics.quarantined_label(name)).inc(more)
         self._excluded_count = closed.excluded_count
         if closed.left_out_count != self._left_out_count:

@@ -107,7 +107,7 @@ class SnapshotCoordinator:
         reselects = settings.writes_debezium and settings.debezium.reselect_unavailable_values
         self._recorder = ChangeRecorder(sql, machine, self._on_message)
         self._tasks = TableTasks(
-            states, self._recorder, machine.quarantined, position_key=position_key, frame=frame,
+            states, self._recorder, machine.relations.quarantined, position_key=position_key, frame=frame,
             chunk_bytes=settings.snapshot.chunk_bytes, reselects=reselects,
         )  # fmt: skip
         self._pending = PendingChunks(self._tasks)

@@ -38,7 +38,7 @@ class LogicalMessages(OrdinaryTransactions):
                 arrived = self._watch.message(message.prefix, message.content, transaction.xid, has_no_commit)
                 self.arrived = self.arrived or arrived
             return
-        size = self._writer.message(transaction, message, change_lsn, self.resume_lsn)
+        size = self.writer.message(transaction, message, change_lsn, self.resume_lsn)
         if size:
             self._leave_out(message, transaction, size)
         elif transaction is not None:
@@ -66,7 +66,7 @@ class LogicalMessages(OrdinaryTransactions):
             xid = transaction.xid
             self._begin_records(transaction)
             transaction.has_messages = True
-            self._writer.exclude_message(transaction, prefix)
+            self.writer.exclude_message(transaction, prefix)
         self._messages.leave_out(ExcludedMessage(xid, message.message_lsn, prefix, message_bytes))
 
     # -- what is too large to be held

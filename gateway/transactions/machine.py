@@ -160,7 +160,7 @@ class TransactionMachine(LogicalMessages):
     # -- in-progress streams
 
     def _stream_start(self, message: StreamStart, change_lsn: int) -> None:
-        if not self._writer.accept_stream():
+        if not self.writer.accept_stream():
             raise self._out_of_order("Stream Start", "only committed transactions, as streaming was not requested")
         self._demand_no_transaction("Stream Start")
         transaction = self._streams.get(message.xid)
@@ -170,7 +170,7 @@ class TransactionMachine(LogicalMessages):
                 f"first segment: {transaction is None}",
             )
         if transaction is None:
-            transaction = self._streams[message.xid] = self._writer.open(message.xid, None, None, self.resume_lsn, True)
+            transaction = self._streams[message.xid] = self.writer.open(message.xid, None, None, self.resume_lsn, True)
             transaction.context_subxid = message.xid
         transaction.silent = True
         self._active.clear()
@@ -182,7 +182,7 @@ class TransactionMachine(LogicalMessages):
             raise self._out_of_order("Stream Stop", "inside a stream segment")
         transaction = self._demand_transaction("Stream Stop")
         if not transaction.silent:
-            self._writer.stop_segment(transaction, self.resume_lsn)
+            self.writer.stop_segment(transaction, self.resume_lsn)
         self._active.clear()
         self._current = None
         self.in_stream = False
@@ -196,7 +196,7 @@ class TransactionMachine(LogicalMessages):
 
     def _stream_commit(self, message: StreamCommit, change_lsn: int) -> None:
         transaction = self._end_stream("Stream Commit", message.xid)
-        self._relations.finish_stream(message.xid)
+        self.relations.finish_stream(message.xid)
         self._finish(transaction, "STREAM_COMMIT", message.commit_lsn, message.end_lsn, message.commit_time)
         if self._watch is not None:
             self._watch.committed_whole(transaction.xid, transaction.manifest)
@@ -219,20 +219,20 @@ class TransactionMachine(LogicalMessages):
                 "the transaction will be received again, with the streaming of in-progress transactions off, to find out "
                 "which messages were rolled back"
             )
-        self._relations.abort_stream(message.xid, message.subxid)
+        self.relations.abort_stream(message.xid, message.subxid)
         if whole:
             del self._streams[message.xid]
             if self._watch is not None:
                 self._watch.aborted(message.xid)
         lsn = self.resume_lsn if message.abort_lsn is None else message.abort_lsn
-        self._writer.abort(transaction, message.subxid, lsn, message.abort_time)
+        self.writer.abort(transaction, message.subxid, lsn, message.abort_time)
 
     # -- two-phase
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
-        self._writer.accept_prepared(message.xid)
+        self.writer.accept_prepared(message.xid)
         self._demand_no_transaction("Begin Prepare")
-        transaction = self._writer.open(message.xid, None, None, self.resume_lsn, False)
+        transaction = self.writer.open(message.xid, None, None, self.resume_lsn, False)
         transaction.prepare = message
         self._current = transaction
         if message.prepare_lsn == self.skip_lsn:
@@ -248,7 +248,7 @@ class TransactionMachine(LogicalMessages):
 
     def _stream_prepare(self, message: StreamPrepare, change_lsn: int) -> None:
         transaction = self._end_stream("Stream Prepare", message.xid)
-        self._relations.finish_stream(message.xid)
+        self.relations.finish_stream(message.xid)
         self._keep_prepared(transaction, "STREAM_PREPARE", message)
 
     def _keep_prepared(self, transaction: Transaction, kind: str, message: Prepare | StreamPrepare) -> None:
@@ -286,5 +286,5 @@ class TransactionMachine(LogicalMessages):
             )
 
     def _end_prepared(self, prepared: Prepared, kind: str, marker_lsn: int, end_lsn: int, time: int) -> None:
-        self._writer.end_prepared(prepared, kind, marker_lsn, end_lsn, time)
+        self.writer.end_prepared(prepared, kind, marker_lsn, end_lsn, time)
         self._resume_after(end_lsn)

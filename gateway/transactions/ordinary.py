@@ -60,10 +60,10 @@ class OrdinaryTransactions:
         """A function that is called with a relation's oid when an UPDATE was written without a
         value that was not sent. It returns whether the relation's changes are tracked from that
         UPDATE on."""
-        self._writer = writer
+        self.writer = writer
         writer.on_left_out = self.left_out
-        self._relations = RelationsInForce(quarantined)
-        self._active = self._relations.active
+        self.relations = RelationsInForce(quarantined)
+        self._active = self.relations.active
         self._watch: ChangeObserver | None = None
         self._current: Transaction | None = None
         self._handlers: dict[type, Callable[[Any, int], None]] = {
@@ -117,36 +117,12 @@ class OrdinaryTransactions:
         return 0 if current is None or current.silent else current.commit_time or 0
 
     @property
-    def marked_lsn(self) -> int:
-        """The LSN of the newest commit that has a marker: consumers see no other commits."""
-        return self._writer.marked_lsn
-
-    @property
-    def marked_time(self) -> int:
-        """The time of the newest commit that has a marker."""
-        return self._writer.marked_time
-
-    @property
-    def quarantined(self) -> dict[int, Quarantined]:
-        return self._relations.quarantined
-
-    @property
-    def excluded_count(self) -> dict[int, int]:
-        """The number of changes of each relation in quarantine."""
-        return self._relations.excluded_count
-
-    @property
-    def left_out_count(self) -> int:
-        """The number of changes of excluded tables."""
-        return self._relations.left_out_count
-
-    @property
     def pending_marker_count(self) -> int:
-        return self._writer.pending_count
+        return self.writer.pending_count
 
     def take_markers(self) -> list[Marker]:
         """Return the markers owed since the last call, in order."""
-        return self._writer.take_pending()
+        return self.writer.take_pending()
 
     def take_undelivered(self) -> tuple[int, int]:
         """Return the commit time of the first transaction that has committed since the last call,
@@ -166,18 +142,18 @@ class OrdinaryTransactions:
     def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion | ExcludedTable) -> None:
         """Process a Relation message whose schema is registered, or whose relation is left out.
         `subxid` is its xid field, which is present inside a stream."""
-        self._relations.announce(relation_oid, version, self._stream_xid(), subxid)
+        self.relations.announce(relation_oid, version, self._stream_xid(), subxid)
 
     def refuse(self, relation_oid: int, error: WalgateError) -> None:
         """Let the relation's next change raise `error`, instead of announcing a Relation message.
         The message cannot be announced and is in a transaction that is left out, or it need not be
         announced."""
-        self._relations.refuse(relation_oid, error)
+        self.relations.refuse(relation_oid, error)
 
     def in_force(self, relation_oid: int) -> RelationVersion | None:
         """Return the version that the next change of the relation would be encoded with; None if
         the relation was never announced, or is left out."""
-        return self._relations.in_force(relation_oid, self._stream_xid())
+        return self.relations.in_force(relation_oid, self._stream_xid())
 
     def _stream_xid(self) -> int | None:
         return self._current.xid if self._current is not None and self.in_stream else None
@@ -188,7 +164,7 @@ class OrdinaryTransactions:
         """Set the observer. Call this again when the observer's `version` may return something else
         for a relation."""
         self._watch = watch
-        self._relations.set_observer(watch)
+        self.relations.set_observer(watch)
 
     def publish_read_rows(
         self, version: RelationVersion, rows: Iterable[tuple[bytes | None, bytes]], change_lsn: int
@@ -197,12 +173,12 @@ class OrdinaryTransactions:
         now."""
         transaction = self._demand_transaction("rows of a snapshot")
         self._begin_records(transaction)
-        self._writer.relation(transaction, version)
+        self.writer.relation(transaction, version)
         version.read(transaction, rows, change_lsn)
 
     def add_pending_marker(self, marker: Marker) -> None:
         """Add a marker that no message causes."""
-        self._writer.add_pending(marker)
+        self.writer.add_pending(marker)
 
     def left_out(self, relation_oid: int, data: bytes, row: int, end: int) -> None:
         """Process the Update message at `row` once more, which was written without a value. If
@@ -241,7 +217,7 @@ class OrdinaryTransactions:
     def _activate(self, relation_oid: int) -> RelationVersion:
         """Return the version of a relation that is not in `_active`. Raises OutOfOrder if the
         relation was never announced."""
-        version = self._relations.activate(relation_oid, self._stream_xid())
+        version = self.relations.activate(relation_oid, self._stream_xid())
         if version is None:
             raise self._out_of_order(f"a change of relation {relation_oid}", "after a Relation message for it")
         return version
@@ -251,7 +227,7 @@ class OrdinaryTransactions:
         out are never in `_active`."""
         if transaction.skipped:
             return True
-        relation = self._relations.count_left_out(relation_oid, self._stream_xid())
+        relation = self.relations.count_left_out(relation_oid, self._stream_xid())
         if relation is None:
             return False
         if relation.is_marked:
@@ -264,14 +240,14 @@ class OrdinaryTransactions:
     def _begin_records(self, transaction: Transaction) -> None:
         if transaction.silent:
             transaction.silent = False
-            self._writer.begin(transaction, self.resume_lsn)
+            self.writer.begin(transaction, self.resume_lsn)
 
     def _note(self, transaction: Transaction, version: RelationVersion) -> None:
         """Note the first change of a relation in a transaction, or in a segment of it."""
         if transaction.silent:
             transaction.silent = False
-            self._writer.begin(transaction, self.resume_lsn)
-        self._writer.relation(transaction, version)
+            self.writer.begin(transaction, self.resume_lsn)
+        self.writer.relation(transaction, version)
         version.noted_in = transaction
         if version.changes is not None:
             version.changes.enter(transaction)
@@ -280,7 +256,7 @@ class OrdinaryTransactions:
         """Record that the rows that follow belong to `subxid`. Rows of the top-level transaction
         itself are written with the subxid -1."""
         transaction.context_subxid = subxid
-        self._writer.enter(transaction, self.in_stream)
+        self.writer.enter(transaction, self.in_stream)
 
     # -- transactions
 
@@ -289,7 +265,7 @@ class OrdinaryTransactions:
         time: most transactions are small."""
         if self._current is not None:
             self._demand_no_transaction("Begin")
-        transaction = self._writer.open(xid, commit_lsn, readable_time(commit_time), self.resume_lsn, False)
+        transaction = self.writer.open(xid, commit_lsn, readable_time(commit_time), self.resume_lsn, False)
         self._current = transaction
         if commit_lsn == self.skip_lsn:
             self._skip(transaction)
@@ -322,7 +298,7 @@ class OrdinaryTransactions:
         is_commit = kind in ("COMMIT", "STREAM_COMMIT")
         if is_commit:
             self._note_commit(marker_lsn)
-        has_records = self._writer.end(transaction, kind, marker_lsn, end_lsn, time, gid)
+        has_records = self.writer.end(transaction, kind, marker_lsn, end_lsn, time, gid)
         if is_commit:
             self._note_undelivered(time, transaction.is_heartbeat or has_records)
             if transaction.is_heartbeat:
@@ -372,7 +348,7 @@ class OrdinaryTransactions:
             if version.changes is not None:
                 version.changes.truncated()
             versions.append(version)
-        self._writer.truncate(transaction, versions, change_lsn, len(message.relation_oids))
+        self.writer.truncate(transaction, versions, change_lsn, len(message.relation_oids))
 
     # -- order
 

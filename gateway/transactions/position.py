@@ -259,6 +259,10 @@ def _manifest_record(manifest: Manifest) -> dict[str, Any]:
     }
 
 
+def _gap(record: dict[str, Any] | None) -> Gap | None:
+    return None if record is None else Gap(Lsn(record["first_lsn"]), Lsn(record["end_lsn"]), record["reason"])
+
+
 def _failed_place(record: dict[str, Any] | None) -> FailedPlace | None:
     if record is None:
         return None
@@ -300,16 +304,12 @@ def _from_record(record: dict[str, Any]) -> Position:
             )
             for entry in record["quarantined"]
         ),
-        gap=None if record["gap"] is None else _gap_from_record(record["gap"]),
+        gap=_gap(record["gap"]),
         written_xid=record["written_xid"],
         written_lsn=Lsn(record["written_lsn"]),
         content_lsn=Lsn(record["content_lsn"]),
         failed_place=_failed_place(record["standstill"]),
     )
-
-
-def _gap_from_record(record: dict[str, Any]) -> Gap:
-    return Gap(Lsn(record["first_lsn"]), Lsn(record["end_lsn"]), record["reason"])
 
 
 def _manifest_from_record(record: dict[str, Any]) -> Manifest:

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from gateway.config.kafka import KafkaSettings
 from gateway.config.msk_iam import MskTokens
-from gateway.config.oauth_tokens import TokenSettings
+from gateway.config.oauth_tokens import Tokens, TokenSettings
 from gateway.errors import Retry, RetrySlowly
 from tests.support.oidc import CLIENT, SECRET, Provider, oidc_provider
 from tests.support.tls import certificate
@@ -33,7 +33,7 @@ def settings(provider: Provider, **more: Any) -> TokenSettings:
 
 
 async def test_a_token_is_kept_for_most_of_its_life_and_asked_for_once_at_a_time(provider: Provider) -> None:
-    tokens = settings(provider).tokens("kafka", None)
+    tokens = Tokens(settings(provider), "kafka", None)
     found = await asyncio.gather(*(tokens.token() for _ in range(5)))
     assert len(set(found)) == 1 and provider.given_count == 1
     tokens.forget()
@@ -49,16 +49,16 @@ async def test_a_token_is_kept_for_most_of_its_life_and_asked_for_once_at_a_time
 
 async def test_what_gives_no_token_is_named_without_a_secret(provider: Provider, tmp_path: Path) -> None:
     with pytest.raises(RetrySlowly, match="401 invalid_client") as raised:
-        await settings(provider, oauth_client_secret="geheim").tokens("registry", None).token()
+        await Tokens(settings(provider, oauth_client_secret="geheim"), "registry", None).token()
     assert "registry.oauth_client_id" in raised.value.hint and "geheim" not in str(raised.value)
     with pytest.raises(RetrySlowly, match="404"):
-        await settings(provider, oauth_token_url=f"{provider.url}/nothing").tokens("kafka", None).token()
+        await Tokens(settings(provider, oauth_token_url=f"{provider.url}/nothing"), "kafka", None).token()
     with pytest.raises(Retry, match="does not answer"):
-        await settings(provider, oauth_token_url="http://127.0.0.1:1/token").tokens("kafka", None).token()
+        await Tokens(settings(provider, oauth_token_url="http://127.0.0.1:1/token"), "kafka", None).token()
     (tmp_path / "empty").write_text("\n")
     for file, said in ((tmp_path / "missing", "No such file"), (tmp_path / "empty", "contains no token")):
         with pytest.raises(RetrySlowly, match=said):
-            await TokenSettings(token_file=file).tokens("kafka", None).token()
+            await Tokens(TokenSettings(token_file=file), "kafka", None).token()
 
 
 async def test_the_certificate_of_a_provider_is_verified_however_its_scheme_is_written(tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ async def test_the_certificate_of_a_provider_is_verified_however_its_scheme_is_w
         for address in (provider.token_url, provider.token_url.replace("https", "HTTPS")):
             found = settings(provider, oauth_token_url=address)
             with pytest.raises(Retry, match="CERTIFICATE_VERIFY_FAILED"):
-                await found.tokens("kafka", None).token()
-            assert await found.tokens("kafka", tmp_path / "server.crt").token()
+                await Tokens(found, "kafka", None).token()
+            assert await Tokens(found, "kafka", tmp_path / "server.crt").token()
         assert provider.given_count == 2
 
 

@@ -8,7 +8,7 @@ import fastavro
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.events.logical_message import LogicalMessageEncoder
+from gateway.events.logical_message import encode_logical_message
 from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker, encode_markers
 from gateway.events.transaction_context import TransactionContext
@@ -143,8 +143,8 @@ def test_the_time_of_a_marker_is_microseconds_of_the_unix_epoch() -> None:
 
 @given(st.booleans(), longs, st.text(max_size=30), st.binary(max_size=300))
 def test_a_logical_message_is_read_back_by_fastavro(transactional: bool, lsn: int, prefix: str, content: bytes) -> None:
-    value = LogicalMessageEncoder(FRAME).encode(
-        TransactionContext(5, -1, 3, None, None, None), lsn, 9, transactional, lsn, prefix, content
+    value = encode_logical_message(
+        FRAME, TransactionContext(5, -1, 3, None, None, None), lsn, 9, transactional, lsn, prefix, content
     )
     assert read(LOGICAL_MESSAGE, value) == {
         "op": "MESSAGE",

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -19,7 +20,7 @@ import pytest
 from aiokafka.producer.message_accumulator import BatchBuilder
 
 from gateway.config.settings import ErrorSettings
-from gateway.events.logical_message import LogicalMessageEncoder
+from gateway.events.logical_message import encode_logical_message
 from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
@@ -169,7 +170,7 @@ class Place:
         messages = MessageTopic(
             "cdc.message",
             9,
-            LogicalMessageEncoder(frame(9)).encode,
+            partial(encode_logical_message, frame(9)),
             writer.sink("cdc.message", 1, "messages"),
         )
         machine = TransactionMachine(

@@ -15,7 +15,7 @@ from gateway.snapshot.table_task import TableTask
 
 NOT_ASKED: Any = None
 """PostgreSQL and the stream have no part in it."""
-STREAM: Any = SimpleNamespace(quarantined={})
+STREAM: Any = SimpleNamespace(relations=SimpleNamespace(quarantined={}))
 
 
 class Transactions:

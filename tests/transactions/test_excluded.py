@@ -37,7 +37,7 @@ def test_changes_of_a_table_in_quarantine_are_counted_in_the_manifest_and_by_tab
     assert last.manifest is not None and last.manifest.event_count == 2 and len(stream.rows.events) == 2
     (excluded,) = last.manifest.excluded
     assert (excluded.name, excluded.event_count, excluded.reason) == ("bad", 5, "a reason")
-    assert stream.machine.excluded_count == {BAD_OID: 5}
+    assert stream.machine.relations.excluded_count == {BAD_OID: 5}
 
 
 def test_several_tables_are_told_apart() -> None:
@@ -121,6 +121,6 @@ def test_the_newest_commit_with_a_marker_is_known() -> None:
             stream.row()
         commit(stream, lsn)
     machine = stream.machine
-    assert (machine.last_commit_lsn, machine.marked_lsn, machine.marked_time) == (2000, 1000, TIME)
+    assert (machine.last_commit_lsn, machine.writer.marked_lsn, machine.writer.marked_time) == (2000, 1000, TIME)
     segment(stream, 7, 7)
     assert machine.unfinished_xids == [7] and machine.stream_sizes == [(7, 1)]

@@ -35,7 +35,7 @@ def test_changes_are_counted_and_in_the_manifest_only_where_there_is_a_topic(is_
     assert [event.ordinal for event in stream.rows.events] == [0, 1]
     told = [(each.name, each.event_count, each.reason) for each in last.manifest.excluded]
     assert told == ([("table_7", 4, "left out by source.excluded_tables")] if is_marked else [])
-    assert stream.machine.left_out_count == 4
+    assert stream.machine.relations.left_out_count == 4
 
 
 def test_a_transaction_of_nothing_else_leaves_no_trace_but_moves_the_position() -> None:
@@ -69,7 +69,7 @@ def test_a_rename_out_of_the_schema_counts_with_its_savepoint_alone(is_kept: boo
     stream.receive(StreamStop())
     stream.receive(StreamCommit(5, 0, stream.next_lsn(), stream.next_lsn(), TIME))
     assert len(stream.rows.events) == 1 + is_kept
-    assert machine.left_out_count == 2 - is_kept
+    assert machine.relations.left_out_count == 2 - is_kept
 
 
 def test_in_the_dialect_of_debezium_they_are_left_out_too() -> None:
@@ -81,4 +81,4 @@ def test_in_the_dialect_of_debezium_they_are_left_out_too() -> None:
     dialect.receive(Truncate(None, (OID,), False, False))
     dialect.commit()
     assert dialect.operations() == [("c", 1)]
-    assert dialect.machine.left_out_count == 2
+    assert dialect.machine.relations.left_out_count == 2

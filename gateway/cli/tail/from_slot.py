@@ -113,15 +113,12 @@ def _show(received: Received, shower: MessageRenderer, chosen: MessageFilter) ->
     last = 0
     for kind, lsn, start, end in received.frames:
         last = max(last, lsn)
-        if kind != KEEPALIVE:
-            found += chosen.choose(_one(kind, lsn, received.data, start, end, shower))
+        payload = received.data[start:end]
+        if kind == DRAINED:
+            found += chosen.choose(shower.show_head(payload, lsn, drained_size(received.data, start)))
+        elif kind != KEEPALIVE:
+            found += chosen.choose(shower.show(payload, lsn))
     return Lsn(last), found
-
-
-def _one(kind: int, lsn: int, data: bytes, start: int, end: int, shower: MessageRenderer) -> Shown:
-    if kind == DRAINED:
-        return shower.show_head(data[start:end], lsn, drained_size(data, start))
-    return shower.show(data[start:end], lsn)
 
 
 async def _unless_ended(doing: Coroutine[Any, Any, T], output: Output) -> T | None:
