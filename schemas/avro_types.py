@@ -93,9 +93,8 @@ def column_type(facts: TypeFacts, typmod: int) -> ColumnType:
         facts, typmod = facts.base, facts.base_typmod
     if facts.kind is Kind.ARRAY and facts.element is not None:
         element = column_type(facts.element, typmod)
-        if (
-            element.facts.kind is not Kind.ARRAY
-        ):  # Avro's array of arrays does not express an array of a domain over arrays
+        # Avro's array of arrays does not express an array of a domain over arrays.
+        if element.facts.kind is not Kind.ARRAY:
             return ColumnType(Form.ARRAY, facts, typmod, element=element)
     elif facts.kind is Kind.BASE:
         form = _BUILT_IN.get(facts.oid, Form.STRING)

@@ -49,7 +49,8 @@ WATCH_S: Final = 2.0
 
 
 async def load_status(settings: Settings, *, with_obstacles: bool = False) -> dict[str, Any]:
-    """Return the fields of `Snapshot`, and `asked`: "gateway", or "services" if no gateway answers.
+    """Return the fields of GatewayStatus, and `asked`: "gateway", or "services" if no gateway
+    answers.
 
     `obstacles` are the findings of `walgate check` that would prevent a start; None if a gateway
     runs or `with_obstacles` is false.

@@ -78,7 +78,7 @@ async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[SlotCreat
 async def naming_blockers(
     login: Credentials | str,
     waiting_pid: int,
-    wait_for: Callable[[str], None],
+    wait_for: Callable[[str], None] = lambda _: None,
     blocked_by: Callable[[tuple[SlotCreationBlocker, ...]], None] = lambda _: None,
 ) -> AsyncIterator[None]:
     """Report to `wait_for` and `blocked_by` the transactions for which the body waits within

@@ -25,6 +25,7 @@ from gateway.errors import StopForOperator
 from gateway.postgres.classify_errors import DRIVER_ERRORS, LossReported, classify_exception
 from gateway.postgres.connection import connect_replication, connect_sql
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, Received, drained_size
+from gateway.postgres.publication import publication_names
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import server_facts
 from gateway.postgres.slot_creation_blockers import naming_blockers
@@ -41,7 +42,6 @@ _TABLES: Final = """
 SELECT n.nspname::text, c.relname::text FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND n.nspname NOT LIKE 'pg\\_%' AND n.nspname <> 'information_schema' ORDER BY 1, 2
 """
-_PUBLICATIONS: Final = "SELECT pubname::text FROM pg_catalog.pg_publication ORDER BY pubname"
 _END: Final = """
 SELECT pg_catalog.pg_terminate_backend(active_pid, $2)
 FROM pg_catalog.pg_replication_slots WHERE slot_name = $1 AND temporary AND active_pid IS NOT NULL
@@ -65,7 +65,7 @@ async def tail_slot(
         stream = await connect_replication(login)
         slot = f"walgate_tail_{stream.backend_pid}"
         try:
-            async with naming_blockers(login, stream.backend_pid, _ignore):
+            async with naming_blockers(login, stream.backend_pid):
                 lsn = await _unless_ended(stream.create_temporary_slot(slot), output)
             if lsn is None:
                 return
@@ -136,7 +136,7 @@ async def _unless_ended(doing: Coroutine[Any, Any, T], output: Output) -> T | No
 async def _check_publications(sql: asyncpg.Connection, names: Sequence[str]) -> None:
     """Raise StopForOperator if a publication is missing: PostgreSQL 18 would only warn, and send
     none of its changes."""
-    there = [str(row[0]) for row in await sql.fetch(_PUBLICATIONS)]
+    there = sorted(await publication_names(sql))
     missing = [name for name in names if name not in there]
     if missing:
         raise StopForOperator(
@@ -153,7 +153,3 @@ async def _warn_of_tables(sql: asyncpg.Connection, chosen: MessageFilter) -> Non
     there = [format_relation(*row) for row in await sql.fetch(_TABLES)]
     for pattern, near in chosen.unmatched(there):
         log.warning("no_such_table", table=pattern, hint=f"did you mean {near}?" if near else "")
-
-
-def _ignore(_: str) -> None:
-    """Ignore what has been logged already."""

@@ -21,6 +21,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -58,6 +59,20 @@ SILENCE_S: Final = 2.0
 lists that broker."""
 SUSPECT_S: Final = 20.0
 """A broker that did not accept a connection, or did not answer, is asked last for this long."""
+
+
+@dataclass(slots=True)
+class _State:
+    """The attributes that a Client adds. They are made at the first use, because a Client is an
+    AIOKafkaClient whose class was changed."""
+
+    locks: dict[Any, asyncio.Lock] = field(default_factory=dict)
+    renewals: set[asyncio.Task[None]] = field(default_factory=set)
+    suspects: dict[Any, float] = field(default_factory=dict)
+    """The brokers that did not accept a connection or did not answer, each with the time of its
+    last failure."""
+    refusals: dict[Any, tuple[str, BaseException]] = field(default_factory=dict)
+    """The address that each broker advertises, and why the last connection to it failed."""
 
 
 class Client(AIOKafkaClient):  # type: ignore[misc]
@@ -144,44 +159,26 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             if broker is None:
                 raise KafkaConnectionError(f"broker {node_id} is not known")
             await self._have_token()
-            async with self._locks.setdefault(place, asyncio.Lock()):
+            async with self._own.locks.setdefault(place, asyncio.Lock()):
                 known = self._conns.get(place)
                 if known is None or not known.connected():
                     self._conns.pop(place, None)
                     self._conns[place] = await self._connect(broker.host, broker.port, self._on_connection_closed)
-            self._suspects.pop(node_id, None)
-            self._refusals.pop(node_id, None)
+            self._own.suspects.pop(node_id, None)
+            self._own.refusals.pop(node_id, None)
             return self._conns[place]
         except (KafkaError, OSError, TimeoutError, WalgateError) as error:
             log.debug("no_connection", broker=node_id, reason=words_of(error))
-            self._suspects[node_id] = time.monotonic()
+            self._own.suspects[node_id] = time.monotonic()
             if broker is not None:
-                self._refusals[node_id] = (f"{broker.host}:{broker.port}", error)
+                self._own.refusals[node_id] = (f"{broker.host}:{broker.port}", error)
             self.force_metadata_update()
             return None
 
     @property
-    def _locks(self) -> dict[Any, asyncio.Lock]:
-        locks: dict[Any, asyncio.Lock] = self.__dict__.setdefault("_own_locks", {})
-        return locks
-
-    @property
-    def _renewals(self) -> set[asyncio.Task[None]]:
-        renewals: set[asyncio.Task[None]] = self.__dict__.setdefault("_own_renewals", set())
-        return renewals
-
-    @property
-    def _suspects(self) -> dict[Any, float]:
-        """The brokers that did not accept a connection or did not answer, each with the time of its
-        last failure."""
-        suspects: dict[Any, float] = self.__dict__.setdefault("_own_suspects", {})
-        return suspects
-
-    @property
-    def _refusals(self) -> dict[Any, tuple[str, BaseException]]:
-        """The address that each broker advertises, and why the last connection to it failed."""
-        refusals: dict[Any, tuple[str, BaseException]] = self.__dict__.setdefault("_own_refusals", {})
-        return refusals
+    def _own(self) -> _State:
+        state: _State = self.__dict__.setdefault("_own_state", _State())
+        return state
 
     async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
         """Send a request to the broker. Raises AdvertisedUnreachable, which has the address and the
@@ -189,16 +186,16 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         try:
             return await super().send(node_id, request, group=group)
         except NodeNotReadyError:
-            if node_id not in self._refusals:
+            if node_id not in self._own.refusals:
                 raise
-            address, error = self._refusals[node_id]
+            address, error = self._own.refusals[node_id]
             raise AdvertisedUnreachable({address: error}) from error
 
     def silence(self) -> KafkaError:
         """Return the error to raise when no broker answers."""
         return (
-            AdvertisedUnreachable(dict(self._refusals.values()))
-            if self._refusals
+            AdvertisedUnreachable(dict(self._own.refusals.values()))
+            if self._own.refusals
             else KafkaConnectionError("no broker answers")
         )
 
@@ -212,7 +209,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
         ids = [broker.nodeId for broker in self.cluster.brokers()]
         random.shuffle(ids)
         now = time.monotonic()
-        return sorted(ids, key=lambda node_id: now - self._suspects.get(node_id, -SUSPECT_S) < SUSPECT_S)
+        return sorted(ids, key=lambda node_id: now - self._own.suspects.get(node_id, -SUSPECT_S) < SUSPECT_S)
 
     def get_random_node(self) -> Any:
         return next(iter(self._brokers()), None)
@@ -240,8 +237,8 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             now = time.monotonic()
             for connection in self._conns.values():
                 if connection.connected() and now >= connection.renew_at:
-                    self._renewals.add(renewal := asyncio.create_task(connection.log_in_again()))
-                    renewal.add_done_callback(self._renewals.discard)
+                    self._own.renewals.add(renewal := asyncio.create_task(connection.log_in_again()))
+                    renewal.add_done_callback(self._own.renewals.discard)
             asked = {place: conn._requests[0][0] for place, conn in self._conns.items() if conn._requests}
             waiting = {
                 place: waiting[place] if waiting.get(place, (None,))[0] == oldest else (oldest, now)
@@ -250,7 +247,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             silent = [place for place, (_, since) in waiting.items() if now - since >= SILENCE_S]
             if silent:
                 for node_id, _ in silent:
-                    self._suspects[node_id] = now
+                    self._own.suspects[node_id] = now
                 await self.force_metadata_update()
                 alive = {broker.nodeId for broker in self.cluster.brokers()}
                 for place in silent:
@@ -263,7 +260,7 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
                         self._conns[place].close(reason=CloseReason.CONNECTION_TIMEOUT)
 
     async def close(self) -> None:
-        for task in (self._watching, *self._renewals):
+        for task in (self._watching, *self._own.renewals):
             if task is not None:
                 task.cancel()
         await super().close()

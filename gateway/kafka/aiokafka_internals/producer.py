@@ -67,9 +67,8 @@ class _AddPatiently(AddPartitionsToTxnHandler):  # type: ignore[misc]
         sender = self._sender
         if backoff_s != BACKOFF_OVERRIDE:
             sender.refused_since = None
-            if (
-                sender._txn_manager.state is TransactionState.ABORTABLE_ERROR
-            ):  # access to a topic is denied: aiokafka would wait forever
+            # If access to a topic is denied, aiokafka would wait forever.
+            if sender._txn_manager.state is TransactionState.ABORTABLE_ERROR:
                 sender._message_accumulator.fail_all(sender._txn_manager.wait_for_transaction_end().exception())
             return backoff_s
         now = time.monotonic()
