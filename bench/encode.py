@@ -32,8 +32,8 @@ from gateway.events.marker_encoder import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import Batch, BatchWriter
 from gateway.local import Postgres
-from gateway.pgoutput import Relation
 from gateway.pgoutput.letters import ROW_MESSAGES
+from gateway.pgoutput.relation import Relation
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.copy_frames import XLOG_DATA, Received
 from gateway.postgres.receive_buffer import ReceiveBuffer

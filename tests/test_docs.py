@@ -17,8 +17,9 @@ from gateway.events.marker_encoder import encode_markers
 from gateway.events.row_encoder import RowEncoder
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
-from gateway.pgoutput import Relation, decode
+from gateway.pgoutput.decode import decode
 from gateway.pgoutput.letters import ROW_MESSAGES
+from gateway.pgoutput.relation import Relation
 from gateway.relations.describe import describe
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.native_record_writer import EventVersion, EventWriter

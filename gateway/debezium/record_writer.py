@@ -36,7 +36,7 @@ from gateway.errors import StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker
 from gateway.events.transaction_context import TransactionContext
-from gateway.pgoutput import Message
+from gateway.pgoutput.logical_message import Message
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.transaction import Prepared, Transaction
 from gateway.values.column_readers import some_bytes

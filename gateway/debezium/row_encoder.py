@@ -22,10 +22,10 @@ from gateway.debezium.source_block import SourceContext
 from gateway.errors import UnwritableRelation
 from gateway.events.errors import NeedsOptional, key_not_sent, place_of_value, unreadable_value
 from gateway.events.row_encoder import key_of_leaf
-from gateway.pgoutput import UNCHANGED, Binary, Text
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.row import HEAD_BYTES, TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text
 from gateway.transactions.record_writer import LeftOut
 from gateway.values.column_codec import Codec
 from gateway.values.column_readers import NOT_PLAIN, NOTHING, Parts, Reader, SlowPathNeeded, some_bytes

@@ -14,7 +14,6 @@ from librt.strings import read_i16_be, read_i32_be
 
 from gateway.events.row_encoder import Key
 from gateway.events.row_encoder_slow import TupleCodec
-from gateway.pgoutput import UNCHANGED
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import (
     DELETE,
@@ -27,6 +26,7 @@ from gateway.pgoutput.letters import (
     UPDATE,
 )
 from gateway.pgoutput.row import HEAD_BYTES, TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
+from gateway.pgoutput.tuple_data import UNCHANGED
 from gateway.values.column_codec import Codec
 from gateway.values.column_readers import AVRO_NULL, NOT_PLAIN, SlowPathNeeded
 from schemas.relation import RelationDescription

@@ -26,10 +26,10 @@ from librt.strings import read_i16_be
 
 from gateway.events.row_encoder_slow import TupleCodec
 from gateway.events.transaction_context import TransactionContext
-from gateway.pgoutput import Binary
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, KIND_UNCHANGED, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.row import HEAD_BYTES, TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
+from gateway.pgoutput.tuple_data import Binary
 from gateway.values.column_readers import NOT_PLAIN, NOTHING, Parts, SlowPathNeeded, some_bytes
 from gateway.values.row_readers import RowReaders
 from schemas.change_schema import BEFORE_PREFIX, OPERATIONS, field_names

@@ -6,10 +6,9 @@ import struct
 from collections.abc import Sequence
 
 from gateway.events.errors import key_not_sent, place_of_value, unreadable_value
-from gateway.pgoutput import UNCHANGED, Text
 from gateway.pgoutput.letters import KIND_BINARY, KIND_TEXT
 from gateway.pgoutput.row import TuplePart
-from gateway.pgoutput.tuple_data import walk_columns
+from gateway.pgoutput.tuple_data import UNCHANGED, Text, walk_columns
 from gateway.values.column_codec import Codec, codec
 from gateway.values.column_readers import AVRO_NULL, some_bytes
 from gateway.values.protected_columns import protected_codec

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gateway.pgoutput import Relation
+from gateway.pgoutput.relation import Relation
 from gateway.relations.type_catalog import unknown_type
 from schemas.relation import ColumnDescription, RelationDescription, ReplicaIdentity, TypeFacts
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gateway.config.columns import ColumnRule, ColumnSettings
 from gateway.errors import NextSession, RetrySlowly, StopForOperator, UnwritableRelation
-from gateway.pgoutput import Relation
+from gateway.pgoutput.relation import Relation
 from gateway.relations.attributes import Attribute, are_explained, numbers_by_name
 from gateway.startup.facts import PublicationFacts
 from gateway.startup.findings import OperatorWarning

@@ -8,7 +8,7 @@ import structlog
 
 from gateway.kafka.topics import Topics
 from gateway.names import is_table
-from gateway.pgoutput import Relation
+from gateway.pgoutput.relation import Relation
 from gateway.transactions.transaction import ExcludedTable
 
 log = structlog.get_logger()

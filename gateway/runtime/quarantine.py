@@ -13,7 +13,7 @@ from gateway.errors import InternalError, NextSession, Retry, StopForOperator, U
 from gateway.events.errors import KeyNotSent, UnreadableValue
 from gateway.kafka.batches import RecordTooLarge
 from gateway.kafka.topics import Name
-from gateway.pgoutput import PgOutputError
+from gateway.pgoutput.errors import PgOutputError
 from gateway.snapshot.table_errors import UnwritableTable
 from gateway.transactions.transaction import Quarantined
 from schemas.lsn import Lsn

@@ -24,7 +24,7 @@ from gateway.kafka.batches import BatchWriter
 from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Name, Topics, compacted_without_key
 from gateway.names import qualified
-from gateway.pgoutput import Relation, ReplicaIdentity, Type
+from gateway.pgoutput.relation import Relation, Type
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
 from gateway.postgres.publication import descent_of, publication_facts
 from gateway.relations.attributes import ATTRIBUTES_QUERY, Attribute, are_explained, read_attributes
@@ -53,7 +53,7 @@ from gateway.transactions.record_writer import RelationVersion
 from schemas.avro_types import is_numeric
 from schemas.change_schema import Schema, columns_without_default, enums_without_labels
 from schemas.registry_client import RegistryClient
-from schemas.relation import Kind, RelationDescription, TypeFacts
+from schemas.relation import Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.schema_metadata import (
     FormerRelation,
     recorded_key,

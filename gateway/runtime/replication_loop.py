@@ -15,25 +15,14 @@ from typing import Protocol
 
 from gateway.errors import NextSession, Retry, RetrySlowly, StopForOperator
 from gateway.failpoints import failpoint
-from gateway.pgoutput import (
-    Begin,
-    Commit,
-    CommitPrepared,
-    Message,
-    Prepare,
-    Relation,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-    Truncate,
-    Type,
-    decode,
-)
+from gateway.pgoutput.decode import decode
 from gateway.pgoutput.letters import BEGIN, COMMIT, RELATION, ROW_MESSAGES
-from gateway.pgoutput.transaction import begin_at, commit_at
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.relation import Relation, Type
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
+from gateway.pgoutput.transaction import Begin, Commit, begin_at, commit_at
+from gateway.pgoutput.two_phase import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from gateway.postgres.classify_errors import CannotDecode, LossReported
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, XLOG_DATA, Frame, Received, drained_size
 from gateway.postgres.replication_stream import ReplicationStream

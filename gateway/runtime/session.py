@@ -20,7 +20,7 @@ from gateway.failpoints import failpoint
 from gateway.kafka.producer import Producer
 from gateway.kafka.transaction_delivery import TransactionTimedOut
 from gateway.observe.status_board import StatusBoard
-from gateway.pgoutput import Relation
+from gateway.pgoutput.relation import Relation
 from gateway.postgres.asyncpg_internals import Address, address_of
 from gateway.postgres.classify_errors import StreamCut, beside_stream
 from gateway.postgres.connection import connect_sql, leave_with

@@ -36,7 +36,7 @@ from gateway.errors import Retry, RetrySlowly
 from gateway.failpoints import failpoint
 from gateway.kafka.transaction_delivery import Delivery
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus
-from gateway.pgoutput import Relation
+from gateway.pgoutput.relation import Relation
 from gateway.postgres.classify_errors import DRIVER_ERRORS, beside_stream, classify_exception
 from gateway.postgres.connection import transaction
 from gateway.postgres.credentials import Credentials

@@ -8,8 +8,8 @@ from typing import Final
 from librt.strings import read_i32_be
 
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.pgoutput import Message, MessageHead, read_message_head
 from gateway.pgoutput.letters import ROW_MESSAGES
+from gateway.pgoutput.logical_message import Message, MessageHead, read_message_head
 from gateway.transactions.ordinary import OrdinaryTransactions
 from gateway.transactions.transaction import OWN_PREFIXES, ExcludedMessage, MessageSelection, Transaction
 

@@ -71,18 +71,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gateway.errors import UNTIL_NOW, DataGap, NextSession, Retry
-from gateway.pgoutput import (
-    BeginPrepare,
-    CommitPrepared,
-    Message,
-    Prepare,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-)
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from gateway.transactions.logical_messages import LogicalMessages
 from gateway.transactions.record_writer import RecordWriter
 from gateway.transactions.transaction import MessageSelection, Prepared, Quarantined, Transaction

@@ -16,8 +16,8 @@ from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
-from gateway.pgoutput import Message
 from gateway.pgoutput.letters import INSERT, UPDATE
+from gateway.pgoutput.logical_message import Message
 from gateway.pgoutput.row import TuplePart
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.transaction import MessageTopic, Prepared, RecordSink, RelationChangeTracker, Transaction

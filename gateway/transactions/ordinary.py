@@ -13,7 +13,9 @@ from librt.strings import read_i32_be
 
 from gateway.errors import StopForOperator, WalgateError
 from gateway.events.marker_encoder import Marker, readable_time
-from gateway.pgoutput import Begin, Commit, Origin, Truncate, Type
+from gateway.pgoutput.relation import Type
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.transaction import Begin, Commit, Origin
 from gateway.transactions.record_writer import RecordWriter, RelationVersion
 from gateway.transactions.relations_in_force import ChangeObserver, RelationsInForce
 from gateway.transactions.transaction import ExcludedTable, Quarantined, Transaction

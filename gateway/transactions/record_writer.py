@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from gateway.errors import StopForOperator
 from gateway.events.marker_encoder import Marker
 from gateway.events.row_encoder import RowEncoder
-from gateway.pgoutput import Message
+from gateway.pgoutput.logical_message import Message
 from gateway.pgoutput.row import TuplePart
 from gateway.transactions.transaction import Prepared, RelationChangeTracker, Transaction
 from schemas.relation import RelationDescription

@@ -11,7 +11,7 @@ from gateway.events.manifest import Manifest
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.pgoutput import BeginPrepare
+from gateway.pgoutput.two_phase import BeginPrepare
 from schemas.topic_names import format_relation
 
 

@@ -12,7 +12,7 @@ from bench import report
 from bench.large import Large
 from bench.latency import Latency, debezium_commit_time, summary
 from bench.run import Run, Turns
-from gateway.pgoutput import Text
+from gateway.pgoutput.tuple_data import Text
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from tests.debezium.test_dialect import TIME, Dialect, new
 

@@ -23,8 +23,9 @@ from gateway.debezium.registrar import DebeziumRelations
 from gateway.debezium.source_block import SourceNames
 from gateway.errors import StopForOperator
 from gateway.events.errors import NeedsOptional
-from gateway.pgoutput import Relation, decode
+from gateway.pgoutput.decode import decode
 from gateway.pgoutput.letters import RELATION, ROW_MESSAGES
+from gateway.pgoutput.relation import Relation
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import TYPES_QUERY, read_types
 from gateway.transactions.machine import TransactionMachine

@@ -21,7 +21,7 @@ from gateway.debezium.envelope_schema import (
     key_schema,
 )
 from gateway.errors import StopForOperator, UnwritableRelation
-from gateway.pgoutput import UNCHANGED
+from gateway.pgoutput.tuple_data import UNCHANGED
 from gateway.runtime.assign_column_rules import check_key, protect, refuse_renamed
 from schemas.change_schema import change_schema
 from schemas.relation import Kind, Protect, RelationDescription, ReplicaIdentity, TypeFacts

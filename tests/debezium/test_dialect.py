@@ -35,21 +35,14 @@ from gateway.events.change_key import ChangeKeys
 from gateway.events.errors import KeyNotSent, NeedsOptional, UnknownBinary, UnreadableValue
 from gateway.events.row_encoder import RowEncoder
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.pgoutput import (
-    UNCHANGED,
-    Begin,
-    BeginPrepare,
-    Binary,
-    Commit,
-    Message,
-    Origin,
-    PgOutputError,
-    StreamStart,
-    Text,
-    Truncate,
-)
+from gateway.pgoutput.errors import PgOutputError
 from gateway.pgoutput.letters import NEW_TUPLE
-from gateway.pgoutput.row import TuplePart
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.row import Truncate, TuplePart
+from gateway.pgoutput.stream import StreamStart
+from gateway.pgoutput.transaction import Begin, Commit, Origin
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text
+from gateway.pgoutput.two_phase import BeginPrepare
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.ordinary import OutOfOrder
 from gateway.transactions.transaction import CHUNK_PREFIX, ExcludedMessage, MessageSelection

@@ -9,7 +9,9 @@ import pytest
 
 from gateway.config.debezium import DebeziumSettings
 from gateway.events.marker_encoder import Marker
-from gateway.pgoutput import UNCHANGED, Message, Text, Truncate
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.tuple_data import UNCHANGED, Text
 from gateway.transactions.record_writer import RelationVersion
 from gateway.transactions.transaction import CHUNK_PREFIX
 from schemas.lsn import Lsn

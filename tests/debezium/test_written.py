@@ -13,7 +13,9 @@ from gateway.debezium.relation_version import DebeziumVersion
 from gateway.debezium.row_encoder import DebeziumEncoder
 from gateway.debezium.source_block import SourceNames
 from gateway.events.row_encoder import RowEncoder
-from gateway.pgoutput import Begin, Commit, Insert, Text
+from gateway.pgoutput.row import Insert
+from gateway.pgoutput.transaction import Begin, Commit
+from gateway.pgoutput.tuple_data import Text
 from gateway.transactions.machine import TransactionMachine
 from gateway.transactions.transaction import MessageSelection
 from schemas.lsn import Lsn

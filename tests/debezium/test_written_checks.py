@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.debezium.written_checks import Change, Committed, Place, advanced, committed, is_before
-from gateway.pgoutput import Begin, Commit, Truncate
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.transaction import Begin, Commit
 from gateway.startup.connect_offset import DebeziumOffset
 from schemas.lsn import Lsn
 from tests.pgoutput.writer import write

@@ -15,7 +15,7 @@ import fastavro
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from gateway.pgoutput import Binary, Text, TupleValue
+from gateway.pgoutput.tuple_data import Binary, Text, TupleValue
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 
 PG_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)

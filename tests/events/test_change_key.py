@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.events.change_key import ChangeKeys
 from gateway.events.errors import KeyNotSent, UnknownBinary
-from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
+from gateway.pgoutput.errors import PgOutputError
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text, TupleValue
 from schemas.relation import Protect, Protection, RelationDescription, ReplicaIdentity
 from schemas.wire_format import frame
 from tests.events.rows import ALL, DATE, INT4, INT8, NUMERIC, TEXT, avro_bytes, relation, rows, wire_row

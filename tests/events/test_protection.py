@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from gateway.config.columns import ColumnRule, ColumnSettings
 from gateway.errors import StopForOperator
 from gateway.events.row_encoder import RowEncoder
-from gateway.pgoutput import UNCHANGED, TupleValue
+from gateway.pgoutput.tuple_data import UNCHANGED, TupleValue
 from gateway.runtime.assign_column_rules import protect, unused_rules
 from schemas.change_schema import change_schema, key_schema
 from schemas.relation import Protect, Protection, RelationDescription, ReplicaIdentity

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from gateway.events.errors import KeyNotSent, UnknownBinary, UnreadableValue
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
-from gateway.pgoutput import UNCHANGED, Binary, PgOutputError, Text, TupleValue
+from gateway.pgoutput.errors import PgOutputError
 from gateway.pgoutput.letters import NEW_TUPLE
 from gateway.pgoutput.row import TuplePart
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text, TupleValue
 from schemas.change_schema import change_schema, key_schema
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
 from schemas.varint import encode_long

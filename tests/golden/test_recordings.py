@@ -9,35 +9,16 @@ from typing import get_args
 
 import pytest
 
-from gateway.pgoutput import (
-    UNCHANGED,
-    Begin,
-    BeginPrepare,
-    Binary,
-    Commit,
-    CommitPrepared,
-    Delete,
-    Insert,
-    Message,
-    Origin,
-    PgOutputMessage,
-    Prepare,
-    Relation,
-    ReplicaIdentity,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-    Text,
-    Truncate,
-    TupleData,
-    Type,
-    Update,
-    decode,
-)
+from gateway.pgoutput.decode import PgOutputMessage, decode
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.relation import Relation, Type
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
+from gateway.pgoutput.transaction import Begin, Commit, Origin
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text, TupleData
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from schemas.lsn import Lsn
+from schemas.relation import ReplicaIdentity
 from tests.golden.recording import Recording, recording, recordings
 from tests.pgoutput.writer import INFINITIES, write
 

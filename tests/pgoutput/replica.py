@@ -5,28 +5,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from gateway.pgoutput import (
-    UNCHANGED,
-    Begin,
-    BeginPrepare,
-    Commit,
-    CommitPrepared,
-    Delete,
-    Insert,
-    PgOutputMessage,
-    Prepare,
-    Relation,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-    Truncate,
-    TupleData,
-    TupleValue,
-    Update,
-)
+from gateway.pgoutput.decode import PgOutputMessage
+from gateway.pgoutput.relation import Relation
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
+from gateway.pgoutput.transaction import Begin, Commit
+from gateway.pgoutput.tuple_data import UNCHANGED, TupleData, TupleValue
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 
 # With the relations as they were when the change came.
 Change = tuple[Insert | Update | Delete | Truncate, list[Relation]]

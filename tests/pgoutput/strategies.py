@@ -6,36 +6,17 @@ from collections.abc import Callable
 
 from hypothesis import strategies as st
 
-from gateway.pgoutput import (
-    PG_EPOCH,
-    UNCHANGED,
-    Begin,
-    BeginPrepare,
-    Binary,
-    Column,
-    Commit,
-    CommitPrepared,
-    Delete,
-    Insert,
-    Message,
-    Origin,
-    PgOutputMessage,
-    Prepare,
-    Relation,
-    ReplicaIdentity,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-    Text,
-    Truncate,
-    TupleData,
-    Type,
-    Update,
-)
+from gateway.pgoutput.cursor import PG_EPOCH
+from gateway.pgoutput.decode import PgOutputMessage
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.relation import Column, Relation, Type
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
+from gateway.pgoutput.transaction import Begin, Commit, Origin
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text, TupleData
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from schemas.lsn import Lsn
+from schemas.relation import ReplicaIdentity
 from tests.pgoutput.writer import INFINITIES
 
 LAST = (1 << 32) - 1

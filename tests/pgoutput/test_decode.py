@@ -11,28 +11,18 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from gateway.errors import StopForOperator
-from gateway.pgoutput import (
-    PG_EPOCH,
-    Begin,
-    BeginPrepare,
-    Commit,
-    Delete,
-    Insert,
-    Message,
-    PgOutputError,
-    PgOutputMessage,
-    Relation,
-    ReplicaIdentity,
-    StreamAbort,
-    Text,
-    Truncate,
-    Type,
-    Update,
-    decode,
-)
-from gateway.pgoutput.cursor import FIRST_TIME, LAST_TIME
-from gateway.pgoutput.transaction import begin_at, commit_at
+from gateway.pgoutput.cursor import FIRST_TIME, LAST_TIME, PG_EPOCH
+from gateway.pgoutput.decode import PgOutputMessage, decode
+from gateway.pgoutput.errors import PgOutputError
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.relation import Relation, Type
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update
+from gateway.pgoutput.stream import StreamAbort
+from gateway.pgoutput.transaction import Begin, Commit, begin_at, commit_at
+from gateway.pgoutput.tuple_data import Text
+from gateway.pgoutput.two_phase import BeginPrepare
 from schemas.lsn import Lsn
+from schemas.relation import ReplicaIdentity
 from tests.pgoutput.strategies import KINDS, messages, messages_of
 from tests.pgoutput.writer import write
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from gateway.pgoutput import Binary, StreamStart, StreamStop, Text, TupleData, TupleValue, decode
+from gateway.pgoutput.decode import decode
+from gateway.pgoutput.stream import StreamStart, StreamStop
+from gateway.pgoutput.tuple_data import Binary, Text, TupleData, TupleValue
 from tests.conftest import Database
 from tests.pgoutput.replica import Replica
 from tests.pgoutput.writer import write

@@ -7,16 +7,11 @@ from dataclasses import fields
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.pgoutput import (
-    UNCHANGED,
-    Binary,
-    Column,
-    PgOutputError,
-    PgOutputMessage,
-    ReplicaIdentity,
-    Text,
-    decode,
-)
+from gateway.pgoutput.decode import PgOutputMessage, decode
+from gateway.pgoutput.errors import PgOutputError
+from gateway.pgoutput.relation import Column
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text
+from schemas.relation import ReplicaIdentity
 from tests.golden.recording import recordings
 from tests.pgoutput.reference_decoder import ReferenceDecoder, Refused
 from tests.pgoutput.strategies import messages

@@ -11,33 +11,15 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from gateway.pgoutput import (
-    PG_EPOCH,
-    UNCHANGED,
-    Begin,
-    BeginPrepare,
-    Binary,
-    Commit,
-    CommitPrepared,
-    Delete,
-    Insert,
-    Message,
-    Origin,
-    PgOutputMessage,
-    Prepare,
-    Relation,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-    Text,
-    Truncate,
-    TupleData,
-    Type,
-    Update,
-)
+from gateway.pgoutput.cursor import PG_EPOCH
+from gateway.pgoutput.decode import PgOutputMessage
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.relation import Relation, Type
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
+from gateway.pgoutput.transaction import Begin, Commit, Origin
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text, TupleData
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 
 INFINITIES = (-(1 << 63), (1 << 63) - 1)
 

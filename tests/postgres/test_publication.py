@@ -13,7 +13,8 @@ import asyncpg
 import pytest
 
 from gateway.local import Postgres
-from gateway.pgoutput import Relation, decode
+from gateway.pgoutput.decode import decode
+from gateway.pgoutput.relation import Relation
 from gateway.postgres import publication
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.publication import PublicationLoader, publication_facts, published_tables, tables_that_held_rows

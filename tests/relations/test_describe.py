@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.pgoutput import Column, Relation, ReplicaIdentity
+from gateway.pgoutput.relation import Column, Relation
 from gateway.relations.describe import describe
-from schemas.relation import Kind, TypeFacts
+from schemas.relation import Kind, ReplicaIdentity, TypeFacts
 
 FACTS = {25: TypeFacts(25, "pg_catalog", "text", Kind.BASE)}
 

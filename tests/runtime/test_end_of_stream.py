@@ -8,7 +8,7 @@ import asyncio
 import pytest
 
 from gateway.errors import Retry, StopForOperator
-from gateway.pgoutput import StreamStart
+from gateway.pgoutput.stream import StreamStart
 from gateway.postgres.classify_errors import CannotDecode, LossReported, StreamCut
 from gateway.runtime.kafka_transactions import WholeFirst
 from gateway.runtime.tasks import run_together

@@ -7,9 +7,10 @@ import asyncio
 import pytest
 
 from gateway.errors import Retry
-from gateway.pgoutput import Relation, ReplicaIdentity
+from gateway.pgoutput.relation import Relation
 from gateway.runtime.native_dialect import NativeRelation
 from gateway.runtime.relation_registrar import RelationRegistrar
+from schemas.relation import ReplicaIdentity
 from tests.snapshot.test_resume import DESCRIPTION
 
 RELATIONS = [(Relation(None, oid, "public", f"t{oid}", ReplicaIdentity.DEFAULT, ()), None) for oid in range(50)]

@@ -27,7 +27,8 @@ from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWrite
 from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
-from gateway.pgoutput import Begin, Commit, Message
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.transaction import Begin, Commit
 from gateway.postgres.copy_frames import Received, split
 from gateway.runtime.kafka_transactions import KafkaTransactions
 from gateway.runtime.quarantine import QuarantinePolicy

@@ -16,23 +16,13 @@ from dataclasses import dataclass, field
 
 import asyncpg
 
-from gateway.pgoutput import (
-    UNCHANGED,
-    Begin,
-    BeginPrepare,
-    CommitPrepared,
-    Delete,
-    Insert,
-    Message,
-    PgOutputMessage,
-    Prepare,
-    Relation,
-    Text,
-    Truncate,
-    TupleData,
-    Update,
-    decode,
-)
+from gateway.pgoutput.decode import PgOutputMessage, decode
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.relation import Relation
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update
+from gateway.pgoutput.transaction import Begin
+from gateway.pgoutput.tuple_data import UNCHANGED, Text, TupleData
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare
 from gateway.snapshot.rules.visibility import Visibility, parse_visibility
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.target import MISSING

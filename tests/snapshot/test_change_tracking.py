@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gateway.pgoutput import StreamCommit, StreamStart, StreamStop, Truncate
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.stream import StreamCommit, StreamStart, StreamStop
 from gateway.snapshot.change_tracking import RecordingObserver
 from gateway.snapshot.rules import stale_rows as judging
 from gateway.snapshot.rules.ranges_to_read import Leaf

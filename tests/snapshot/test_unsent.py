@@ -18,7 +18,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, settings
 from hypothesis import strategies as st
 
-from gateway.pgoutput import UNCHANGED, Delete, Insert, Relation, Text, Truncate, TupleData, Update, decode
+from gateway.pgoutput.decode import decode
+from gateway.pgoutput.relation import Relation
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update
+from gateway.pgoutput.tuple_data import UNCHANGED, Text, TupleData
 from gateway.postgres.connection import transaction
 from gateway.snapshot.discovery.content_query import content_query
 from gateway.snapshot.discovery.unsent_changes import keeps_old_row

@@ -3,7 +3,9 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import InternalError, Retry, StopForOperator
-from gateway.pgoutput import Begin, StreamStart, Truncate
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.stream import StreamStart
+from gateway.pgoutput.transaction import Begin
 from gateway.transactions.error_context import add_context
 from schemas.lsn import Lsn
 from tests.pgoutput.writer import write

@@ -6,8 +6,10 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import StopForOperator
-from gateway.pgoutput import BeginPrepare, CommitPrepared, Message, Prepare, Truncate
 from gateway.pgoutput.letters import MESSAGE
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare
 from gateway.transactions.ordinary import OutOfOrder
 from gateway.transactions.transaction import Quarantined
 from schemas.lsn import Lsn

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.pgoutput import StreamAbort, StreamCommit, StreamStart, StreamStop, Truncate
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
 from gateway.transactions.native_record_writer import EventVersion
 from gateway.transactions.transaction import ExcludedTable
 from tests.debezium.test_dialect import OID, Dialect, new, row_of

@@ -10,18 +10,10 @@ import pytest
 
 from gateway.errors import StopForOperator
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.pgoutput import (
-    Begin,
-    BeginPrepare,
-    Commit,
-    CommitPrepared,
-    Message,
-    Prepare,
-    StreamAbort,
-    StreamCommit,
-    StreamStart,
-    StreamStop,
-)
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
+from gateway.pgoutput.transaction import Begin, Commit
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare
 from gateway.transactions.machine import RolledBackMessages
 from gateway.transactions.transaction import CHUNK_PREFIX, COMMAND_PREFIX, ExcludedMessage, MessageSelection
 from schemas.lsn import Lsn

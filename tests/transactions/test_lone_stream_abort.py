@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.pgoutput import StreamAbort
+from gateway.pgoutput.stream import StreamAbort
 from tests.golden.recording import recording
 from tests.transactions.test_recorded_streams import replay
 

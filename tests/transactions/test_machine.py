@@ -3,23 +3,12 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import DataGap
-from gateway.pgoutput import (
-    Begin,
-    BeginPrepare,
-    Commit,
-    CommitPrepared,
-    Message,
-    Origin,
-    Prepare,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    StreamStop,
-    Truncate,
-    Type,
-)
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.relation import Type
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart, StreamStop
+from gateway.pgoutput.transaction import Begin, Commit, Origin
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from gateway.transactions.machine import RolledBackMessages
 from gateway.transactions.ordinary import OutOfOrder
 from schemas.lsn import Lsn

@@ -7,20 +7,13 @@ from typing import Any
 
 import pytest
 
-from gateway.pgoutput import (
-    Commit,
-    CommitPrepared,
-    Message,
-    PgOutputMessage,
-    Prepare,
-    Relation,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    decode,
-)
+from gateway.pgoutput.decode import PgOutputMessage, decode
 from gateway.pgoutput.letters import ROW_MESSAGES
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.relation import Relation
+from gateway.pgoutput.stream import StreamAbort, StreamCommit
+from gateway.pgoutput.transaction import Commit
+from gateway.pgoutput.two_phase import CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from gateway.transactions.machine import RolledBackMessages
 from gateway.transactions.native_record_writer import EventVersion
 from tests.golden.recording import RecordedMessage, Recording, recordings

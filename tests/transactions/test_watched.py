@@ -9,18 +9,10 @@ from typing import Any
 from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker
 from gateway.names import HEARTBEAT_PREFIX
-from gateway.pgoutput import (
-    BeginPrepare,
-    CommitPrepared,
-    Message,
-    Prepare,
-    RollbackPrepared,
-    StreamAbort,
-    StreamCommit,
-    StreamPrepare,
-    StreamStart,
-    Truncate,
-)
+from gateway.pgoutput.logical_message import Message
+from gateway.pgoutput.row import Truncate
+from gateway.pgoutput.stream import StreamAbort, StreamCommit, StreamStart
+from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from gateway.transactions.native_record_writer import EventVersion
 from gateway.transactions.record_writer import RelationVersion
 from gateway.transactions.transaction import CHUNK_PREFIX

@@ -23,7 +23,8 @@ import fastavro
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
-from gateway.pgoutput import Relation, Type, decode
+from gateway.pgoutput.decode import decode
+from gateway.pgoutput.relation import Relation, Type
 from gateway.relations.describe import describe
 from gateway.relations.type_catalog import PRIMARY_KEY_QUERY, TYPES_QUERY, read_types
 from schemas.change_schema import change_schema, key_schema

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
-from gateway.pgoutput import Binary, Text, TupleValue
+from gateway.pgoutput.tuple_data import Binary, Text, TupleValue
 from gateway.values.special_values import special_text
 from schemas.change_schema import change_schema, key_schema
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.build import is_compiled
-from gateway.pgoutput import TupleValue
+from gateway.pgoutput.tuple_data import TupleValue
 from gateway.values.column_codec import codec
 from gateway.values.column_readers import Reader
 from gateway.values.row_readers import RowReaders

@@ -17,7 +17,7 @@ from gateway.cli.tail.record_json import RecordRenderer
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import RegistrySettings, Settings
 from gateway.errors import WalgateError
-from gateway.pgoutput import PgOutputError
+from gateway.pgoutput.errors import PgOutputError
 from gateway.schema_errors import open_registry
 
 

@@ -18,25 +18,11 @@ from functools import cache
 from typing import Any, Final
 
 from gateway.errors import WalgateError
-from gateway.pgoutput import (
-    UNCHANGED,
-    Binary,
-    Column,
-    Delete,
-    Insert,
-    PgOutputMessage,
-    Relation,
-    StreamStart,
-    StreamStop,
-    Text,
-    Truncate,
-    TupleData,
-    TupleValue,
-    Type,
-    Update,
-    decode,
-)
-from gateway.pgoutput.decode import MESSAGE_NAMES
+from gateway.pgoutput.decode import MESSAGE_NAMES, PgOutputMessage, decode
+from gateway.pgoutput.relation import Column, Relation, Type
+from gateway.pgoutput.row import Delete, Insert, Truncate, Update
+from gateway.pgoutput.stream import StreamStart, StreamStop
+from gateway.pgoutput.tuple_data import UNCHANGED, Binary, Text, TupleData, TupleValue
 from gateway.values.built_in_types import built_in_types
 from gateway.values.renderers import renderer
 from schemas.lsn import Lsn
