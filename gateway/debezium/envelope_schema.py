@@ -201,12 +201,7 @@ def _relation(description: RelationDescription) -> Schema:
     if not protected:
         return {}
     return {
-        "pg.relation": {
-            "oid": description.oid,
-            "schema": description.namespace,
-            "name": description.name,
-            **protected,
-        }
+        "pg.relation": {"oid": description.oid, "schema": description.namespace, "name": description.name, **protected}
     }
 
 

@@ -31,7 +31,7 @@ from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import TopicSink
 from gateway.kafka.topics import Name, Topics, topic_of_two
 from gateway.observe import metrics
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.relations.attributes import Attribute, attribute_numbers
 from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, read_key
 from gateway.schema_errors import register_both
@@ -138,11 +138,9 @@ class DebeziumRelations:
     async def relation(self, description: RelationDescription, registry: RegistryClient, topic: str) -> ConnectRelation:
         """Describe the relation with the columns and the key that the catalog has for it now.
         Raises WalgateError and SchemaError."""
-        try:
+        with classified_errors(f"columns of {description.qualified_name}"):
             columns = await self._sql.fetch(COLUMNS_QUERY, description.oid)
             keys = await self._sql.fetch(KEY_QUERY, description.oid)
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, f"columns of {description.qualified_name}") from error
         catalog = [CatalogColumn(name, not_null, default) for name, not_null, default in columns]
         key = read_key(keys)
         sent = {column.name for column in description.columns}

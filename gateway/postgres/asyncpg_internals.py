@@ -40,10 +40,7 @@ Address = tuple[str, int] | str
 
 TryOtherTransport: Final[type[Exception]] = connect_utils._RetryConnectSignal
 
-_LIMITS: Final = {
-    "max_cached_statement_lifetime": 300,
-    "max_cacheable_statement_size": 15 * 1024,
-}
+_LIMITS: Final = {"max_cached_statement_lifetime": 300, "max_cacheable_statement_size": 15 * 1024}
 """asyncpg's own defaults."""
 _ROOTS: Final = "PGSSLROOTCERT"
 _FROM_DSN: Final = (

@@ -31,8 +31,7 @@ from gateway.startup.repeated_failure import DecodingFailed
 from gateway.startup.server_notices import LeftOut, NoticeKind, Reported, WalRemoved, kind_of
 
 DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""Errors that asyncpg and the socket raise. Catch them with `except`, and pass them to
-`classify_exception`."""
+"""Errors that asyncpg and the socket raise. `classified_errors` converts them."""
 
 _LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from logical|invalidated|maximum reserved size")
 _WEDGED = re.compile("could not map filenumber")
@@ -197,6 +196,15 @@ def _server_message(error: asyncpg.PostgresError) -> ServerMessage:
         field("server_source_function"),
         field("context"),
     )
+
+
+@contextmanager
+def classified_errors(doing: str) -> Iterator[None]:
+    """Convert errors of asyncpg and the socket, as `classify_exception` does."""
+    try:
+        yield
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, doing) from error
 
 
 @contextmanager

@@ -21,13 +21,7 @@ from gateway.errors import Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.names import quote_identifier, where_local_is
 from gateway.postgres import asyncpg_internals
 from gateway.postgres.asyncpg_internals import Address, SessionAttribute, SSLMode, SSLNegotiation
-from gateway.postgres.authentication import (
-    PATIENCE_S,
-    LoginProtocol,
-    is_local,
-    not_postgresql,
-    service_at,
-)
+from gateway.postgres.authentication import PATIENCE_S, LoginProtocol, is_local, not_postgresql, service_at
 from gateway.postgres.classify_errors import DRIVER_ERRORS, NOT_WANTED, classify_exception
 from gateway.postgres.credentials import (
     Credentials,
@@ -206,10 +200,7 @@ async def _log_in_at(address: Address, target: _Target, place: str) -> asyncpg.C
         raise
     if not is_wanted and wanted != SessionAttribute.prefer_standby:
         connection.terminate()
-        raise RetrySlowly(
-            f"{place}: this server does not satisfy target_session_attrs={wanted.value}",
-            hint=NOT_WANTED,
-        )
+        raise RetrySlowly(f"{place}: this server does not satisfy target_session_attrs={wanted.value}", hint=NOT_WANTED)
     _caution(address, target, connection)
     return connection
 

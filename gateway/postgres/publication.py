@@ -13,7 +13,7 @@ import asyncpg
 
 from gateway.names import is_table, qualified
 from gateway.postgres.cached_query import CachedQuery
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classified_errors, classify_exception
 from gateway.postgres.connection import transaction
 from gateway.startup.facts import PublicationFacts, PublishedColumn, PublishedRelation
 from gateway.startup.filters import check_filters, filter_calls
@@ -216,7 +216,7 @@ async def tables_that_held_rows(
     until = time.monotonic() + MOST_ASKED_S
     by_schema = _LISTED_BY_SCHEMA if sql.get_server_version().major >= 15 else ""
     oids = [relation.relation_oid for relation in relations]
-    try:
+    with classified_errors("querying the rows of new tables"):
         listed = dict(await sql.fetch(_LISTED.format(by_schema=by_schema), list(names), oids))
         asked = [relation for relation in relations if relation.relation_oid in listed]
         return [
@@ -224,8 +224,6 @@ async def tables_that_held_rows(
             for relation in asked[:MOST_ASKED]
             if time.monotonic() < until and await _held_rows(sql, relation, listed[relation.relation_oid])
         ]
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the rows of new tables") from error
 
 
 async def _held_rows(sql: asyncpg.Connection, relation: PublishedRelation, listed_in: str) -> bool:
@@ -304,15 +302,13 @@ async def publication_facts(
     given, all other relations are omitted. `excluded` has the patterns of excluded tables. Raises
     classified errors."""
     arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
-    try:
+    with classified_errors("querying the publications"):
         # One PostgreSQL snapshot, so that no table is seen without its publication.
         async with transaction(sql, isolation="repeatable_read", readonly=True):
             major = sql.get_server_version().major
             publications = await sql.fetch(publication_query(major), list(names))
             query = relation_query(major, of_some=relation_oids is not None)
             relations = await sql.fetch(query, *arguments)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the publications") from error
     return parse_publications(
         [json.loads(row[0]) for row in publications], [json.loads(row[0]) for row in relations], excluded
     )
@@ -389,11 +385,9 @@ async def filters_that_can_fail(
     functions, cast_to = filter_calls(publications)
     if not functions and not cast_to:
         return []
-    try:
+    with classified_errors("querying the functions of the row filters"):
         failing = dict(await sql.fetch(_FAILING_FUNCTIONS, sorted(functions), list(_NEVER_FAIL)))
         types = dict(await sql.fetch(_TYPE_NAMES, sorted(cast_to)))
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the functions of the row filters") from error
     return list(check_filters(publications, failing, types))
 
 
@@ -418,16 +412,12 @@ class Descent:
 async def descent_of(sql: asyncpg.Connection, relation_oid: int, previous_oid: int) -> Descent:
     """Return the ancestors of a relation. The cost of the query does not depend on the number of
     published tables. Raises classified errors."""
-    try:
+    with classified_errors("querying the tables that a relation is a partition of"):
         row = await sql.fetchrow(_DESCENT, relation_oid, previous_oid)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the tables that a relation is a partition of") from error
     return Descent(row["is_there"], tuple(row["ancestors"]), row["follows_root"])
 
 
 async def publication_names(sql: asyncpg.Connection) -> list[str]:
     """Return the names of the database's publications. Raises classified errors."""
-    try:
+    with classified_errors("querying the publications"):
         return [name for (name,) in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the publications") from error

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import asyncpg
 
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classified_errors, classify_exception
 from gateway.postgres.publication import PublicationLoader, publication_facts
 from gateway.postgres.slot import slot_facts
 from gateway.startup.facts import Facts, ServerFacts
@@ -96,10 +96,8 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
 async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
     """Return the facts about the server. Needs no privilege but CONNECT. Raises classified
     errors."""
-    try:
+    with classified_errors("querying the server"):
         row = await sql.fetchval(SERVER_QUERY, list(_SETTINGS))
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the server") from error
     return parse_server(json.loads(row))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import asyncpg
 
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.start_replication import checked_slot
 from gateway.startup.facts import SlotFacts
 from gateway.startup.slot_checks import PLUGIN
@@ -52,10 +52,8 @@ def _lsn(text: str | None) -> Lsn | None:
 
 async def slot_facts(sql: asyncpg.Connection, name: str) -> SlotFacts | None:
     """Return the facts about the slot, or None if it does not exist. Raises classified errors."""
-    try:
+    with classified_errors(f"querying slot {name}"):
         row = await sql.fetchval(SLOT_QUERY, name)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"querying slot {name}") from error
     return None if row is None else parse_slot(json.loads(row))
 
 
@@ -77,10 +75,8 @@ async def create_slot(
     if version_num >= 170000:
         query += ", $4"
         arguments.append(failover)
-    try:
+    with classified_errors(f"creating slot {name}"):
         return Lsn.parse(await sql.fetchval(query + ")", *arguments, timeout=_CREATION_TIMEOUT_S))
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"creating slot {name}") from error
 
 
 async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None:
@@ -88,16 +84,12 @@ async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None
     confirms the LSN and notes one place from which decoding can begin again, and the second finds
     the newest such place. The server reads all WAL from restart_lsn on before it returns. Raises
     classified errors."""
-    try:
+    with classified_errors(f"advancing slot {name}"):
         for _ in range(2):
             await sql.execute(_ADVANCE, name, str(end_lsn), timeout=DECODING_TIMEOUT_S)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"advancing slot {name}") from error
 
 
 async def drop_slot(sql: asyncpg.Connection, name: str) -> None:
     """Drop the slot. Raises classified errors."""
-    try:
+    with classified_errors(f"dropping slot {name}"):
         await sql.execute("SELECT pg_catalog.pg_drop_replication_slot($1)", name)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"dropping slot {name}") from error

@@ -13,7 +13,7 @@ import asyncpg
 import structlog
 
 from gateway.errors import WalgateError
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.connection import connect_sql
 from gateway.postgres.credentials import Credentials
 
@@ -68,10 +68,8 @@ def _ago(seconds: float | None) -> str:
 
 async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[SlotCreationBlocker, ...]:
     """Return the transactions for which a session waits, if any. Raises classified errors."""
-    try:
+    with classified_errors("looking for blocking transactions"):
         return tuple(SlotCreationBlocker(*row) for row in await sql.fetch(_QUERY, waiting_pid))
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "looking for blocking transactions") from error
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ from typing import Final
 import asyncpg
 
 from gateway.observe.status_types import SlotStatus, WalRetentionCause
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.slot import slot_facts
 from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, remedy
 from gateway.startup.facts import SlotFacts
@@ -62,19 +62,15 @@ SELECT * FROM (
 async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, int]:
     """Return the server's Unix time in seconds, and the end of its WAL. Raises classified
     errors."""
-    try:
+    with classified_errors("reading the server's end of WAL"):
         row = await sql.fetchrow(CLOCK_QUERY, timeout=timeout_s)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "reading the server's end of WAL") from error
     return float(row[0]), int(row[1])
 
 
 async def retention_causes(sql: asyncpg.Connection, slot: str) -> tuple[WalRetentionCause, ...]:
     """Return the transactions and other slots that retain WAL. Raises classified errors."""
-    try:
+    with classified_errors("querying what keeps the slot's restart_lsn from advancing"):
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying what keeps the slot's restart_lsn from advancing") from error
     return tuple(_cause(row) for row in rows)
 
 
@@ -148,10 +144,8 @@ async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
     pg_stat_replication. Raises classified errors."""
     if slot.active_pid is None:
         return ""
-    try:
+    with classified_errors("querying synchronous_standby_names"):
         setting = await sql.fetchval("SELECT pg_catalog.current_setting('synchronous_standby_names')")
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying synchronous_standby_names") from error
     return "by name" if names_the_gateway(setting) else ""
 
 

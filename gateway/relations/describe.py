@@ -35,9 +35,5 @@ def describe(
         identity = is_key_whole and (column.name in catalog_key if is_full else column.key)
         columns.append(ColumnDescription(column.name, known, column.typmod, identity))
     return RelationDescription(
-        relation.relation_oid,
-        relation.namespace,
-        relation.name,
-        relation.replica_identity,
-        tuple(columns),
+        relation.relation_oid, relation.namespace, relation.name, relation.replica_identity, tuple(columns)
     )

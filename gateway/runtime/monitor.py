@@ -35,7 +35,7 @@ from gateway.observe.mirror_status import MirrorStatus, read_mirror
 from gateway.observe.status_board import StatusBoard
 from gateway.observe.status_types import TITLES, PartName, RetainedWal, SlotStatus
 from gateway.postgres.asyncpg_internals import address_of
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.connection import address_text, connect_sql
 from gateway.postgres.credentials import login_of
 from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status, with_least_ages
@@ -170,7 +170,7 @@ class Monitor:
     async def _beat(self, sql: asyncpg.Connection) -> None:
         """Write a heartbeat. The message is transactional, since only a commit is flushed at once
         whatever the server's settings are."""
-        try:
+        with classified_errors("writing a heartbeat"):
             await sql.execute(
                 "SELECT pg_catalog.pg_logical_emit_message(true, $1::text, $2::text) "
                 "WHERE NOT pg_catalog.pg_is_in_recovery()",
@@ -178,8 +178,6 @@ class Monitor:
                 self._settings.source.slot,
                 timeout=PROBE_TIMEOUT_S,
             )
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "writing a heartbeat") from error
 
     # -- Kafka and the registry
 

@@ -25,7 +25,7 @@ from gateway.kafka.producer import Producer
 from gateway.kafka.topics import Name, Topics, compacted_without_key
 from gateway.names import qualified
 from gateway.pgoutput.relation import Relation, Type
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classified_errors, classify_exception
 from gateway.postgres.publication import descent_of, publication_facts
 from gateway.relations.attributes import ATTRIBUTES_QUERY, Attribute, are_explained, read_attributes
 from gateway.relations.describe import describe
@@ -443,13 +443,11 @@ class RelationRegistrar:
         if relation.replica_identity is not ReplicaIdentity.FULL:
             is_key_whole = names.issuperset(catalog.generated.get(relation.relation_oid, ()))
         else:
-            try:
+            with classified_errors(f"querying the key of {relation.namespace}.{relation.name}"):
                 primary_key = [row[0] for row in await self._sql.fetch(PRIMARY_KEY_QUERY, relation.relation_oid)]
                 is_key_known = names.issuperset(primary_key)
                 if not primary_key:
                     is_key_known = bool(await self._sql.fetch(RELATION_QUERY, relation.relation_oid))
-            except DRIVER_ERRORS as error:
-                raise classify_exception(error, f"querying the key of {relation.namespace}.{relation.name}") from error
         if not (is_key_known and facts.keys() >= oids):
             recorded = await self._registry.latest(value_subject(topic)) or {}
             facts = {**await self._bases_of_domains(oids - facts.keys()), **recorded_types(recorded), **facts}
@@ -465,11 +463,9 @@ class RelationRegistrar:
         bases = {oid: name for oid in missing if (name := self._announced_types.get(oid)) and name[0] == "pg_catalog"}
         if not bases:
             return {}
-        try:
+        with classified_errors("querying the base types of domains"):
             rows = await self._sql.fetch(BUILT_IN_QUERY, [name for _, name in bases.values()])
             built_in = read_types(await self._sql.fetch(TYPES_QUERY, [row[0] for row in rows]))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying the base types of domains") from error
         by_name = {facts.name: facts for facts in built_in.values() if not is_numeric(facts)}
         return {
             oid: TypeFacts(oid, *name, Kind.DOMAIN, base=by_name[name[1]])

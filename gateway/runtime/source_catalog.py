@@ -13,7 +13,7 @@ from gateway.config.settings import Settings
 from gateway.failpoints import failpoint
 from gateway.names import transactional_id
 from gateway.postgres.asyncpg_internals import address_of
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.credentials import Credentials, login_of, names_one_host
 from gateway.postgres.publication import PublicationLoader, tables_that_held_rows
 from gateway.postgres.server import load_facts
@@ -133,10 +133,8 @@ class SourceCatalog:
         ]
 
     async def _types(self, oids: list[int]) -> dict[int, TypeFacts]:
-        try:
+        with classified_errors("querying the types of the published columns"):
             return read_types(await self._sql.fetch(TYPES_QUERY, oids))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying the types of the published columns") from error
 
     def warn(self, warnings: tuple[OperatorWarning, ...]) -> None:
         for warning in warnings:

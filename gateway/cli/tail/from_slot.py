@@ -22,7 +22,7 @@ from gateway.cli.tail.message_json import MessageRenderer, Shown
 from gateway.cli.tail.output import Output
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
-from gateway.postgres.classify_errors import DRIVER_ERRORS, LossReported, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, LossReported, classified_errors
 from gateway.postgres.connection import connect_replication, connect_sql
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, Received, drained_size
 from gateway.postgres.publication import publication_names
@@ -56,11 +56,9 @@ async def tail_slot(
     login = await stream_login(source)
     sql = await connect_sql(login)
     try:
-        try:
+        with classified_errors("querying the publications and tables"):
             await _check_publications(sql, publications)
             await _warn_of_tables(sql, chosen)
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying the publications and tables") from error
         server = await server_facts(sql)
         stream = await connect_replication(login)
         slot = f"walgate_tail_{stream.backend_pid}"

@@ -29,12 +29,7 @@ import structlog
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.cluster import ClusterMetadata
 from aiokafka.conn import CloseReason
-from aiokafka.errors import (
-    IncompatibleBrokerVersion,
-    KafkaConnectionError,
-    KafkaError,
-    NodeNotReadyError,
-)
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, KafkaError, NodeNotReadyError
 from aiokafka.protocol.metadata import MetadataRequest
 
 from gateway.errors import WalgateError

@@ -16,12 +16,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from aiokafka.abc import AbstractTokenProvider
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import (
-    KafkaConnectionError,
-    KafkaError,
-    NodeNotReadyError,
-    SaslAuthenticationFailed,
-)
+from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, SaslAuthenticationFailed
 from aiokafka.protocol.admin import SaslAuthenticateRequest, SaslHandShakeRequest
 
 from gateway.errors import WalgateError
