@@ -1,5 +1,5 @@
-"""Encode Avro's long: zigzag, then 7 bits per byte, lowest first (Avro 1.12 specification, "Binary
-encoding").
+"""Encode and decode Avro's long: zigzag, then 7 bits per byte, lowest first (Avro 1.12
+specification, "Binary encoding").
 
 Tables of 14-bit chunks replace the loop over 7 bits: one look-up encodes 14 bits. This takes 0.10
 us for an id of 8 digits, and 0.27 us for a timestamp in microseconds; the loop of the specification
@@ -103,3 +103,14 @@ def encode_some_long(number: int) -> bytes:
         head += MORE[zigzag & CHUNK_MASK]
         zigzag >>= CHUNK_BITS
     return head + LAST[zigzag]
+
+
+def decode_long(data: bytes, position: int) -> tuple[int, int]:
+    """Decode a long. Return it, and the position after it."""
+    number = shift = 0
+    while data[position] & 128:
+        number |= (data[position] & 127) << shift
+        shift += 7
+        position += 1
+    number |= data[position] << shift
+    return number >> 1 ^ -(number & 1), position + 1

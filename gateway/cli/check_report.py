@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
+from gateway.cli.exit_codes import EXIT_CONFIGURATION, EXIT_FAILURE
 from gateway.errors import DataGap, StopForOperator
 from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.role_checks import for_provider
@@ -13,8 +14,6 @@ from gateway.startup.role_checks import for_provider
 Area = Literal["settings", "postgresql", "kafka", "registry", "resume_lsn"]
 Outcome = Literal["ok", "warning", "waits", "stops"]
 AREAS: Final[tuple[Area, ...]] = ("settings", "postgresql", "kafka", "registry", "resume_lsn")
-EXIT_WAITS: Final = 1
-EXIT_STOPS: Final = 78
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ def exit_code(checked: Iterable[CheckResult]) -> int:
     """Return 0 if the gateway would start; 1 if it would wait for a repair; 78 if an operator must
     make a decision or change a setting."""
     outcomes = {each.outcome for each in checked}
-    return EXIT_STOPS if "stops" in outcomes else EXIT_WAITS if "waits" in outcomes else 0
+    return EXIT_CONFIGURATION if "stops" in outcomes else EXIT_FAILURE if "waits" in outcomes else 0
 
 
 def as_json(checked: list[CheckResult]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from gateway.debezium.envelope_schema import CatalogColumn, ConnectColumn, Conne
 from gateway.values.column_readers import some_bytes
 from gateway.values.special_values import NotRenderable, UnrepresentableValue
 from schemas.relation import Kind
-from schemas.varint import encode_long
+from schemas.varint import decode_long, encode_long
 
 _LITERAL = re.compile(r"'((?:[^']|'')*)'")
 _FUNCTION = re.compile(r"^[(]?[A-Za-z0-9_.]+\(")
@@ -146,21 +146,14 @@ def _json_form(avro: Any, encoded: bytes) -> Any:
         case "boolean":
             return encoded == b"\1"
         case "int" | "long":
-            return _long(encoded)[0]
+            return decode_long(encoded, 0)[0]
         case "float":
             return shortest_float(struct.unpack("<f", encoded)[0])
         case "double":
             return struct.unpack("<d", encoded)[0]
-    length, start = _long(encoded)
+    length, start = decode_long(encoded, 0)
     content = encoded[start : start + length]
     return content.decode("latin-1") if primitive == "bytes" else content.decode()
-
-
-def _long(encoded: bytes) -> tuple[int, int]:
-    """Return the decoded number and its length in bytes."""
-    size = next(at for at, byte in enumerate(encoded) if byte < 128) + 1
-    number = sum((byte & 127) << 7 * at for at, byte in enumerate(encoded[:size]))
-    return number >> 1 ^ -(number & 1), size
 
 
 def shortest_float(number: float) -> float:

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 from gateway.debezium.column_defaults import shortest_float
 from gateway.debezium.connect_json import NamedTypes, connect_json_schema
+from schemas.varint import decode_long
 from schemas.wire_format import FRAME_BYTES
 
 Write = Callable[[bytes, int, list[str]], int]
@@ -92,18 +93,19 @@ def _struct(fields: list[tuple[str, Write]]) -> Write:
 
 def _blocks(start: str, item: Write, end: str) -> Write:
     """Return the writer of an array or a map, which consists of blocks of items and ends with an
-    empty block."""
+    empty block. The number of items in a block is never negative, because the encoders write blocks
+    without their size in bytes."""
 
     def write_blocks(data: bytes, position: int, parts: list[str]) -> int:
         parts.append(start)
         comma = ""
-        count, position = _long(data, position)
+        count, position = decode_long(data, position)
         while count:
             for _ in range(count):
                 parts.append(comma)
                 comma = ","
                 position = item(data, position, parts)
-            count, position = _long(data, position)
+            count, position = decode_long(data, position)
         parts.append(end)
         return position
 
@@ -117,18 +119,6 @@ def _entry(write: Write) -> Write:
         return write(data, position, parts)
 
     return write_entry
-
-
-def _long(data: bytes, position: int) -> tuple[int, int]:
-    """Read a long, which may be the number of items in a block. That number is never negative,
-    because the encoders write blocks without their size in bytes."""
-    number = shift = 0
-    while data[position] & 128:
-        number |= (data[position] & 127) << shift
-        shift += 7
-        position += 1
-    number |= data[position] << shift
-    return number >> 1 ^ -(number & 1), position + 1
 
 
 def _text(text: str) -> str:
@@ -145,7 +135,7 @@ def _number(value: float) -> str:
 
 
 def _write_long(data: bytes, position: int, parts: list[str]) -> int:
-    number, position = _long(data, position)
+    number, position = decode_long(data, position)
     parts.append(str(number))
     return position
 
@@ -167,13 +157,13 @@ def _write_double(data: bytes, position: int, parts: list[str]) -> int:
 
 
 def _write_string(data: bytes, position: int, parts: list[str]) -> int:
-    length, position = _long(data, position)
+    length, position = decode_long(data, position)
     parts.append(_text(data[position : position + length].decode()))
     return position + length
 
 
 def _write_bytes(data: bytes, position: int, parts: list[str]) -> int:
-    length, position = _long(data, position)
+    length, position = decode_long(data, position)
     parts.append(f'"{base64.b64encode(data[position : position + length]).decode()}"')
     return position + length
 

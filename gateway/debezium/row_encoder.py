@@ -9,7 +9,6 @@ the rows of a transaction (source_block.py).
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable
 from typing import Final
 
@@ -22,6 +21,7 @@ from gateway.debezium.source_block import SourceContext
 from gateway.errors import UnwritableRelation
 from gateway.events.errors import NeedsOptional, key_not_sent, place_of_value, unreadable_value
 from gateway.events.row_encoder import key_of_leaf
+from gateway.events.row_encoder_slow import MALFORMED
 from gateway.pgoutput.cursor import Cursor
 from gateway.pgoutput.letters import KEY_TUPLE, NEW_TUPLE, OLD_TUPLE
 from gateway.pgoutput.row import HEAD_BYTES, TuplePart, check_column_count, read_earlier, read_earlier_and_new, read_new
@@ -45,7 +45,6 @@ _SOME: Final = b"\2"
 _NULL: Final = b"\0"
 _CREATE, _UPDATE, _DELETE, _TRUNCATE, _READ = (some_bytes(letter)[1:] for letter in (b"c", b"u", b"d", b"t", b"r"))
 _MESSAGES: Final = {_CREATE: "Insert", _UPDATE: "Update", _READ: "COPY"}
-_MALFORMED: Final = (ValueError, IndexError, OverflowError, struct.error)
 
 
 class DebeziumEncoder:
@@ -349,7 +348,7 @@ class DebeziumEncoder:
             return encode(value.value)
         except UnrepresentableValue:
             return self._without(index, column, "its Kafka Connect type cannot represent the value")
-        except (NotRenderable, *_MALFORMED) as error:
+        except (NotRenderable, *MALFORMED) as error:
             raise unreadable_value(self.relation.description, part, index, error) from None
 
     def _without(self, index: int, column: ConnectColumn, reason: str) -> bytes:

@@ -3,19 +3,15 @@ the values that existing rows have in columns that were added later, in Avro."""
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
 
-from gateway.events.row_encoder_slow import column_codec
+from gateway.events.row_encoder_slow import MALFORMED, column_codec
 from gateway.relations.attributes import Attribute
 from gateway.values.column_readers import AVRO_NULL
 from gateway.values.special_values import NotRenderable, UnrepresentableValue, special_text
 from schemas.avro_types import value_type
 from schemas.relation import ColumnDescription, MissingValue, RelationDescription
-
-_MALFORMED: Final = (NotRenderable, ValueError, IndexError, OverflowError, struct.error)
 
 
 def with_attributes(
@@ -51,5 +47,5 @@ def _encoded(column: ColumnDescription, text: bytes) -> MissingValue | None:
         return MissingValue(column_codec(value_type(column), column.protection).from_text(text))
     except UnrepresentableValue:
         return MissingValue(AVRO_NULL, special_text(text).decode())
-    except _MALFORMED:
+    except (NotRenderable, *MALFORMED):
         return None

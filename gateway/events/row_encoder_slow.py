@@ -18,7 +18,7 @@ from schemas.avro_types import ColumnType, key_type, value_type
 from schemas.change_schema import field_names
 from schemas.relation import Protect, Protection, RelationDescription
 
-_MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
+MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
 """The errors that encoders raise for bytes that are not a value of their type."""
 
 
@@ -132,12 +132,12 @@ class TupleCodec:
         except UnrepresentableValue:
             if isinstance(value, Text):
                 return AVRO_NULL, special_text(value.value)
-        except (NotRenderable, *_MALFORMED) as error:
+        except (NotRenderable, *MALFORMED) as error:
             raise unreadable_value(self._description, part, index, error) from None
         try:
             assert each.render is not None  # a type that is encoded from binary can also be rendered from it
             return AVRO_NULL, special_text(each.render(value.value))
-        except (NotRenderable, *_MALFORMED) as error:
+        except (NotRenderable, *MALFORMED) as error:
             raise unreadable_value(self._description, part, index, error) from None
 
 
