@@ -10,8 +10,7 @@ registry would accept a schema, and whether the WAL that the slot needs can stil
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import Final
@@ -31,7 +30,7 @@ from gateway.kafka.topics import Topics, deleted_topics
 from gateway.names import transactional_id
 from gateway.observe.http_client import ask_status
 from gateway.observe.http_socket import listen
-from gateway.postgres.connection import address_text, connect_replication, connect_sql
+from gateway.postgres.connection import address_text, connect_replication, sql_session
 from gateway.postgres.credentials import Credentials
 from gateway.postgres.publication import filters_that_can_fail, publication_names
 from gateway.postgres.role import role_facts
@@ -112,14 +111,6 @@ class _Check:
 
     # -- PostgreSQL
 
-    @asynccontextmanager
-    async def _sql(self) -> AsyncIterator[asyncpg.Connection]:
-        sql = await connect_sql(await self._stream_login(), timeout_s=_TIMEOUT_S)
-        try:
-            yield sql
-        finally:
-            sql.terminate()
-
     async def _stream_login(self) -> Credentials:
         if self._login is None:
             self._login = await stream_login(self._settings.source, timeout_s=_TIMEOUT_S)
@@ -133,7 +124,7 @@ class _Check:
 
     async def _postgresql(self) -> None:
         try:
-            async with self._sql() as sql:
+            async with sql_session(await self._stream_login(), timeout_s=_TIMEOUT_S) as sql:
                 role = await role_facts(
                     sql, self._settings.source.publications, excluded=self._settings.source.excluded_tables
                 )
@@ -327,7 +318,7 @@ class _Check:
         if stored is None:
             return
         try:
-            async with self._sql() as sql:
+            async with sql_session(await self._stream_login(), timeout_s=_TIMEOUT_S) as sql:
                 after = await self._look(sql)
         except WalgateError as error:
             self._report.add("resume_lsn", [error])

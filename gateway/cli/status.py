@@ -31,7 +31,7 @@ from gateway.observe.http_client import ask_status
 from gateway.observe.lag import Progress
 from gateway.observe.status_board import StatusBoard
 from gateway.observe.status_types import Counts
-from gateway.postgres.connection import address_text, connect_sql
+from gateway.postgres.connection import address_text, sql_session
 from gateway.postgres.publication import published_tables
 from gateway.postgres.wal_retention import read_clock, retention_causes, slot_status
 from gateway.runtime.monitor import ask_mirror, wal_held
@@ -116,19 +116,17 @@ def _without_answer(slot: str, board: StatusBoard, in_kafka: _InKafka) -> str:
 async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[str, str]]:
     """Fill in what PostgreSQL knows; return (schema, table) of some published tables."""
     try:
-        sql = await connect_sql(await stream_login(settings.source, timeout_s=_TIMEOUT_S), timeout_s=_TIMEOUT_S)
-        try:
+        source = settings.source
+        login = await stream_login(source, timeout_s=_TIMEOUT_S)
+        async with sql_session(login, timeout_s=_TIMEOUT_S) as sql:
             address = address_text(sql)
             server_time, lsn = await read_clock(sql, _TIMEOUT_S)
             board.wal.note(lsn, server_time, time.monotonic())
-            slot = board.slot = await slot_status(sql, settings.source.slot)
+            slot = board.slot = await slot_status(sql, source.slot)
             if slot is not None and slot.restart_lsn:
-                board.held = wal_held(slot, max(lsn - slot.restart_lsn, 0), 0.0, settings.source.wal_budget_bytes)
-            board.blockers = await retention_causes(sql, settings.source.slot)
-            source = settings.source
+                board.held = wal_held(slot, max(lsn - slot.restart_lsn, 0), 0.0, source.wal_budget_bytes)
+            board.blockers = await retention_causes(sql, source.slot)
             tables = await published_tables(sql, source.publications, _LISTED_TABLES, excluded=source.excluded_tables)
-        finally:
-            sql.terminate()
         board.part_is_up("postgresql", address)
         return tables
     except WalgateError as error:

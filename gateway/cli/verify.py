@@ -19,7 +19,7 @@ from gateway.cli.verify_mirror_folder import MirrorFolder
 from gateway.config.settings import Settings
 from gateway.errors import Retry, StopForOperator, WalgateError
 from gateway.names import is_table
-from gateway.postgres.connection import connect_sql
+from gateway.postgres.connection import sql_session
 from gateway.postgres.credentials import Credentials
 from gateway.postgres.server import load_facts
 from gateway.runtime.snapshot_status import snapshot_states
@@ -80,11 +80,8 @@ async def verify(
     folder = MirrorFolder(mirror)
     source = settings.source
     login = await stream_login(source)
-    sql = await connect_sql(login)
-    try:
-        facts = await load_facts(sql, source.slot, source.publications, 0, excluded=source.excluded_tables)
-    finally:
-        sql.terminate()
+    async with sql_session(login) as sql:
+        facts = await load_facts(sql, source.slot, source.publications, excluded=source.excluded_tables)
     tables = choose_tables(facts.publications, patterns)
     key = position_key(facts.server.system_identifier, facts.server.database, source.slot)
     states = await snapshot_states(settings, key)

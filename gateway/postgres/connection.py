@@ -113,6 +113,18 @@ async def connect_sql(
     return connection
 
 
+@asynccontextmanager
+async def sql_session(
+    login: Credentials | str, *, timeout_s: float = 30.0, avoid: Sequence[Address] = ()
+) -> AsyncIterator[asyncpg.Connection]:
+    """Open a connection as `connect_sql` does, and terminate it at the end."""
+    sql = await connect_sql(login, timeout_s=timeout_s, avoid=avoid)
+    try:
+        yield sql
+    finally:
+        sql.terminate()
+
+
 async def _pin_newer_settings(connection: asyncpg.Connection, doing: str) -> None:
     if connection.get_server_version().major < 17:
         return

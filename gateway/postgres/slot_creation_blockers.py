@@ -14,7 +14,7 @@ import structlog
 
 from gateway.errors import WalgateError
 from gateway.postgres.classify_errors import classified_errors
-from gateway.postgres.connection import connect_sql
+from gateway.postgres.connection import sql_session
 from gateway.postgres.credentials import Credentials
 
 log = structlog.get_logger()
@@ -101,8 +101,7 @@ async def _watch(
     while True:
         await asyncio.sleep(ASK_INTERVAL_S)
         try:
-            sql = await connect_sql(login)
-            try:
+            async with sql_session(login) as sql:
                 while True:
                     found = await blockers(sql, waiting_pid)
                     if found:
@@ -114,8 +113,6 @@ async def _watch(
                             known = pids
                             log.warning("slot_waits", blockers=text, hint=remedy(found[0]))
                     await asyncio.sleep(ASK_INTERVAL_S)
-            finally:
-                sql.terminate()
         except WalgateError as error:
             log.debug("blockers_unknown", reason=error.message)
 

@@ -23,8 +23,8 @@ from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput.relation import Relation
 from gateway.postgres.asyncpg_internals import Address, address_of
 from gateway.postgres.classify_errors import StreamCut, beside_stream
-from gateway.postgres.connection import connect_sql, leave_with
-from gateway.postgres.credentials import Credentials, login_of
+from gateway.postgres.connection import leave_with, sql_session
+from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import filters_that_can_fail
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import Recovery, recovery_of
@@ -151,7 +151,7 @@ class Session:
         settings, memory = self._settings, self._memory
         self._board.wait_for("PostgreSQL")
         failpoint("before_preflight")
-        sql = await self._connect_sql(stack, login_of(settings.source), avoid=memory.left_behind)
+        sql = await stack.enter_async_context(sql_session(login_of(settings.source), avoid=memory.left_behind))
         self._server = self._board.server = address_of(sql)
         await self._note_crash(sql)
         reads_new_tables = settings.snapshot.mode == "initial"
@@ -171,7 +171,7 @@ class Session:
 
         # A connection apart from that of the periodic check: asyncpg runs one query at a time.
         writer = start.record_writer()
-        registrar = start.registrar(await self._connect_sql(stack, catalog.login), writer)
+        registrar = start.registrar(await stack.enter_async_context(sql_session(catalog.login)), writer)
         await registrar.prepare(catalog.relations)
         machine = start.machine(writer)
         table_errors = QuarantinePolicy(
@@ -257,13 +257,6 @@ class Session:
             return ""
         return "; or set source.large_transactions = stream: the transaction is then sent in parts"
 
-    async def _connect_sql(
-        self, stack: AsyncExitStack, login: Credentials, *, avoid: Sequence[Address] = ()
-    ) -> asyncpg.Connection:
-        sql = await connect_sql(login, avoid=avoid)
-        stack.callback(sql.terminate)
-        return sql
-
     async def _snapshot(
         self,
         stack: AsyncExitStack,
@@ -278,7 +271,7 @@ class Session:
             return None
         states, frame = await start.snapshot_states()
         login = start.catalog.login
-        registrar = start.registrar(await self._connect_sql(stack, login), writer)
+        registrar = start.registrar(await stack.enter_async_context(sql_session(login)), writer)
 
         async def announce(
             relations: Sequence[tuple[Relation, RelationVersion | None]],

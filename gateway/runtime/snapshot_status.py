@@ -9,9 +9,9 @@ from gateway.config.settings import Settings
 from gateway.kafka.position_topic import read_snapshot_states
 from gateway.kafka.topic_admin import TopicAdmin
 from gateway.observe.table_status import LISTED_TABLES, SnapshotStatus, TableSnapshotStatus
-from gateway.postgres.connection import connect_sql
+from gateway.postgres.connection import sql_session
 from gateway.postgres.credentials import Credentials
-from gateway.postgres.server import load_facts
+from gateway.postgres.server import server_facts
 from gateway.runtime.stored_positions import quarantined_tables
 from gateway.schema_errors import open_registry
 from gateway.snapshot.rules.table_progress import Status
@@ -34,13 +34,9 @@ from schemas.topic_names import SNAPSHOT_TOPIC, counted
 async def snapshot_status(settings: Settings, login: Credentials) -> tuple[StoredStates, tuple[Quarantined, ...]]:
     """Return the stored states of the slot's snapshots (empty if none was taken), and the tables in
     quarantine. Queries PostgreSQL for its identity. Raises WalgateError."""
-    source = settings.source
-    sql = await connect_sql(login)
-    try:
-        server = (await load_facts(sql, source.slot, source.publications, 0)).server
-    finally:
-        sql.terminate()
-    key = position_key(server.system_identifier, server.database, source.slot)
+    async with sql_session(login) as sql:
+        server = await server_facts(sql)
+    key = position_key(server.system_identifier, server.database, settings.source.slot)
     states = await snapshot_states(settings, key)
     return states, await quarantined_tables(settings, key) if states.stream else ()
 

@@ -23,7 +23,7 @@ from gateway.cli.tail.output import Output
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
 from gateway.postgres.classify_errors import DRIVER_ERRORS, LossReported, classified_errors
-from gateway.postgres.connection import connect_replication, connect_sql
+from gateway.postgres.connection import connect_replication, sql_session
 from gateway.postgres.copy_frames import DRAINED, KEEPALIVE, Received, drained_size
 from gateway.postgres.publication import publication_names
 from gateway.postgres.replication_stream import ReplicationStream
@@ -54,8 +54,7 @@ async def tail_slot(
     """Show transactions that commit from now on, until `output` has ended; with `in_progress` also
     changes that are not committed yet. Raises WalgateError."""
     login = await stream_login(source)
-    sql = await connect_sql(login)
-    try:
+    async with sql_session(login) as sql:
         with classified_errors("querying the publications and tables"):
             await _check_publications(sql, publications)
             await _warn_of_tables(sql, chosen)
@@ -79,8 +78,6 @@ async def tail_slot(
             await stream.close()
             with suppress(*DRIVER_ERRORS):  # the slot is dropped with its connection even if this fails
                 await sql.fetch(_END, slot, _END_TIMEOUT_MS)
-    finally:
-        sql.terminate()
 
 
 async def _copy(
