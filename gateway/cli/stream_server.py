@@ -16,7 +16,7 @@ from typing import Final
 from gateway.config.source import SourceSettings
 from gateway.errors import WalgateError
 from gateway.postgres.classify_errors import DRIVER_ERRORS
-from gateway.postgres.connection import connect_sql
+from gateway.postgres.connection import sql_session
 from gateway.postgres.credentials import Credentials, login_of, names_one_host
 from gateway.postgres.login import addresses_of
 from gateway.postgres.server import TIMELINE
@@ -81,13 +81,8 @@ def choose(login: Credentials, primaries: list[Primary]) -> Credentials:
 async def _look_at(login: Credentials, slot: str, timeout_s: float) -> Primary | None:
     """Return None if the host does not answer, or is a standby."""
     try:
-        sql = await connect_sql(login, timeout_s=timeout_s)
-    except WalgateError:
+        async with sql_session(login, timeout_s=timeout_s) as sql:
+            row = await sql.fetchrow(_QUERY, slot, timeout=timeout_s)
+    except (WalgateError, *DRIVER_ERRORS):
         return None
-    try:
-        row = await sql.fetchrow(_QUERY, slot, timeout=timeout_s)
-    except DRIVER_ERRORS:
-        return None
-    finally:
-        sql.terminate()
     return None if row is None else Primary(login, row["timeline"], row["is_read"])

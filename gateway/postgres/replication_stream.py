@@ -258,7 +258,9 @@ class ReplicationStream(asyncio.BufferedProtocol):
             case "N", _:
                 return self._notice(parse_server_message(body))
             case "S", _:
-                return self._parameter(body)
+                # The text form of values must not change while streaming.
+                name, _, value = body.rstrip(b"\0").decode("utf-8", "replace").partition("\0")
+                return check_report(name, value, self._place)
             case "W", State.STARTING:
                 self._state = State.COPYING
                 self._agreed = True
@@ -290,11 +292,6 @@ class ReplicationStream(asyncio.BufferedProtocol):
         if error is None:
             self._on_notice(said)
         return error
-
-    def _parameter(self, body: bytes) -> WalgateError | None:
-        """Check a ParameterStatus: the text form of values must not change while streaming."""
-        name, _, value = body.rstrip(b"\0").decode("utf-8", "replace").partition("\0")
-        return check_report(name, value, self._place)
 
     # Queries and waiting
 

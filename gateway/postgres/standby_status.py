@@ -120,13 +120,10 @@ class StandbyStatus:
         else:
             self._send_soon()
 
-    def _storm_s(self, now: float) -> float:
-        if self._storm_since is None or now - self._last_request_at > _STORM_GAP_S:
-            return 0.0
-        return self._last_request_at - self._storm_since
-
     def _must_leave(self, now: float) -> bool:
-        return self._storm_s(now) >= LEAVE_AFTER_S and now - self._advanced_at >= LEAVE_AFTER_S
+        if self._storm_since is None or now - self._last_request_at > _STORM_GAP_S:
+            return False
+        return min(self._last_request_at - self._storm_since, now - self._advanced_at) >= LEAVE_AFTER_S
 
     def _send_soon(self) -> None:
         self._due = True

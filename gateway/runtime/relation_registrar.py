@@ -155,10 +155,6 @@ class RelationRegistrar:
         else:
             await self.prepare(relations)
 
-    async def _topic(self, relation: Name) -> str:
-        await self._dialect.check_topic(self._registry, self._topics, relation)
-        return self._topics.of_relation(relation)
-
     def topic_of(self, relation: Name) -> str:
         """Return the topic of a relation's rows, even if it does not exist."""
         return next(iter(self._topics.possible_names(relation)))
@@ -306,7 +302,9 @@ class RelationRegistrar:
     async def _described(
         self, relation: Relation, in_force: RelationVersion | None, xid: int | None, catalog: _Catalog
     ) -> DescribedRelation:
-        topic = await self._topic((relation.namespace, relation.name))
+        name = (relation.namespace, relation.name)
+        await self._dialect.check_topic(self._registry, self._topics, name)
+        topic = self._topics.of_relation(name)
         description = await self._describe(relation, topic, catalog)
         in_use = None if in_force is None else in_force.description
         attributes = catalog.attributes.get(relation.relation_oid, [])

@@ -185,7 +185,8 @@ class SourceCatalog:
             return True
         oids = sorted(published_types(self.facts.publications))
         facts = await self._types(oids)
-        undecodable = [facts[oid].name if oid in facts else "?" for oid in oids if not _is_decodable(oid, facts)]
+        types = (facts.get(oid) or unknown_type(oid, name="?") for oid in oids)
+        undecodable = [each.name for each in types if not has_binary_decoder(each)]
         if undecodable:
             log.info("text_tuples", types_without_binary_decoder=undecodable)
         return not undecodable
@@ -238,7 +239,3 @@ def _log_removed(names: list[str]) -> None:
             hint="if this is not intended, add them to the publication again (ALTER PUBLICATION ... ADD TABLE), and take a new "
             "snapshot of them: changes that were made in between are not sent. Topics and mirrors keep what they have",
         )
-
-
-def _is_decodable(oid: int, facts: dict[int, TypeFacts]) -> bool:
-    return has_binary_decoder(facts.get(oid) or unknown_type(oid))
