@@ -217,19 +217,19 @@ def start(
     if former is not None:
         stored = after_rename(stored, former, fresh)
         yield Warn((_renamed(former, fresh),))
-    known, promotion = stored.positions.get(fresh.key), None
+    known, history = stored.positions.get(fresh.key), None
     is_interrupted = known is not None and (known.state, known.prefix) == ("INTENT", fresh.prefix)
     yield from _judge_prefix(stored, fresh, after, withdraws=is_interrupted and after.slot is None)
     if known is not None and known.state == "ACTIVE":
-        promotion = yield from _promotion(after, known)
+        history = yield from _history_since(after, known)
         position = replace(known, publications=fresh.publications, version=fresh.version)
-        if promotion is not None:
-            position = position_at_fork(position, parse_history(promotion.history).get(position.timeline))
+        if history is not None:
+            position = position_at_fork(position, parse_history(history).get(position.timeline))
         of_server = _reported(after, position, expected, reported, adopt_slot=adopt_slot)
         yield from _judge_known(before, stored, after, position, expected, of_server)
     else:
         position = yield from _first_start(stored, after, fresh, expected, adopt_slot=adopt_slot, reported=reported)
-    timeline = yield from _same_server(after, position, promotion)
+    timeline = yield from _same_server(after, position, history)
     position = replace(
         position,
         state="ACTIVE",
@@ -350,19 +350,13 @@ def _first_start(
     return replace(fresh, resume_lsn=facts.slot.confirmed_flush_lsn)
 
 
-@dataclass(frozen=True, slots=True)
-class _Promotion:
-    """The timeline of a server that was promoted since the position was stored, and its history."""
-
-    timeline: int
-    history: str
-
-
-def _promotion(facts: Facts, position: Position) -> Generator[Step, Any, _Promotion | None]:
+def _history_since(facts: Facts, position: Position) -> Generator[Step, Any, str | None]:
+    """Return the history of the server's timeline if the server was promoted since the position was
+    stored, else None."""
     if facts.server.in_recovery or facts.server.timeline <= position.timeline:
         return None
-    timeline = yield from _identify(facts)
-    return _Promotion(timeline, (yield TimelineHistory(timeline)))
+    history: str = yield TimelineHistory((yield from _identify(facts)))
+    return history
 
 
 def _identify(facts: Facts) -> Generator[Step, Any, int]:
@@ -376,17 +370,16 @@ def _identify(facts: Facts) -> Generator[Step, Any, int]:
     return identity.timeline
 
 
-def _same_server(facts: Facts, position: Position, promotion: _Promotion | None) -> Generator[Step, Any, int]:
+def _same_server(facts: Facts, position: Position, history: str | None) -> Generator[Step, Any, int]:
     """Check the server of the replication connection, and return its timeline."""
-    if promotion is not None:
+    if history is not None:
         resume_lsn, last_commit_lsn = position.resume_lsn, position.last_commit_lsn
         if position.content_lsn > resume_lsn:  # a Debezium connector has delivered this much
             resume_lsn, last_commit_lsn = position.content_lsn, Lsn(position.content_lsn - 1)
-        findings = check_promotion(
-            resume_lsn, last_commit_lsn, position.timeline, promotion.timeline, promotion.history
-        )
+        timeline = facts.server.timeline
+        findings = check_promotion(resume_lsn, last_commit_lsn, position.timeline, timeline, history)
         yield from _judge_behind_fence(findings)
-        return promotion.timeline
+        return timeline
     timeline = yield from _identify(facts)
     # With a position of epoch 0, nothing was delivered: its timeline was taken from these facts.
     if position.epoch > 0:
