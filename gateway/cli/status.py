@@ -12,7 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any, Final
 
 from gateway.cli.check import run_check
@@ -95,20 +95,20 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
         reading = group.create_task(_ask_kafka(settings, board))
         for url in settings.http.mirrors:
             group.create_task(ask_mirror(url, board))
-    in_kafka = await reading
-    position = await _ask_registry(settings, board, in_kafka.positions or {}, await asking)
+    positions, has_markers = await reading
+    position = await _ask_registry(settings, board, positions or {}, await asking)
     if position is not None:
-        await _ask_of_slot(settings, board, position, has_markers=in_kafka.has_markers)
-    board.wait_for(_without_answer(settings.source.slot, board, in_kafka))
+        await _ask_of_slot(settings, board, position, has_markers=has_markers)
+    board.wait_for(_without_answer(settings.source.slot, board, positions))
     return board.snapshot().as_json()
 
 
-def _without_answer(slot: str, board: StatusBoard, in_kafka: _InKafka) -> str:
-    """Return what the status waits for if no gateway answers."""
+def _without_answer(slot: str, board: StatusBoard, positions: Mapping[bytes, bytes] | None) -> str:
+    """Return what the status waits for if no gateway answers. `positions` is None if unknown."""
     pid = board.slot.active_pid if board.slot else None
     if pid:
         return f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but http.port is not set or does not answer"
-    if in_kafka.positions is not None and not _of_slot(in_kafka.positions, slot):
+    if positions is not None and not _of_slot(positions, slot):
         return "a gateway: nothing is reading the slot, and no gateway has stored a resume LSN for it"
     return "a gateway: nothing is reading the slot"
 
@@ -134,18 +134,11 @@ async def _ask_postgresql(settings: Settings, board: StatusBoard) -> list[tuple[
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class _InKafka:
-    """Facts from Kafka. `positions` is the newest record of each key in the position topic, None if
-    it could not be read. `has_markers` is true if the marker topic exists."""
-
-    positions: Mapping[bytes, bytes] | None = None
-    has_markers: bool = False
-
-
-async def _ask_kafka(settings: Settings, board: StatusBoard) -> _InKafka:
-    """Read the position topic. Only existing topics are read, because a client would wait for the
-    metadata of others; and an open Kafka transaction does not count as a broker that is down."""
+async def _ask_kafka(settings: Settings, board: StatusBoard) -> tuple[Mapping[bytes, bytes] | None, bool]:
+    """Return the newest record of each key in the position topic, or None if it could not be read,
+    and whether the marker topic exists. Only existing topics are read, because a client would wait
+    for the metadata of others; and an open Kafka transaction does not count as a broker that is
+    down."""
     marker = transaction_topic(settings.kafka.prefix)
     try:
         there = await _existing(settings.kafka, [POSITION_TOPIC, marker])
@@ -153,12 +146,12 @@ async def _ask_kafka(settings: Settings, board: StatusBoard) -> _InKafka:
         positions: Mapping[bytes, bytes] = {}
         if POSITION_TOPIC in there:
             positions, _ = await read_positions(settings.kafka, POSITION_TOPIC, _TIMEOUT_S)
-        return _InKafka(positions, marker in there)
+        return positions, marker in there
     except ReadIncomplete as error:
         board.failed(error)
     except WalgateError as error:
         board.part_is_down("kafka", error, settings.kafka.bootstrap_servers)
-    return _InKafka()
+    return None, False
 
 
 async def _existing(settings: KafkaSettings, topics: list[str]) -> set[str]:
