@@ -50,14 +50,6 @@ class TransactionTimedOut(Retry):
     was only interrupted has been written for a shorter time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Frames:
-    """Confluent frames of the records with fixed schemas."""
-
-    marker: bytes
-    position: bytes
-
-
 @dataclass(slots=True)
 class KafkaTransaction:
     """The content of one Kafka transaction. It is closed once `position` is set."""
@@ -75,6 +67,7 @@ class Delivery:
     """The delivery of Kafka transactions, one after another. One task calls `deliver` repeatedly,
     and another one fills and closes transactions.
 
+    `marker_frame` and `position_frame` are the Confluent frames of markers and positions.
     `on_delivered` is called with the topic, the record count and the size in bytes of each batch of
     rows that the broker has acknowledged.
     """
@@ -83,14 +76,16 @@ class Delivery:
         self,
         producer: Producer,
         writer: BatchWriter,
-        frames: Frames,
+        marker_frame: bytes,
+        position_frame: bytes,
         marker_topic: str,
         policy: CommitPolicy,
         on_delivered: Callable[[str, int, int], None],
     ) -> None:
         self._producer = producer
         self._writer = writer
-        self._frames = frames
+        self._marker_frame = marker_frame
+        self._position_frame = position_frame
         self._own = BatchWriter(producer.create_batch, writer.max_record_bytes)
         self._markers = self._own.sink(marker_topic, 1, "the markers")
         self._always = [(marker_topic, 0), (POSITION_TOPIC, 0)]
@@ -263,7 +258,7 @@ class Delivery:
         return position
 
     def _append_position(self, position: Position, states: dict[bytes, bytes], forgets: bytes | None) -> None:
-        self._position.append(position.key, encode_position(self._frames.position, position), None)
+        self._position.append(position.key, encode_position(self._position_frame, position), None)
         if forgets is not None:
             self._position.append(forgets, None, None)
         for key, value in states.items():
@@ -292,7 +287,7 @@ class Delivery:
         failpoint("all_acked")
         self._own.tick()
         append = self._markers.append
-        for marker in encode_markers(self._frames.marker, transaction.markers, position.epoch):
+        for marker in encode_markers(self._marker_frame, transaction.markers, position.epoch):
             append(None, marker, None)
         failpoint("markers_built")
         if self._producer.is_transactional:

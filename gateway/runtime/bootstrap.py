@@ -27,7 +27,7 @@ from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
 from gateway.kafka.shutdown import close_with_timeout, to_the_end
 from gateway.kafka.topics import Topics
-from gateway.kafka.transaction_delivery import Delivery, Frames
+from gateway.kafka.transaction_delivery import Delivery
 from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.replication_stream import ReplicationStream
@@ -361,10 +361,12 @@ class Bootstrap:
         with classified_schema_errors():
             await refuse_other_dialect(self._registry, kafka)
             self._schemas = await self._dialect.register_fixed_schemas(self._registry)
-        frames = Frames(frame(self._schemas.transaction), frame(self._schemas.position))
         self._writer = BatchWriter(self._producer.create_batch, kafka.max_record_bytes - RECORD_OVERHEAD_BYTES)
         policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
-        self._delivery = Delivery(self._producer, self._writer, frames, markers, policy, self._board.count)
+        marker_frame, position_frame = frame(self._schemas.transaction), frame(self._schemas.position)
+        self._delivery = Delivery(
+            self._producer, self._writer, marker_frame, position_frame, markers, policy, self._board.count
+        )
 
     async def _states_of_former(self, position: Position, former: bytes | None) -> dict[bytes, bytes]:
         """Return the snapshot states of a position that is being replaced, under the keys of the

@@ -24,7 +24,7 @@ from gateway.events.logical_message import encode_logical_message
 from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import PIECE_BYTES, RECORD_OVERHEAD_BYTES, BatchWriter
-from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery, Frames
+from gateway.kafka.transaction_delivery import REQUEST_BYTES, Delivery
 from gateway.observe.metrics import REGISTRY, show
 from gateway.observe.status_board import StatusBoard
 from gateway.pgoutput.logical_message import Message
@@ -166,8 +166,9 @@ class Place:
         self.stream = ScriptedStream()
         self.feedback = Feedback()
         self.writer = writer = BatchWriter(self.producer.create_batch, MAX_RECORD_BYTES)
-        frames = Frames(frame(1), frame(2))
-        self.delivery = Delivery(cast(Any, self.producer), writer, frames, "cdc.transaction", policy, self.board.count)
+        self.delivery = Delivery(
+            cast(Any, self.producer), writer, frame(1), frame(2), "cdc.transaction", policy, self.board.count
+        )
         messages = MessageTopic(
             "cdc.message",
             9,
