@@ -126,7 +126,7 @@ class KafkaTransactions:
         return (
             self._machine.at_boundary
             and self._delivery.is_quiet
-            and self._machine.pending_marker_count == 0
+            and self._machine.writer.pending_count == 0
             and not self._has_unwritten_states
         )
 
@@ -175,7 +175,7 @@ class KafkaTransactions:
         # A server that is behind sends no keepalives, even if all that it sends is left out.
         self._advance_if_idle()
         await self._delivery.room()
-        while self._policy.waits_for_kafka(self._machine.pending_marker_count, kafka_is_free=self._delivery.is_free):
+        while self._policy.waits_for_kafka(self._machine.writer.pending_count, kafka_is_free=self._delivery.is_free):
             await self._delivery.commit_done()
 
     def keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
@@ -263,7 +263,7 @@ class KafkaTransactions:
     def _has_content(self) -> bool:
         """Whether the Kafka transaction that is filled contains records or markers."""
         has_records = self._writer.has_records or self._delivery.holds_unclosed
-        return has_records or self._machine.pending_marker_count > 0
+        return has_records or self._machine.writer.pending_count > 0
 
     def _filling(self, *, one_by_one: bool = False) -> Filling:
         """Return the facts from which the policy decides."""
@@ -274,7 +274,7 @@ class KafkaTransactions:
             delivery.is_free,
             self._unclosed_bytes,
             len(writer.open),
-            machine.pending_marker_count,
+            machine.writer.pending_count,
             time.monotonic() - self._closed_at,
             self._more_at_hand,
             self.is_stopping,

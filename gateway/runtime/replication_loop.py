@@ -255,7 +255,9 @@ class ReplicationLoop:
             if self._snapshot is not None and previous is not None:
                 self._snapshot.partition_received(relation_oid, previous.relation_oid)
             name = f"{relation.namespace}.{relation.name}"
-            machine.refuse(relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic"))
+            machine.relations.refuse(
+                relation_oid, RowsOfPartition(f"partition {name} has rows of its own: it gets a topic")
+            )
             return
         excluded = await self._registrar.excluded_tables.find(relation)
         if self._snapshot is not None:
@@ -278,7 +280,7 @@ class ReplicationLoop:
                 raise ReadWhole(error) from error
             if not machine.is_skipping:
                 raise
-            machine.refuse(relation_oid, error)
+            machine.relations.refuse(relation_oid, error)
             return
         failpoint("relation_registered")
         machine.announce(relation_oid, relation.xid, version)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from librt.strings import read_i32_be
 
-from gateway.errors import StopForOperator, WalgateError
+from gateway.errors import StopForOperator
 from gateway.events.marker_encoder import Marker, readable_time
 from gateway.pgoutput.relation import Type
 from gateway.pgoutput.row import Truncate
@@ -118,10 +118,6 @@ class OrdinaryTransactions:
         current = self._current
         return 0 if current is None or current.silent else current.commit_time or 0
 
-    @property
-    def pending_marker_count(self) -> int:
-        return self.writer.pending_count
-
     def take_markers(self) -> list[Marker]:
         """Return the markers owed since the last call, in order."""
         return self.writer.take_pending()
@@ -145,12 +141,6 @@ class OrdinaryTransactions:
         """Process a Relation message whose schema is registered, or whose relation is left out.
         `subxid` is its xid field, which is present inside a stream."""
         self.relations.announce(relation_oid, version, self._stream_xid(), subxid)
-
-    def refuse(self, relation_oid: int, error: WalgateError) -> None:
-        """Let the relation's next change raise `error`, instead of announcing a Relation message.
-        The message cannot be announced and is in a transaction that is left out, or it need not be
-        announced."""
-        self.relations.refuse(relation_oid, error)
 
     def in_force(self, relation_oid: int) -> RelationVersion | None:
         """Return the version that the next change of the relation would be encoded with; None if

@@ -85,6 +85,9 @@ class RelationsInForce:
             self._cache.announce_in_stream(stream_xid, subxid, relation_oid, version)
 
     def refuse(self, relation_oid: int, error: WalgateError) -> None:
+        """Let the relation's next change raise `error`, instead of announcing a Relation message.
+        The message cannot be announced and is in a transaction that is left out, or it need not be
+        announced."""
         self.active.clear()
         self._refused[relation_oid] = error
 

@@ -490,7 +490,7 @@ def test_rows_out_of_place_are_errors() -> None:
         dialect.row(b"I", new(*row_of(1)), oid=999)
     with pytest.raises(OutOfOrder, match="streaming was not requested"):
         dialect.receive(StreamStart(7, True))
-    dialect.machine.refuse(OID, StopForOperator("refused"))
+    dialect.machine.relations.refuse(OID, StopForOperator("refused"))
     with pytest.raises(StopForOperator, match="refused"):
         dialect.row(b"I", new(*row_of(1)))
 

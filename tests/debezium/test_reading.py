@@ -94,7 +94,7 @@ def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> No
     dialect.begin()
     dialect.machine.publish_read_rows(version, [(b"key", new(*row_of(1))), (b"key", new(*row_of(2, b"y")))], 77)
     dialect.machine.add_pending_marker(Marker("SNAPSHOT_END", 1, 2))
-    assert dialect.machine.pending_marker_count == 1
+    assert dialect.machine.writer.pending_count == 1
     dialect.commit()
     found = dialect.read()
     assert [record.key for record in found] == [{"c0": 1}, {"c0": 2}]
@@ -104,7 +104,7 @@ def test_rows_that_were_read_are_written_as_they_are_and_leave_no_marker() -> No
         source = record.value["source"]
         assert (source["snapshot"], source["lsn"], source["txId"]) == ("incremental", 77, 5)
     assert dialect.machine.take_markers() == []
-    assert (dialect.machine.pending_marker_count, dialect.machine.event_count) == (0, 2)
+    assert (dialect.machine.writer.pending_count, dialect.machine.event_count) == (0, 2)
 
 
 def test_a_row_that_was_read_and_has_no_plain_value_goes_the_general_way() -> None:

@@ -103,7 +103,7 @@ def test_a_prepare_of_another_transaction_than_begun_is_an_error() -> None:
 def test_what_was_refused_in_a_skipped_transaction_stops_the_next_change() -> None:
     stream = Stream(skip_lsn=SKIPPED_LSN)
     begin(stream, 5, SKIPPED_LSN)
-    stream.machine.refuse(RELATION_OID, StopForOperator("readers could not read it"))
+    stream.machine.relations.refuse(RELATION_OID, StopForOperator("readers could not read it"))
     stream.row()
     commit(stream, SKIPPED_LSN)
     begin(stream, 6, 2000)
