@@ -99,9 +99,10 @@ def _relation_name(machine: TransactionMachine, relation_oid: int) -> str:
 
 
 def _transaction(machine: TransactionMachine) -> str:
-    if machine.current_xids is None:
+    current = machine.current
+    if current is None:
         return ""
-    xid, subxid = machine.current_xids
+    subxid = current.subxid
     commit_lsn = machine.current_commit_lsn
     commit = "" if commit_lsn is None else f", commit LSN {commit_lsn}"
-    return f", transaction {xid}{'' if subxid == -1 else f', subtransaction {subxid}'}{commit}"
+    return f", transaction {current.xid}{'' if subxid == -1 else f', subtransaction {subxid}'}{commit}"

@@ -165,7 +165,7 @@ class TransactionMachine(LogicalMessages):
             transaction.context_subxid = message.xid
         transaction.silent = True
         self._active.clear()
-        self._current = transaction
+        self.current = transaction
         self.in_stream = True
 
     def _stream_stop(self, message: StreamStop, change_lsn: int) -> None:
@@ -175,7 +175,7 @@ class TransactionMachine(LogicalMessages):
         if not transaction.silent:
             self.writer.stop_segment(transaction, self.resume_lsn)
         self._active.clear()
-        self._current = None
+        self.current = None
         self.in_stream = False
 
     def _end_stream(self, name: str, xid: int) -> Transaction:
@@ -225,7 +225,7 @@ class TransactionMachine(LogicalMessages):
         self._demand_no_transaction("Begin Prepare")
         transaction = self.writer.open(message.xid, None, None, self.resume_lsn, False)
         transaction.prepare = message
-        self._current = transaction
+        self.current = transaction
         if message.prepare_lsn == self.skip_lsn:
             self._skip(transaction)
 
@@ -234,7 +234,7 @@ class TransactionMachine(LogicalMessages):
         begin = transaction.prepare
         if begin is None or (begin.xid, begin.gid) != (message.xid, message.gid):
             raise self._out_of_order(f"Prepare of {message.xid}", "after its Begin Prepare")
-        self._current = None
+        self.current = None
         self._keep_prepared(transaction, "PREPARE", message)
 
     def _stream_prepare(self, message: StreamPrepare, change_lsn: int) -> None:

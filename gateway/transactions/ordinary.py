@@ -67,7 +67,8 @@ class OrdinaryTransactions:
         self.relations = RelationsInForce(quarantined)
         self._active = self.relations.active
         self._watch: ChangeObserver | None = None
-        self._current: Transaction | None = None
+        self.current: Transaction | None = None
+        """The transaction whose changes arrive now."""
         self._handlers: dict[type, Callable[[Any, int], None]] = {
             Begin: self._begin,
             Commit: self._commit,
@@ -84,24 +85,13 @@ class OrdinaryTransactions:
         transaction is there, in whatever Kafka transaction they were sent. Segments are as large as
         the server's logical_decoding_work_mem, and rows should be readable before COMMIT.
         """
-        return self._current is None or self.in_stream
-
-    @property
-    def current_xids(self) -> tuple[int, int] | None:
-        """The xid and subxid (-1 if there is none) of the changes that arrive now; None outside
-        transactions."""
-        return None if self._current is None else (self._current.xid, self._current.subxid)
-
-    @property
-    def current(self) -> Transaction | None:
-        """The transaction whose changes arrive now."""
-        return self._current
+        return self.current is None or self.in_stream
 
     @property
     def current_commit_lsn(self) -> Lsn | None:
         """The commit LSN of the current transaction, or its prepare LSN if it is prepared; None if
         the LSN is not known yet."""
-        current = self._current
+        current = self.current
         if current is None:
             return None
         lsn = current.commit_lsn if current.prepare is None else current.prepare.prepare_lsn
@@ -109,13 +99,13 @@ class OrdinaryTransactions:
 
     @property
     def is_skipping(self) -> bool:
-        return self._current is not None and self._current.skipped
+        return self.current is not None and self.current.skipped
 
     @property
     def receiving_since(self) -> int:
         """The commit time of the committed transaction whose rows arrive now; 0 if there is
         none."""
-        current = self._current
+        current = self.current
         return 0 if current is None or current.silent else current.commit_time or 0
 
     def take_markers(self) -> list[Marker]:
@@ -148,7 +138,7 @@ class OrdinaryTransactions:
         return self.relations.in_force(relation_oid, self._stream_xid())
 
     def _stream_xid(self) -> int | None:
-        return self._current.xid if self._current is not None and self.in_stream else None
+        return self.current.xid if self.current is not None and self.in_stream else None
 
     # -- snapshots
 
@@ -185,7 +175,7 @@ class OrdinaryTransactions:
 
     def change(self, data: bytes, position: int, end: int, change_lsn: int) -> None:
         """Process an Insert, Update or Delete message at data[position:end]."""
-        transaction = self._current
+        transaction = self.current
         if transaction is None:
             raise self._out_of_order(f"a row message ({chr(data[position])})", "inside a transaction")
         row = position + 5
@@ -255,10 +245,10 @@ class OrdinaryTransactions:
     def begin(self, commit_lsn: int, commit_time: int, xid: int) -> None:
         """Process a Begin message. This takes no message object, and neither does `commit`, to save
         time: most transactions are small."""
-        if self._current is not None:
+        if self.current is not None:
             self._demand_no_transaction("Begin")
         transaction = self.writer.open(xid, commit_lsn, readable_time(commit_time), self.resume_lsn, False)
-        self._current = transaction
+        self.current = transaction
         if commit_lsn == self.skip_lsn:
             self._skip(transaction)
 
@@ -273,7 +263,7 @@ class OrdinaryTransactions:
         transaction = self._demand_transaction("Commit")
         if transaction.prepare is not None or transaction.commit_lsn != commit_lsn:
             raise self._out_of_order(f"Commit at {Lsn(commit_lsn)}", f"that of the open transaction {transaction.xid}")
-        self._current = None
+        self.current = None
         self._finish(transaction, "COMMIT", commit_lsn, end_lsn, commit_time)
         if self._watch is not None:
             self.arrived = None
@@ -345,13 +335,13 @@ class OrdinaryTransactions:
     # -- order
 
     def _demand_transaction(self, name: str) -> Transaction:
-        if self._current is None:
+        if self.current is None:
             raise self._out_of_order(name, "inside a transaction")
-        return self._current
+        return self.current
 
     def _demand_no_transaction(self, name: str) -> None:
-        if self._current is not None:
-            raise self._out_of_order(name, f"outside a transaction, but transaction {self._current.xid} is open")
+        if self.current is not None:
+            raise self._out_of_order(name, f"outside a transaction, but transaction {self.current.xid} is open")
 
     def _out_of_order(self, what: str, expected: str) -> OutOfOrder:
         return OutOfOrder(
