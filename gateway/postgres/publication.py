@@ -324,12 +324,8 @@ class PublicationLoader:
         self._turn = asyncio.Lock()
         self._relations = CachedQuery()
         self._publications: list[dict[str, Any]] = []
-        self._facts: dict[str, PublicationFacts] = {}
-
-    @property
-    def known(self) -> dict[str, PublicationFacts]:
+        self.known: dict[str, PublicationFacts] = {}
         """The facts that were returned last."""
-        return self._facts
 
     async def facts(self, sql: asyncpg.Connection) -> dict[str, PublicationFacts]:
         """Return the facts by publication; names that do not exist are omitted. Raises classified
@@ -350,8 +346,8 @@ class PublicationLoader:
             if relations is not None:
                 self._publications = publications
                 entries = [json.loads(row[0]) for row in relations]
-                self._facts = parse_publications(publications, entries, self._excluded)
-            return self._facts
+                self.known = parse_publications(publications, entries, self._excluded)
+            return self.known
 
 
 _FAILING_FUNCTIONS: Final = """

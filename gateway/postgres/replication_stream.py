@@ -5,7 +5,7 @@
     QUERY     a simple query was sent                            READY, or FAILED
     STARTING  START_REPLICATION was sent                         COPYING, or FAILED
     COPYING   the server sends frames, we send standby status    FAILED
-    FAILED    `_failure` holds the reason, transport aborted     final
+    FAILED    `failure` holds the reason, transport aborted      final
 
 FAILED is final: after any failure, a new connection starts from the durable position. Frames that
 were whole before the failure are still given to the reader. Nothing that follows an error, or a
@@ -72,10 +72,12 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._receive_buffer = ReceiveBuffer(self._control, self._keepalive, capacity, largest_row, largest_message)
         self._state = State.READY
         self._transport: asyncio.Transport | None = None
-        self._failure: WalgateError | None = None
+        self.failure: WalgateError | None = None
         self._binary = False  # the binary format was requested
         self._agreed = False  # CopyBothResponse has arrived, whatever came after it
-        self._paused = False
+        self.is_paused = False
+        """Whether reading is paused because the buffer is full: the reader is slower than the
+        server."""
         self._arrived_at = clock()
         self._waiter: asyncio.Future[None] | None = None
         self._closed = asyncio.get_running_loop().create_future()
@@ -134,12 +136,12 @@ class ReplicationStream(asyncio.BufferedProtocol):
         then lost.
         """
         while not self._receive_buffer.complete_bytes:
-            if self._failure is not None:
-                raise self._failure
+            if self.failure is not None:
+                raise self.failure
             await self._wait()
         received = self._receive_buffer.take()
-        if self._paused and self._transport is not None and self._failure is None:
-            self._paused = False
+        if self.is_paused and self._transport is not None and self.failure is None:
+            self.is_paused = False
             self._arrived_at = self._clock()
             self._transport.resume_reading()
         return received
@@ -153,23 +155,13 @@ class ReplicationStream(asyncio.BufferedProtocol):
     def silence_s(self) -> float:
         """Return the seconds since anything arrived, or 0 while reading is paused, as this side
         then causes the silence."""
-        return 0.0 if self._paused else self._clock() - self._arrived_at
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether reading is paused because the buffer is full: the reader is slower than the
-        server."""
-        return self._paused
-
-    @property
-    def failure(self) -> WalgateError | None:
-        return self._failure
+        return 0.0 if self.is_paused else self._clock() - self._arrived_at
 
     def fail(self, error: WalgateError) -> None:
         """End the connection at once. The reader gets the whole frames, then `error`. If called
         repeatedly, the first error is kept."""
-        if self._failure is None:
-            self._failure = error
+        if self.failure is None:
+            self.failure = error
         self._state = State.FAILED
         if self._transport is not None:
             self._transport.abort()
@@ -178,8 +170,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
     async def close(self) -> None:
         """Send Terminate, and wait at most a second until the connection is closed. This may be
         called at any time."""
-        if self._failure is None:
-            self._failure = Retry(f"{self._place}: closed by the gateway")
+        if self.failure is None:
+            self.failure = Retry(f"{self._place}: closed by the gateway")
             self._state = State.FAILED
             self._wake()
         if self._transport is None or self._closed.done():
@@ -204,15 +196,15 @@ class ReplicationStream(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._arrived_at = self._clock()
-        if self._failure is not None:
+        if self.failure is not None:
             return
         try:
             self._receive_buffer.add(nbytes)
         except FrameError as error:
             self.fail(error)
         if self._receive_buffer.complete_bytes:
-            if self._receive_buffer.is_full and not self._paused and self._transport is not None:
-                self._paused = True
+            if self._receive_buffer.is_full and not self.is_paused and self._transport is not None:
+                self.is_paused = True
                 self._transport.pause_reading()
             self._wake()
 
@@ -304,8 +296,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return [(value or b"").decode("utf-8", "replace") for value in self._rows[0]]
 
     def _send_query(self, query: str, state: State, doing: str) -> None:
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         assert self._state is State.READY and self._transport is not None, f"query in state {self._state.name}"
         self._state = state
         self._place = doing
@@ -317,13 +309,13 @@ class ReplicationStream(asyncio.BufferedProtocol):
         try:
             async with asyncio.timeout(timeout_s):
                 while not reached():
-                    if self._failure is not None:
-                        raise self._failure
+                    if self.failure is not None:
+                        raise self.failure
                     await self._wait()
         except TimeoutError:
             self.fail(Retry(f"{self._place}: no response within {timeout_s:.0f} s"))
-            assert self._failure is not None
-            raise self._failure from None
+            assert self.failure is not None
+            raise self.failure from None
 
     async def _wait(self) -> None:
         """Wait until something has changed."""
