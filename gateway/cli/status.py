@@ -217,7 +217,7 @@ async def _ask_of_slot(settings: Settings, board: StatusBoard, position: Positio
         if has_markers:
             commit = await last_commit(settings.kafka, transaction_topic(position.prefix), _TIMEOUT_S)
         snapshot = status_of(await snapshot_states(settings, position.key))
-        board.watch_snapshot(lambda: snapshot)
+        board.snapshot_status = lambda: snapshot
     except ReadIncomplete as error:
         board.failed(error)
     except WalgateError as error:

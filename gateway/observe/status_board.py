@@ -64,11 +64,12 @@ class StatusBoard:
         self._state: tuple[State, float] = ("starting", clock())
         self._awaits = "the first start"
         self._waiting_since: float | None = clock()
-        self._blocked_by: tuple[WalRetentionCause, ...] = ()
+        self.blocked_by: tuple[WalRetentionCause, ...] = ()
+        """The causes for which the creation of the slot waits."""
         self._progress: ReadProgress | None = None
         self._last_progress = Progress()
         self._counts: Callable[[], Counts] = Counts
-        self._parts: dict[PartName, PartStatus] = {name: PartStatus(name, since=clock()) for name in PARTS}
+        self.parts: dict[PartName, PartStatus] = {name: PartStatus(name, since=clock()) for name in PARTS}
         self._mirrors: dict[str, MirrorStatus] = {}
         self._commits = CommitTimes()
         self.server: tuple[str, int] | str | None = None
@@ -85,7 +86,8 @@ class StatusBoard:
         self.epoch = 0
         self.gap: GapSeen | None = None
         self.quarantined: tuple[QuarantinedTable, ...] = ()
-        self._snapshot_status: Callable[[], SnapshotStatus | None] = lambda: None
+        self.snapshot_status: Callable[[], SnapshotStatus | None] = lambda: None
+        """A function that returns the current status of snapshots."""
         self._rates = Rates()
         self.topic_records: Counter[str] = Counter()
         self.topic_bytes: Counter[str] = Counter()
@@ -101,13 +103,9 @@ class StatusBoard:
             self._waiting_since = None
         self._awaits = what
         if not what:
-            self._blocked_by = ()
+            self.blocked_by = ()
             self._errors_are_over(now)
         self._enter("waiting" if what else "streaming", now)
-
-    def blocked_by(self, causes: tuple[WalRetentionCause, ...]) -> None:
-        """Set the causes for which the creation of the slot waits."""
-        self._blocked_by = causes
 
     def is_down(self) -> None:
         """Record that no gateway is running, and that the contents of the board were queried from
@@ -159,32 +157,28 @@ class StatusBoard:
         if self._progress is not None:
             self._last_progress = self._newer(self._progress())
         self._progress, self._counts = None, Counts
-        snapshot = self._snapshot_status()
-        self._snapshot_status = lambda: snapshot
+        snapshot = self.snapshot_status()
+        self.snapshot_status = lambda: snapshot
 
     def count(self, topic: str, records: int, size: int) -> None:
         """Count a batch that is durable."""
         self.topic_records[topic] += records
         self.topic_bytes[topic] += size
 
-    def watch_snapshot(self, status: Callable[[], SnapshotStatus | None]) -> None:
-        """Query this function for the status of snapshots from now on."""
-        self._snapshot_status = status
-
     # -- written by the monitor
 
     def part_is_up(self, name: PartName, address: str = "") -> None:
-        self._set_part(PartStatus(name, address or self._parts[name].address, up=True))
+        self._set_part(PartStatus(name, address or self.parts[name].address, up=True))
 
     def part_is_down(self, name: PartName, error: WalgateError, address: str = "") -> None:
         self._set_part(
-            PartStatus(name, address or self._parts[name].address, up=False, error=error.message, hint=error.hint)
+            PartStatus(name, address or self.parts[name].address, up=False, error=error.message, hint=error.hint)
         )
 
     def _set_part(self, status: PartStatus) -> None:
-        before = self._parts[status.name]
+        before = self.parts[status.name]
         since = before.since if before.up is status.up else self._clock()
-        self._parts[status.name] = replace(status, since=since)
+        self.parts[status.name] = replace(status, since=since)
 
     def mirror(self, found: MirrorStatus) -> None:
         """Set the status of a mirror. If the mirror does not answer, its last answer is kept."""
@@ -236,7 +230,7 @@ class StatusBoard:
         """Return what the stream waits for, in words for the operator, or "" while it is read and
         delivered."""
         for name in _NEEDED:
-            part = self._parts[name]
+            part = self.parts[name]
             if part.up is False:
                 place = f" ({part.address})" if part.address else ""
                 return f"{TITLES[name]}{place}, which has not answered for {self._clock() - part.since:.0f} s: {part.error}"
@@ -246,9 +240,6 @@ class StatusBoard:
                 return f"Kafka, which has acknowledged nothing for {stalled_s:.0f} s"
             return ""
         return self._awaits or "shutdown to finish"
-
-    def part(self, name: PartName) -> PartStatus:
-        return self._parts[name]
 
     def state(self) -> State:
         return self._state[0]
@@ -266,8 +257,8 @@ class StatusBoard:
         server_lsn = self.wal.lsn
         state, since = self._state
         waiting_for = self.waiting_for()
-        known = {(one.kind, one.title) for one in self._blocked_by}
-        blockers = self._blocked_by + tuple(one for one in self.blockers if (one.kind, one.title) not in known)
+        known = {(one.kind, one.title) for one in self.blocked_by}
+        blockers = self.blocked_by + tuple(one for one in self.blockers if (one.kind, one.title) not in known)
         return GatewayStatus(
             time=self._clock(),
             version=self._version,
@@ -279,7 +270,7 @@ class StatusBoard:
             waiting_since=self._waits_since(waiting_for),
             last_error=self.last_error,
             error_count=self.error_count,
-            parts=tuple(self._parts.values()),
+            parts=tuple(self.parts.values()),
             lag_seconds=found.seconds,
             lag_is_at_least=found.at_least,
             lag_bytes=max(server_lsn - progress.delivered_lsn, 0) if server_lsn and progress.delivered_lsn else None,
@@ -305,7 +296,7 @@ class StatusBoard:
             schemas=tuple(self._schemas),
             gap=self.gap,
             quarantined=self.quarantined,
-            snapshot=self._snapshot_status(),
+            snapshot=self.snapshot_status(),
             mirrors=self._mirrors_at(self.wal.now(clock)),
         )
 
@@ -319,7 +310,7 @@ class StatusBoard:
         is known."""
         if not waiting_for:
             return None
-        moments = [part.since for part in self._parts.values() if part.name in _NEEDED and part.up is False]
+        moments = [part.since for part in self.parts.values() if part.name in _NEEDED and part.up is False]
         if self._waiting_since is not None:
             moments.append(self._waiting_since)
         stalled_s = self._counts().stalled_s

@@ -282,7 +282,7 @@ class Bootstrap:
 
     def _note_blockers(self, found: tuple[SlotCreationBlocker, ...]) -> None:
         now = time.time()
-        self._board.blocked_by(tuple(cause_of(blocker, now) for blocker in found))
+        self._board.blocked_by = tuple(cause_of(blocker, now) for blocker in found)
 
     async def _prepare_kafka(self) -> None:
         """Do whatever may take long before an earlier gateway is fenced."""

@@ -209,7 +209,7 @@ class Monitor:
             await asyncio.sleep(PROBE_INTERVAL_S)
 
     def _up(self, name: PartName, address: str = "") -> None:
-        before = self._board.part(name)
+        before = self._board.parts[name]
         self._board.part_is_up(name, address)
         if before.up is False:
             folded = library_lines.service_is_up(name)
@@ -217,7 +217,7 @@ class Monitor:
             log.info("service_up", service=TITLES[name], down_s=down_s, **({"folded_lines": folded} if folded else {}))
 
     def _down(self, name: PartName, error: WalgateError, address: str = "") -> None:
-        before = self._board.part(name).up
+        before = self._board.parts[name].up
         self._board.part_is_down(name, error, address)
         if before is not False:
             library_lines.service_is_down(name)

@@ -192,7 +192,7 @@ class Session:
         )  # fmt: skip
         show_position(self._board, position)
         if snapshot is not None:
-            self._board.watch_snapshot(snapshot.status)
+            self._board.snapshot_status = snapshot.status
         self._board.wait_for("")
         self.is_streaming = True
         log.info("streaming", slot=position.slot, epoch=position.epoch, resume_lsn=str(position.resume_lsn))

@@ -99,7 +99,7 @@ def test_the_oldest_of_each_sort_that_holds_the_slot_has_its_name_in_the_metrics
     clock = Clock()
     status = board(clock)
     show(status)
-    status.blocked_by((WalRetentionCause("transaction", "", 7, application="nightly", since=900.0, blocks=True),))
+    status.blocked_by = (WalRetentionCause("transaction", "", 7, application="nightly", since=900.0, blocks=True),)
     status.blockers = (
         WalRetentionCause("transaction", "", 7, application="nightly", since=900.0),  # of which the start tells already
         WalRetentionCause("transaction", "", 9, since=990.0),

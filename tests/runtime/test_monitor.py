@@ -100,4 +100,4 @@ async def test_a_defect_of_a_watch_is_told_and_the_watch_begins_again(monkeypatc
         while tries < 3:
             await asyncio.sleep(0.01)
     task.cancel()
-    assert board.part("kafka").up is False and board.part("kafka").error == "the monitor failed: ValueError"
+    assert board.parts["kafka"].up is False and board.parts["kafka"].error == "the monitor failed: ValueError"

@@ -28,7 +28,7 @@ def test_what_is_left_out_read_again_or_lost_is_told() -> None:
     board = StatusBoard(slot_name="s", prefix="cdc")
     board.quarantined = (QuarantinedTable("public.poison", "a value cannot be read", 0x16B374D8),)
     board.gap = GapSeen(0x100, 0x200, "a budget")
-    board.watch_snapshot(lambda: SnapshotStatus(paused=True, left=1, tables=(TABLE,)))
+    board.snapshot_status = lambda: SnapshotStatus(paused=True, left=1, tables=(TABLE,))
     board.leave()  # what was known is kept
     text = printed(board)
     told = lines(text)

@@ -262,7 +262,7 @@ def test_tables_that_cannot_be_read_are_counted(snapshot: SnapshotCoordinator) -
         for _ in range(HOPELESS_ATTEMPTS if oid % 3 else HOPELESS_ATTEMPTS - 1):
             task.chunk_failed(NOT_ASKED, Obstacle("XX000", "", "", passes=oid % 3 == 1), None, 0.0)
     board = StatusBoard()
-    board.watch_snapshot(snapshot.status)
+    board.snapshot_status = snapshot.status
     show(board)
     assert REGISTRY.get_sample_value("walgate_snapshot_unreadable_tables") == LISTED_TABLES
     show(StatusBoard())
