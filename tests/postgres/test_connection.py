@@ -66,7 +66,7 @@ async def sql(database: Database) -> AsyncIterator[asyncpg.Connection]:
 async def opened(
     dsn: str, slot: str, start_lsn: Lsn, options: dict[str, str] = OPTIONS, **limits: int
 ) -> AsyncIterator[ReplicationStream]:
-    stream = await connect_replication(dsn, **limits)  # type: ignore[arg-type]
+    stream = await connect_replication(dsn, **limits)
     try:
         await stream.start(slot, start_lsn, options)
         yield stream
