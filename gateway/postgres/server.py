@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -119,6 +119,17 @@ async def load_facts(
         publications_now = await publication_facts(sql, publications, excluded=excluded)
     slot_now = await slot_facts(sql, slot)
     return Facts(await server_facts(sql), slot_now, publications_now, moment)
+
+
+async def ended_transactions(sql: asyncpg.Connection, prepared: Iterable[int]) -> tuple[frozenset[int], Lsn]:
+    """Return the xids of those prepared transactions that have ended, and an LSN before which they
+    ended. A transaction leaves the view after its end is on disk, and the LSN is read after that.
+    Raises classified errors."""
+    try:
+        rows = await sql.fetch("SELECT p.transaction::text::int8 FROM pg_catalog.pg_prepared_xacts AS p")
+    except DRIVER_ERRORS as error:
+        raise classify_exception(error, "querying the prepared transactions") from error
+    return frozenset(prepared).difference(row[0] for row in rows), (await server_facts(sql)).flush_lsn
 
 
 # On a primary, the LSN is the end of the WAL that the last crash recovery replayed. It is null if

@@ -291,6 +291,8 @@ class KafkaTransactions:
 
     def _close(self) -> None:
         machine = self._machine
+        for lost in machine.pop_ended_in_gap():
+            log.warning("prepared_transaction_forgotten", gid=lost.gid, xid=lost.xid, reason="it ended within a gap")
         position = advance(
             self._position,
             machine.resume_lsn,

@@ -27,7 +27,7 @@ from gateway.postgres.connection import leave_with, sql_session
 from gateway.postgres.credentials import login_of
 from gateway.postgres.publication import filters_that_can_fail
 from gateway.postgres.replication_stream import ReplicationStream
-from gateway.postgres.server import Recovery, recovery_of
+from gateway.postgres.server import Recovery, ended_transactions, recovery_of
 from gateway.postgres.server_message import ServerMessage
 from gateway.postgres.standby_status import StandbyStatus
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
@@ -174,6 +174,9 @@ class Session:
         registrar = start.registrar(await stack.enter_async_context(sql_session(catalog.login)), writer)
         await registrar.prepare(catalog.relations)
         machine = start.machine(writer)
+        if position.gap is not None and position.prepared:
+            before_gap = [each.xid for each in position.prepared if each.prepare_lsn < position.gap.first_lsn]
+            machine.note_ended(*await ended_transactions(sql, before_gap))
         table_errors = QuarantinePolicy(
             settings.errors, registrar.topic_of, records_exclusions=self._dialect.records_exclusions
         )

@@ -47,7 +47,7 @@ Rules that connect the states:
 * `resume_lsn` never goes back, although the end LSN does for a transaction that was prepared before
   two-phase was enabled for the slot: the whole transaction is sent at its COMMIT PREPARED.
 * Everything received of an in-progress transaction is void after a restart. Only `prepared` is
-  kept.
+  kept, until the transaction's end arrives, or replication has passed an end that is in a gap.
 * In a stream, a logical message carries the xid of the top-level transaction, a row that of its
   subtransaction. If a subtransaction is rolled back, its messages cannot be identified:
   RolledBackMessages.
@@ -118,6 +118,7 @@ class TransactionMachine(LogicalMessages):
         )
         self._messages = messages
         self.prepared: dict[tuple[str, int], Prepared] = {(p.gid, p.xid): p for p in prepared}
+        self._ended: tuple[frozenset[int], int] = frozenset(), 0
         self._streams: dict[int, Transaction] = {}
         self._handlers.update(
             {
@@ -219,6 +220,19 @@ class TransactionMachine(LogicalMessages):
         self.writer.abort(transaction, message.subxid, lsn, message.abort_time)
 
     # -- two-phase
+
+    def note_ended(self, xids: frozenset[int], lsn: int) -> None:
+        """Note that these prepared transactions ended before `lsn`. An end that has not arrived when
+        replication has passed `lsn` is in a gap."""
+        self._ended = xids, lsn
+
+    def pop_ended_in_gap(self) -> list[Prepared]:
+        """Forget and return the prepared transactions that ended in a gap."""
+        xids, lsn = self._ended
+        if not xids or self.resume_lsn < lsn:
+            return []
+        self._ended = frozenset(), 0
+        return [self.prepared.pop(key) for key in list(self.prepared) if key[1] in xids]
 
     def _begin_prepare(self, message: BeginPrepare, change_lsn: int) -> None:
         self.writer.accept_prepared(message.xid)

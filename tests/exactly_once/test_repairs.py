@@ -151,6 +151,29 @@ async def test_a_gap_is_accepted_and_marked_and_the_stream_goes_on(
     assert "can still be read through slot" in await walgate(place.gateway, "accept-gap", code=78)
 
 
+async def test_a_prepared_transaction_that_ended_within_a_gap_is_forgotten_and_one_that_ends_later_is_not(
+    place: Place,
+) -> None:
+    place.gateway.settings["source__two_phase"] = "true"
+    await place.gateway.streaming()
+    for row_id in (1, 2):
+        prepare = f"PREPARE TRANSACTION '{place.slot} {row_id}'"
+        await place.sql.execute(f"BEGIN; INSERT INTO flows VALUES ({row_id}); {prepare}")
+    await place.insert(3)
+    await place.written.has("flows", {3})
+    await place.stop()
+    await place.sql.execute(f"COMMIT PREPARED '{place.slot} 1'")
+    await _slot_advanced(place)
+    await walgate(place.gateway, "accept-gap")
+    await place.sql.execute(f"COMMIT PREPARED '{place.slot} 2'")
+    await place.gateway.streaming()
+    await place.insert(4)
+    await place.written.has("flows", {2, 3, 4})
+    await place.stop()
+    assert (await place.written.position())["prepared"] == []
+    assert [each["gid"] for each in place.gateway.events("prepared_transaction_forgotten")] == [f"{place.slot} 1"]
+
+
 async def test_a_position_is_adopted_after_pg_upgrade_and_nothing_is_lost_or_doubled(
     kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.errors import DataGap
+from gateway.events.manifest import Manifest
 from gateway.pgoutput.logical_message import Message
 from gateway.pgoutput.relation import Type
 from gateway.pgoutput.row import Truncate
@@ -11,6 +12,7 @@ from gateway.pgoutput.transaction import Begin, Commit, Origin
 from gateway.pgoutput.two_phase import BeginPrepare, CommitPrepared, Prepare, RollbackPrepared, StreamPrepare
 from gateway.transactions.machine import RolledBackMessages
 from gateway.transactions.ordinary import OutOfOrder
+from gateway.transactions.transaction import Prepared
 from schemas.lsn import Lsn
 from tests.transactions.stream import RELATION_OID, Stream
 
@@ -184,6 +186,16 @@ def test_rollback_prepared_ends_it_and_one_that_was_never_seen_is_ignored() -> N
     stream.receive(RollbackPrepared(0, Lsn(300), Lsn(340), TIME, TIME, 31, "of before"))
     assert stream.kinds() == []
     assert stream.machine.resume_lsn == 340
+
+
+def test_a_prepared_transaction_that_ended_in_a_gap_is_forgotten_when_its_end_is_passed() -> None:
+    lost, kept = (Prepared(f"g{xid}", xid, 100, None, Manifest(1)) for xid in (30, 31))
+    stream = Stream(resume_lsn=140, prepared=(lost, kept))
+    stream.machine.note_ended(frozenset({30}), 240)
+    for lsn, forgotten in ((239, []), (240, [lost]), (241, [])):
+        stream.receive(Message(None, False, Lsn(lsn), "p", b""))
+        assert stream.machine.pop_ended_in_gap() == forgotten
+    assert [*stream.machine.prepared.values()] == [kept]
 
 
 def test_commit_prepared_of_an_unknown_transaction_is_a_gap() -> None:
