@@ -25,7 +25,7 @@ from schemas.registry_client import RegistryClient
 from schemas.topic_names import key_subject, value_subject
 
 log = structlog.get_logger()
-_ASKED_AT_ONCE = 50
+_ASKED_AT_ONCE = 8
 """Concurrent requests to the registry."""
 
 

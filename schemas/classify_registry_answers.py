@@ -63,7 +63,7 @@ def error_of(status: int, content: bytes, what: str, leads_to: str = "") -> Sche
     if code in ABOUT_SCHEMA or code in NOT_FOUND:
         return Refused(code, f"{said}: {message}")
     if status in TRY_AGAIN:
-        return RegistryUnavailable(f"{said}: {message}", status=status)
+        return RegistryUnavailable(f"{said}: {message}")
     if status in (401, 403, 407):
         return RegistryDenied(said, hint=_HINT_PAGE if is_page(content) else _HINT_CREDENTIALS)
     if (status in (404, 405) and code < 1000) or (not code and 200 <= status < 400):

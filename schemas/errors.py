@@ -38,11 +38,7 @@ class IncompatibleSchema(SchemaError):
 
 class RegistryUnavailable(SchemaError):
     """The registry did not answer, or answered with a server error: the same request may succeed
-    later. `status` is the status of the response, or 0 without one."""
-
-    def __init__(self, message: str, *, hint: str = "", status: int = 0) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
+    later."""
 
 
 class RegistryRefused(SchemaError):

@@ -31,8 +31,9 @@ OnIncompatible = Literal["stop", "register"]
 
 _READ_AT_ONCE: Final = 8
 """Subjects that are read concurrently."""
-_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
-"""Pauses before a subject is read again if the registry limits the rate of requests."""
+_PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""Pauses before a request is repeated if the registry limits the rate of requests, for a minute in
+all. None is longer than the timeout of a request."""
 _TOO_MANY_REQUESTS: Final = 429
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
@@ -119,6 +120,7 @@ class RegistryClient:
         )
         self._tokens = tokens
         self._timeout_s = timeout_s
+        self._pauses_s = [each for each in _PAUSES_S if each <= timeout_s]
         self._on_incompatible = on_incompatible
         self._levels = CompatibilityLevels(self._ask, self._find, self._put_settings, on_level_change)
         self._ids: dict[tuple[str, str], int] = {}
@@ -215,20 +217,13 @@ class RegistryClient:
         return [each for each in found if not isinstance(each, BaseException)]
 
     async def _record(self, subject: str, *, may_be_denied: bool) -> tuple[int, Schema] | None:
-        """Return the id and the schema of the newest version if it is an Avro record. A session
-        that began again would repeat all requests, so the rate is waited for here."""
-        for pause_s in (*_PAUSES_S, None):
-            try:
-                found = await self._newest(subject)
-                break
-            except RegistryUnavailable as error:
-                if error.status != _TOO_MANY_REQUESTS or pause_s is None:
-                    raise
-                await asyncio.sleep(pause_s)
-            except RegistryDenied as error:
-                if may_be_denied:
-                    return None
-                raise RegistryDenied(error.message, hint=f"{_HINT_FORMER_NAME}. Otherwise, {error.hint}") from error
+        """Return the id and the schema of the newest version if it is an Avro record."""
+        try:
+            found = await self._newest(subject)
+        except RegistryDenied as error:
+            if may_be_denied:
+                return None
+            raise RegistryDenied(error.message, hint=f"{_HINT_FORMER_NAME}. Otherwise, {error.hint}") from error
         if found is None or found.get("schemaType", "AVRO") != "AVRO":
             return None
         schema: object = _schema(found)
@@ -322,12 +317,12 @@ class RegistryClient:
         """Return the JSON object of the response. Raises RegistryUnavailable, RegistryRefused."""
         what = f"{method} {self._place}{path}{self._via}"
         content = None if body is None else json.dumps(body).encode()
-        answer = await self._send(method, path, content, what)
+        answer = await self._answer(method, path, content, what)
         if (
             answer.status_code == 401 and self._tokens is not None
         ):  # the token expired early, or its signing key was replaced
             self._tokens.forget()
-            answer = await self._send(method, path, content, what)
+            answer = await self._answer(method, path, content, what)
         status = answer.status_code
         if status == 200:
             try:
@@ -338,6 +333,17 @@ class RegistryClient:
                 raise no_registry(what, "not an object")
             return found
         raise error_of(status, answer.content, what, urlsplit(answer.headers.get("Location", "")).hostname or "")
+
+    async def _answer(self, method: str, path: str, content: bytes | None, what: str) -> httpx2.Response:
+        """Send a request, and repeat it while the registry limits the rate of requests. A session
+        that began again would repeat all requests, so the rate is waited for here."""
+        for pause_s in self._pauses_s:
+            answer = await self._send(method, path, content, what)
+            if answer.status_code != _TOO_MANY_REQUESTS:
+                return answer
+            told = answer.headers.get("Retry-After", "")  # seconds, or a date
+            await asyncio.sleep(max(pause_s, min(float(told), self._timeout_s) if told.isdecimal() else 0.0))
+        return await self._send(method, path, content, what)
 
     async def _send(self, method: str, path: str, content: bytes | None, what: str) -> httpx2.Response:
         headers = {"Content-Type": _JSON}

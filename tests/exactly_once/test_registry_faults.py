@@ -288,6 +288,7 @@ async def test_a_registry_with_bad_answers_is_never_half_believed(place: Place, 
     server = await asyncio.start_server(_always(answer), HOST, 0)
     async with server, place.scene() as scene:
         place.proxy.target_port = server.sockets[0].getsockname()[1]
+        scene.gateway.settings["registry__timeout_s"] = 5  # of the pauses at 429, too
         scene.gateway.start()
         await scene.gateway.logged('"restarting"', times=2)
         assert all("registry" in entry["reason"] for entry in scene.gateway.events("restarting"))

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import httpx2
 import pytest
 from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema, SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
@@ -18,8 +19,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from gateway.events.row_encoder import RowEncoder
 from gateway.local import Registry
+from gateway.schema_errors import topics_with_schema
 from schemas.change_schema import change_schema, key_schema
-from schemas.classify_registry_answers import error_of
 from schemas.compatibility_levels import LevelChange
 from schemas.errors import (
     IncompatibleSchema,
@@ -332,21 +333,26 @@ class BusyRegistry(RegistryClient):
 
     left, asked = 2, 0
 
-    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _send(self, method: str, path: str, content: bytes | None, what: str) -> httpx2.Response:
         self.left, self.asked = self.left - 1, self.asked + 1
         subject = path.split("/")[2]
-        status = 429 if self.left < 0 else 403 if "denied" in subject else 200
-        if status != 200:
-            raise error_of(status, b"{}", f"GET {subject}")
+        if self.left < 0:
+            return httpx2.Response(429, headers={"Retry-After": "7"})
+        if "denied" in subject:
+            return httpx2.Response(403)
         name = subject.removesuffix("-value")
-        schema = change_schema(replace(relation(column("id", "int8", key=True), name=name), oid=len(name)), "cdc")
-        return {"id": len(name), "version": 1, "schema": json.dumps(schema)}
+        return httpx2.Response(200, json={"id": len(name), "version": 1, "schema": json.dumps(self.schema_of(name))})
 
-    async def pause(self, _: float) -> None:
+    @staticmethod
+    def schema_of(name: str) -> dict[str, Any]:
+        return change_schema(replace(relation(column("id", "int8", key=True), name=name), oid=len(name)), "cdc")
+
+    async def pause(self, pause_s: float) -> None:
         self.left = 2
+        assert pause_s == 7
 
 
-async def test_a_search_goes_on_where_the_registry_limited_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_go_on_where_the_registry_limited_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """A subject of a topic that a table cannot have had may be denied, but none that may be a
     former name."""
     busy = BusyRegistry("http://127.0.0.1:1")
@@ -356,6 +362,8 @@ async def test_a_search_goes_on_where_the_registry_limited_the_rate(monkeypatch:
     found = await busy.find_relation(39, [*subjects, denied], {denied})
     assert found is not None and recorded_relation(found) == ("public", "t" * 39)
     assert busy.asked < 5 * len(subjects)
+    assert await topics_with_schema(busy, ["t", "tt", "ttt"]) == ["t", "tt", "ttt"]
+    assert await busy.register("tttt-value", busy.schema_of("tttt")) == 4
     with pytest.raises(RegistryDenied, match="403 .*other-denied-value") as caught:
         await busy.find_relation(39, [*subjects, denied, f"other-{denied}"], {denied})
     assert "allow the gateway's user to read it" in caught.value.hint
@@ -498,7 +506,10 @@ async def answering(answer: bytes | None, seen: list[bytes] | None = None) -> As
         ("520 Unknown Error", RegistryUnwilling),
     ],
 )
-async def test_an_answer_is_classed_by_its_status(status: str, error: type[Exception]) -> None:
+async def test_an_answer_is_classed_by_its_status(
+    status: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schemas.registry_client._PAUSES_S", (0.0,))
     answer = f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{{}}".encode()
     async with answering(answer) as url, client(url) as schemas:
         with pytest.raises(error, match=f"{url}/subjects/t-value") as caught:
