@@ -59,6 +59,16 @@ FROM part AS t
 JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (t.relid = t.root OR c.relkind = 'r')
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 """
+# The relations $1 whose key has an array. (The category of a domain is that of its base type.)
+_ARRAY_KEYS: Final = """
+SELECT DISTINCT c.oid::int8
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_index AS i ON i.indrelid = c.oid
+                             AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = ANY (i.indkey[0:i.indnkeyatts - 1])
+JOIN pg_catalog.pg_type AS t ON t.oid = a.atttypid AND t.typcategory = 'A' AND t.typname <> 'oidvector'
+WHERE c.oid = ANY ($1::oid[])
+"""
 # Tables on which the role has no SELECT. `lacks_columns` means that it also lacks SELECT on a
 # column that is published, or that a row filter uses (pg_depend lists these).
 _PARTLY_GRANTED: Final = f"""
@@ -122,9 +132,10 @@ async def role_facts(
         columns.setdefault(relation.relation_oid, []).extend(column.name for column in relation.columns)
         if not relation.has_key:
             keyless.add(relation.relation_oid)
-    # A table without a key is read through its root.
-    tables = [*columns], [json.dumps(names) for names in columns.values()], [oid not in keyless for oid in columns]
     try:
+        # A table without a key, or with an array in it, is read through its root.
+        whole = keyless.union(row[0] for row in await sql.fetch(_ARRAY_KEYS, [*columns]))
+        tables = [*columns], [json.dumps(names) for names in columns.values()], [oid not in whole for oid in columns]
         begun = time.time()
         row = json.loads(await sql.fetchval(_QUERY))
         now = (begun + time.time()) / 2

@@ -176,7 +176,8 @@ async def test_check_knows_privileges_on_columns(database: Database, role: str) 
 
 
 async def test_check_knows_privileges_on_partitions(database: Database, role: str) -> None:
-    """Blocks are read from the partitions, whatever the role may do with their root."""
+    """Blocks are read from the partitions, whatever the role may do with their root. A table with
+    an array in its key is read through its root."""
     sql = await database.connect()
     await sql.execute(
         "CREATE SCHEMA parts; CREATE SCHEMA closed;"
@@ -187,9 +188,12 @@ async def test_check_knows_privileges_on_partitions(database: Database, role: st
         "CREATE TABLE parts.secured PARTITION OF parts.middle FOR VALUES FROM (20) TO (30);"
         "ALTER TABLE parts.secured ENABLE ROW LEVEL SECURITY;"
         "CREATE TABLE closed.hidden PARTITION OF public.root FOR VALUES FROM (100) TO (200);"
+        "CREATE DOMAIN public.path AS int[];"
+        "CREATE TABLE public.paths (id int, path public.path, PRIMARY KEY (path, id)) PARTITION BY RANGE (id);"
+        "CREATE TABLE parts.paths PARTITION OF public.paths FOR VALUES FROM (0) TO (100);"
         f"GRANT USAGE ON SCHEMA parts TO {role};"
-        f"GRANT SELECT ON public.root, parts.granted, parts.secured, closed.hidden TO {role};"
-        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE public.root WITH (publish_via_partition_root = true)"
+        f"GRANT SELECT ON public.root, public.paths, parts.granted, parts.secured, closed.hidden TO {role};"
+        f"CREATE PUBLICATION {PUBLICATION} FOR TABLE public.root, public.paths WITH (publish_via_partition_root = true)"
     )
     facts = await _facts(database, role)
     assert (facts.unreadable, facts.closed_schemas, facts.filtered) == (
