@@ -120,6 +120,7 @@ class RelationRegistrar:
         self._producer = producer
         self._writer = writer
         self._columns = settings.columns
+        self._prefix = settings.kafka.prefix
         self._publications = settings.source.publications
         self.excluded_tables = ExcludedTables(settings.source.excluded_tables, topics, marks=marks_excluded)
         self._is_first_epoch = is_first_epoch
@@ -407,7 +408,7 @@ class RelationRegistrar:
         topics = await self._topics.of_relations()
         subjects = [value_subject(topic) for topic in topics]
         others = {value_subject(topic) for topic in topics if self._topics.may_be_of_others(topic)}
-        return await self._registry.find_relation(description.oid, subjects, others) or {}
+        return await self._registry.find_relation(description.oid, self._prefix, subjects, others) or {}
 
     async def _look(self, relations: Sequence[Relation]) -> _Catalog:
         failpoint("before_catalog_query")

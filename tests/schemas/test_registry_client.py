@@ -305,8 +305,8 @@ async def test_a_column_is_not_compared_with_that_of_a_dropped_table_of_the_same
 
 @pytest.mark.integration
 async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry, topic_prefix: str) -> None:
-    """Among those of other tables, of other applications and of topics without a schema, also one
-    registered meanwhile."""
+    """Among those of other tables, of other applications, of a gateway with a nested prefix and of
+    topics without a schema, also one registered meanwhile."""
     names = ["a", "b", "c", "nothing", "proto", "text"]
     subjects = [value_subject(f"{topic_prefix}.public.{name}") for name in names]
     schemas_of = [
@@ -319,13 +319,18 @@ async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry,
         foreign = (("PROTOBUF", 'syntax = "proto3"; message M { int32 id = 1; }'), ("AVRO", '"string"'))
         for subject, (form, text) in zip(subjects[4:], foreign, strict=True):
             await before._ask("POST", f"/subjects/{subject}/versions", {"schema": text, "schemaType": form})
+        nested = f"{topic_prefix}.shop"
+        subjects.append(value_subject(f"{nested}.public.other"))
+        await before.register(
+            subjects[-1], change_schema(replace(relation(column("id", "int8"), name="other"), oid=7), nested)
+        )
     async with client(registry.url) as schemas:
-        first = await schemas.find_relation(7, subjects)
+        first = await schemas.find_relation(7, topic_prefix, subjects)
         assert first is not None and recorded_relation(first) == ("public", "a")
         await schemas.register(subjects[2], schemas_of[2])
-        second = await schemas.find_relation(7, subjects)
+        second = await schemas.find_relation(7, topic_prefix, subjects)
         assert second is not None and recorded_relation(second) == ("public", "c")
-        assert await schemas.find_relation(9, subjects) is None
+        assert await schemas.find_relation(9, topic_prefix, subjects) is None
 
 
 class BusyRegistry(RegistryClient):
@@ -359,13 +364,13 @@ async def test_requests_go_on_where_the_registry_limited_the_rate(monkeypatch: p
     monkeypatch.setattr("schemas.registry_client.asyncio.sleep", busy.pause)
     subjects = [f"{'t' * length}-value" for length in range(1, 40)]
     denied = "denied-value"
-    found = await busy.find_relation(39, [*subjects, denied], {denied})
+    found = await busy.find_relation(39, "cdc", [*subjects, denied], {denied})
     assert found is not None and recorded_relation(found) == ("public", "t" * 39)
     assert busy.asked < 5 * len(subjects)
     assert await topics_with_schema(busy, ["t", "tt", "ttt"]) == ["t", "tt", "ttt"]
     assert await busy.register("tttt-value", busy.schema_of("tttt")) == 4
     with pytest.raises(RegistryDenied, match="403 .*other-denied-value") as caught:
-        await busy.find_relation(39, [*subjects, denied, f"other-{denied}"], {denied})
+        await busy.find_relation(39, "cdc", [*subjects, denied, f"other-{denied}"], {denied})
     assert "allow the gateway's user to read it" in caught.value.hint
     await busy.close()
 

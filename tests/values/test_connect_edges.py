@@ -504,7 +504,7 @@ def test_types_that_debezium_leaves_out_are_left_out_unless_asked_for() -> None:
     assert type_of(domain).facts == INT4
     for name, extension in (("citext", "citext"), ("ltree", "ltree"), ("isbn", "isn")):
         assert type_of(TypeFacts(20006, "public", name, Kind.BASE, extension=extension)).form.name == "TEXT"
-    assert connect_type(TypeFacts(20007, "public", "issn", Kind.BASE, extension="isn"), -1, DebeziumOptions()) is None
+    assert connect_type(TypeFacts(20007, "public", "issn", Kind.BASE, extension="isn"), -1, DebeziumSettings()) is None
     assert type_of(TypeFacts(3904, "pg_catalog", "int4range", Kind.RANGE)).avro == "string"
 
 
