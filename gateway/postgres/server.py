@@ -125,10 +125,8 @@ async def ended_transactions(sql: asyncpg.Connection, prepared: Iterable[int]) -
     """Return the xids of those prepared transactions that have ended, and an LSN before which they
     ended. A transaction leaves the view after its end is on disk, and the LSN is read after that.
     Raises classified errors."""
-    try:
+    with classified_errors("querying the prepared transactions"):
         rows = await sql.fetch("SELECT p.transaction::text::int8 FROM pg_catalog.pg_prepared_xacts AS p")
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the prepared transactions") from error
     return frozenset(prepared).difference(row[0] for row in rows), (await server_facts(sql)).flush_lsn
 
 

@@ -81,7 +81,7 @@ async def test_a_key_that_would_change_is_refused(
     await client.register(value_subject(topic), record(topic, "Envelope"))
     if of_connector is not None:
         await client.register(key_subject(topic), record(topic, "Key", *of_connector))
-    relations = DebeziumRelations(sql, None, settings.debezium.options(), set())
+    relations = DebeziumRelations(sql, None, settings.debezium, set())
     try:
         if difference is None:
             await check_keys(client, relations, described, may_change=False)

@@ -112,5 +112,5 @@ def test_a_unique_index_with_null_does_not_identify_rows(
     found = _relation(*columns, key=key)
     described = tuple(replace(column, identity=column.name in identity) for column in found.description.columns)
     found = replace(found, description=replace(found.description, columns=described))
-    relations = DebeziumRelations(None, None, DebeziumSettings(), set())  # type: ignore[arg-type]
+    relations = DebeziumRelations(None, None, DebeziumSettings(), set())
     assert DebeziumRelation(relations, found).identifies_rows is identifies
