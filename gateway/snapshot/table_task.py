@@ -235,13 +235,14 @@ class TableTask:
         self._plan = plan
         surveyed, state = plan.surveyed, self._state
         has_changed = state.fingerprint not in ("", surveyed.fingerprint)
+        is_sent_again = plan.is_read_at_once and state.row_count > 0  # such a table is not resumed
         self._state = replace(
             state,
             schema=surveyed.relation.namespace,
             name=surveyed.relation.name,
             fingerprint=surveyed.fingerprint,
             # Rows that this process or an earlier one has sent may be gone without an event.
-            purpose="REPLACE" if has_changed and state.purpose == "FILL" else state.purpose,
+            purpose="REPLACE" if (has_changed or is_sent_again) and state.purpose == "FILL" else state.purpose,
         )
         progress = self._progress
         if progress is not None and progress.is_read_at_once == plan.is_read_at_once and progress.judge is judge:

@@ -72,7 +72,7 @@ class Survey:
     """Of one table; somebody has it locked for the time being."""
 
     def __init__(self) -> None:
-        self.is_locked = True
+        self.is_locked = self.is_heap = True
         self.fingerprint = "f"
         self.asked: list[int] = []
 
@@ -83,7 +83,7 @@ class Survey:
         if self.is_locked and prints_filters:
             raise asyncpg.LockNotAvailableError("canceling statement due to lock timeout")
         row_filter = SURVEYED.row_filter if prints_filters else None
-        found = replace(SURVEYED, row_filter=row_filter, fingerprint=self.fingerprint)
+        found = replace(SURVEYED, row_filter=row_filter, fingerprint=self.fingerprint, is_heap=self.is_heap)
         return {1: found} if 1 in relation_oids else {}
 
 
@@ -138,6 +138,19 @@ async def test_a_table_that_was_changed_under_the_lock_is_restarted(
     await snapshot._find_plans()
     assert snapshot._tasks.active[1].status is Status.WAITING
     assert snapshot._tasks.active[1].state.purpose == "REPLACE"
+
+
+@pytest.mark.parametrize(("row_count", "purpose"), [(0, "FILL"), (7, "REPLACE")])
+async def test_a_table_that_is_read_at_once_begins_again_and_replaces_what_was_sent_of_it(
+    row_count: int, purpose: str, snapshot: SnapshotCoordinator, locked: Survey
+) -> None:
+    locked.is_locked = locked.is_heap = False
+    await resume(snapshot, replace(HALF_READ, row_count=row_count))
+    task = snapshot._tasks.by_oid[1]
+    assert task.status is Status.WAITING
+    ((_, plan),) = await snapshot._plans_of([task], time.monotonic())
+    snapshot._tasks.set_up(task, plan)
+    assert task.state.purpose == purpose
 
 
 async def test_only_what_no_publication_holds_is_left(snapshot: SnapshotCoordinator, locked: Survey) -> None:
