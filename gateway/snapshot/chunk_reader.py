@@ -38,10 +38,10 @@ from gateway.snapshot.sql import (
 from gateway.snapshot.table_errors import TableTooLarge
 
 _MOST_BYTES_FACTOR: Final = 6
-"""A chunk that exceeds its size by this factor is given up if it can be divided. A range is then
-read in halves, even if it is a single block; if the chunk had keys, the next chunks have fewer
-keys. A single line of a block, a single key and a table that is read in one chunk cannot be
-divided."""
+"""A chunk that exceeds snapshot.chunk_bytes by this factor is given up if it can be divided, even
+while chunks should be smaller (SHARED_BYTES). A range is then read in halves, even if it is a
+single block; if the chunk had keys, the next chunks have fewer keys. A single line of a block, a
+single key and a table that is read in one chunk cannot be divided."""
 _HELD_ROW_BYTES: Final = 120
 """The memory that a row takes beside its bytes: two objects and a place in the list."""
 _COPY_TIMEOUT_S: Final = 7 * 86_400.0
@@ -94,8 +94,8 @@ class ReadChunk:
 
 
 async def connect_reader(login: Credentials, *, largest_row: int = LARGEST_ROW) -> asyncpg.Connection:
-    """Open a session for reading chunks. A row larger than `largest_row` is not held, like one in
-    the stream (receive_buffer.py): the session is closed when it begins.
+    """Open a session for reading chunks. A row larger than `largest_row` and LARGEST_MESSAGE is not
+    held, like one in the stream (receive_buffer.py): the session is closed when it begins.
 
     Raises Retry and RetrySlowly, never StopForOperator: the stream has logged in with the same
     settings, so the error may be temporary.

@@ -1,22 +1,14 @@
 """Begins and ends the snapshots of tables, during one session of replication.
 
     prepare       resumes unfinished tables (resume.py) and discovers others (discovery)
-    _control      begins and ends tables with boundary transactions, checks the catalog, logs
-                  progress
+    _control      checks the catalog, begins and ends tables with boundary transactions, takes
+                  PostgreSQL snapshots for the judge, and switches recording on and off
     readers       tasks that read chunk after chunk (reader_tasks.py)
     at_commit     called by the replication loop where the transaction of a chunk, boundary or
                   command commits; it takes effect only there
 
 The durable state is written in the Kafka transaction that has the rows (`take_states`). The stream
 waits while `at_commit` publishes a chunk, or queries what a command names.
-
-Errors. An error from PostgreSQL never stops the gateway. An error that occurs while a table is read
-blocks that table, which is tried again later, while the stream and the other tables go on. An error
-in a statement of this module, such as a query of the catalog, ends the session, which is tried
-again. A row or a schema that cannot be written may stop the gateway (UnwritableTable):
-errors.on_error decides whether gateway/runtime/quarantine.py stops it or puts the table in
-quarantine. The gateway also stops for the reasons for which it stops elsewhere: a registry that
-refuses the credentials, and bugs.
 """
 
 from __future__ import annotations
@@ -126,6 +118,8 @@ class SnapshotCoordinator:
         self._unreadable = UnreadableTables(settings, login, self._tasks, self._pending)
         self._progress = ProgressLog()
         self._is_check_due = False
+        """Whether a check is due before its interval has passed: a Relation message has arrived
+        once more, or one of a partition that no check has seen."""
         self._least_wait_s = CHECKS_APART_S
         self._checked_at = self._begun_at = self._ended_at = self._observed_at = -1e9
 
@@ -168,7 +162,7 @@ class SnapshotCoordinator:
     async def _record_changes(self) -> None:
         if self._recorder.judge is None:
             self._tasks.recording_begins()
-            # After a gap, all tables begin again; a server that was restored may have lower ids.
+            # Tables begin again after a gap. A server that was restored may have lower ids.
             durable = None if self._is_after_gap else self._tasks.snapshot.stream_state
             await self._recorder.start(durable)
 

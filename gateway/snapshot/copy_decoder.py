@@ -3,7 +3,8 @@ stream's encoders.
 
 A field of COPY is a length and a value; in TupleData (PostgreSQL manual, "Logical Replication
 Message Formats") a letter for binary or text precedes them. The decoder inserts these letters, so
-that the same encoder handles values from COPY and from the stream.
+that the same encoder handles values from COPY and from the stream. Column rules therefore apply to
+both, and keys are equal.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ class SnapshotBoundary:
     SNAPSHOT_BEGIN or SNAPSHOT_END markers are published. A boundary without tasks ends the snapshot
     as a whole.
 
-    `kind` is "begin" or "end". `is_last`: no other table was being read when it was emitted.
+    `kind` is "begin" or "end". `is_last`: no other table was being read, or waited to be, when it
+    was emitted.
     """
 
     kind: str

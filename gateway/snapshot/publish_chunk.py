@@ -68,7 +68,9 @@ class ChunkPublisher:
     async def publish(self, read_chunk: ReadChunk, commit_lsn: int) -> None:
         """Publish the rows of a chunk that are not stale, as changes of its transaction, which
         commits at `commit_lsn`. If there are none, the chunk leaves no trace in the transaction.
-        Waits while too many bytes are on their way to Kafka.
+        Waits while too many bytes are on their way to Kafka. No Kafka transaction is closed
+        meanwhile, since the chunk's transaction is open. The progress, which is reported first, is
+        therefore stored with all rows.
 
         Nothing is published if its table has got another read plan, has begun again or was
         cancelled since the chunk was read. The same applies if the recorded keys do not suffice to

@@ -198,7 +198,8 @@ class ReadPlan:
     """The way in which the rows of a relation are queried and encoded.
 
     `is_binary`: for each column, whether its values are sent in binary form. `columns` is the
-    select list. `keeps_tuples`: rows are encoded only when they are published.
+    select list. `keeps_tuples`: the reader keeps the key of each row, which the encoder returns,
+    and its tuple. The tuple is encoded when the chunk is published.
     """
 
     surveyed: Surveyed
@@ -238,8 +239,9 @@ class ReadPlan:
 
     @property
     def finds_keys(self) -> bool:
-        """Whether rows can be queried by their keys. This is impossible if a column rule replaces
-        values of a key column."""
+        """Whether rows can be queried by their keys. A column rule that replaces values of a key
+        column makes this impossible. A chunk of keys then queries all rows, and keeps those with
+        its keys (`_copy` in chunk_reader.py). Rows are not reselected."""
         return not any(column.protection for column in self.version.encoder.description.identity_columns)
 
     def leave_out(self, partitions: tuple[str, ...]) -> None:

@@ -41,14 +41,14 @@ from gateway.snapshot.table_errors import (
 )
 from gateway.snapshot.table_task import CHANGED, TableTask
 from gateway.snapshot.table_tasks import TableTasks
-from gateway.snapshot.unreadable_tables import RETRIES_A_PAUSE, find_fault, unreachable_partitions
+from gateway.snapshot.unreadable_tables import LONGEST_PAUSE, find_fault, unreachable_partitions
 
 log = structlog.get_logger()
 
 SHARED_BYTES: Final = 1 << 20
-"""The size of a chunk while other transactions arrive in the stream, which wait until its rows are
-published (docs/performance.md, SL). This does not apply to VERIFY: a mirror compares each chunk
-separately, which takes seconds whatever its size."""
+"""The size that chunks should have while other transactions arrive in the stream, which wait until
+the rows are published (docs/performance.md, SL). Chunks of VERIFY keep the configured size: a
+mirror compares each chunk separately, which takes seconds whatever its size."""
 AHEAD_BYTES: Final = 1 << 16
 AHEAD_CHUNKS: Final = 8
 """A reader goes on while its unpublished chunks are at most AHEAD_CHUNKS and have at most
@@ -250,9 +250,9 @@ class ReaderTasks:
         if blocked.passes:
             pause = min(pause, BLOCKED_S)
         elif blocked.sqlstate == TOO_LARGE:  # each attempt may read for minutes
-            pause = min(pause, 10 * RETRIES_A_PAUSE) * self._check_interval_s
+            pause = min(pause, 10 * LONGEST_PAUSE) * self._check_interval_s
         else:
-            pause = min(pause, RETRIES_A_PAUSE) * self._check_interval_s
+            pause = min(pause, LONGEST_PAUSE) * self._check_interval_s
         self._tasks.chunk_failed(task, chunk, blocked, plan, time.monotonic() + pause)
         if blocked.sqlstate in (DENIED, TOO_LARGE) and not task.is_reselect:
             self._tasks.plan_outdated(task)  # the privileges are queried again

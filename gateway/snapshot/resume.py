@@ -4,10 +4,11 @@ A table goes on where it was if nothing that its chunks depend on has changed. T
 have the stored keys and the stored ranges. `begun` has the ranges that were begun and not finished,
 `untouched` the number of the first leaf that was not begun. A table begins again if it is read as a
 whole, or if its columns, files or publications have changed (`fingerprint`). It also begins again
-after a gap, since rows that were read may have changed, or gone, without an event. A reselection
-goes on even after a gap, since it reads rows as they are now; if its key columns have changed, the
-whole table is read instead. The same applies after a session that takes no snapshots
-(`unwatched`): no keys of its changes were recorded.
+after a gap, since rows that were read may have changed, or gone, without an event. The same holds
+after a session that takes no snapshots (`unwatched`), since it records no keys.
+
+A reselection goes on even then, since it reads rows as they are now. The whole table is read
+instead if its key columns have changed.
 """
 
 from __future__ import annotations

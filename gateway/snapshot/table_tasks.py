@@ -115,6 +115,7 @@ class TableTasks:
 
     @property
     def has_work(self) -> bool:
+        """Whether a table or a reselection is unfinished, apart from tables that are set aside."""
         return any(not task.is_set_aside for task in self._by_oid.values())
 
     @property
@@ -445,8 +446,9 @@ class TableTasks:
 
     @property
     def has_unwritten(self) -> bool:
-        """Whether states of tables, or what a check of the catalog has found, are not stored
-        yet."""
+        """Whether states of waiting or finished tables, or what a check of the catalog has found,
+        are not stored yet. A pause and the progress of active tables do not count: they are stored
+        with the next Kafka transaction, before their own transactions are acknowledged."""
         return bool(self._finished or self._queued or self.contents.has_unwritten)
 
     def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:

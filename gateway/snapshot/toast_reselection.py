@@ -69,8 +69,9 @@ class Reselection:
         self._wake.set()
 
     def cancel_tables(self) -> None:
-        """Cancel all snapshots. Rows whose UPDATEs left values out are still read if their keys are
-        recorded; tables with other such rows are logged."""
+        """Cancel the snapshots of all whole tables; reselections go on. Rows whose UPDATEs left
+        values out are still read if their keys are recorded; tables with other such rows are
+        logged."""
         missing = []
         for task in self._tasks.whole_tables:
             if self.is_on and task.may_miss_values:

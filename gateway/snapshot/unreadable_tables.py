@@ -25,9 +25,10 @@ from gateway.snapshot.table_errors import DENIED, TOO_LARGE, Fault, passes_by_it
 from gateway.snapshot.table_task import TableTask
 from gateway.snapshot.table_tasks import TableTasks
 
-RETRIES_A_PAUSE: Final = 6
-"""A table that needs the operator is tried again after 1, 2 and 4 check intervals, and then after
-each 6 intervals (source.check_interval_s)."""
+LONGEST_PAUSE: Final = 6
+"""The longest pause between two attempts to read a table that needs the operator, in check
+intervals (source.check_interval_s). The first pauses are 1, 2 and 4 intervals. A table that was set
+aside is always tried after the longest one."""
 PROBE_TIMEOUT_MS: Final = 10_000
 """Time limit for the query of each column while the reason is sought."""
 
@@ -46,7 +47,7 @@ class UnreadableTables:
         self._login = login
         self._largest_row = HELD_FACTOR * settings.kafka.max_record_bytes
         self._publications = settings.source.publications
-        self._pause_s = settings.source.check_interval_s * RETRIES_A_PAUSE
+        self._pause_s = settings.source.check_interval_s * LONGEST_PAUSE
         self._tasks = tasks
         self._pending = pending
         self._some = asyncio.Event()

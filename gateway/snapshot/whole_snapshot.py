@@ -21,7 +21,7 @@ PAUSED: Final = "reading is paused: walgate snapshot resume"
 
 class WholeSnapshot:
     """The current snapshot of a slot. A snapshot ends with its last table, or when it is
-    cancelled. A pause ends with the snapshot."""
+    cancelled. A pause ends with the snapshot; without one, the next snapshot begins paused."""
 
     def __init__(self, states: StoredStates) -> None:
         stream = states.stream
@@ -80,7 +80,8 @@ class WholeSnapshot:
         self._id, self._is_paused = "", False
 
     def pause(self) -> None:
-        """Read no further chunks until `go_on` or `end`."""
+        """Read no further chunks, not even of reselections, until `go_on` or `end`. Tables still
+        begin, unless they begin again, and complete ones end."""
         self._is_paused = True
 
     def go_on(self) -> None:

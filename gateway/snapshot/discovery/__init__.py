@@ -6,6 +6,8 @@ and `published_tables` turns the differences into snapshots of tables. `stored_c
 answers, which are stored with the state of snapshots. `sent_before_commit` finds the tables of
 which consumers do not learn what an ALTER TABLE has done.
 
-In: the catalog (SQL), and the stored state of snapshots. Out: tables that are to be read, and
-tables that are no longer published. This package must not know chunks, readers and the stream.
+In: the catalog (SQL), the names, partitions and columns in Relation messages, and the stored state
+of snapshots. Out: tables that are to be read, and tables that are no longer published. This package
+must not know chunks, readers, or rows and transactions of the stream, except for the ids of
+transactions in `sent_before_commit`.
 """

@@ -81,7 +81,8 @@ class Discovery:
         Tables that are no longer published are forgotten. New tables are queued, or stored as
         NOT_TO_BE_READ if they are in quarantine, snapshot.mode is not initial, or changes were
         delivered before any snapshot. Then the tables that are NOT_TO_BE_READ or DONE are compared
-        with their contents at the last check. Raises classified errors.
+        with their contents at the last check. Those of tables that wait for their first read are
+        stored, so that the read can be compared with them. Raises classified errors.
 
         Nothing is done while a publication is missing: it may have been renamed, and the start of a
         session, or the stream, reports it.

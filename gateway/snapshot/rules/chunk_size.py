@@ -26,7 +26,8 @@ class ChunkSizer:
         self.keys = FIRST_KEYS * first
 
     def limit_bytes(self, byte_count: int | None) -> None:
-        """Limit the next chunks to this size; None restores the configured size."""
+        """Set the size from which later limits are computed; None restores the configured size. The
+        next chunk still has the limit that was computed after the chunk before."""
         self.chunk_bytes = self.most_bytes if byte_count is None else min(byte_count, self.most_bytes)
 
     def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:

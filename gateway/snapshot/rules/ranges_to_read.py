@@ -21,7 +21,7 @@ _MOST_LINES = 1 << 11
 @dataclass(frozen=True, slots=True)
 class Leaf:
     """A table that holds rows: the relation itself, or a partition of it. `blocks` is an estimate,
-    used for progress only."""
+    which only log messages use."""
 
     oid: int
     filenode: int
@@ -97,10 +97,6 @@ class CtidPlan:
     def begun(self) -> list[TidRange]:
         """Return the ranges that are neither read nor untouched, with which a restart begins."""
         return [*self._being_read, *self._waiting]
-
-    @property
-    def blocks(self) -> int:
-        return sum(leaf.blocks for leaf in self.leaves)
 
     def next_range(self) -> TidRange | None:
         if self._waiting:

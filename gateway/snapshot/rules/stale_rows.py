@@ -63,8 +63,8 @@ from dataclasses import dataclass, field
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_KEYS = 100_000
-"""Maximum number of keys kept for a table. If there are more, only the ids of their transactions
-are kept."""
+"""The number of keys of a table above which `reduce_keys` is called. It keeps at most half of
+them; if more are needed, it keeps only the ids of their transactions."""
 
 MAX_KEYS_OF_ONE = 20_000
 """Maximum number of keys kept of one transaction."""

@@ -10,13 +10,17 @@ everything was read.
     nothing_left    everything is read: a boundary transaction for SNAPSHOT_END is emitted
     go_on_reading   that transaction does not count, because the server streamed it
     end             where SNAPSHOT_END is published
-    begin_again     the plan's blocks are no longer the table's, or there are too many keys, or a
-                    suspect committed before everything was read (see KeyTrack)
+    begin_again     TableTasks: the read plan no longer fits, a value needs text, the table was
+                    renamed or altered, or it is set aside or cancelled. The stream: an UPDATE that
+                    left values out finds too many keys, or a suspect that may have changed the
+                    table commits before everything is read (see KeyTrack)
     resume          in a new process: READING with the stored ranges and keys
 
-The state is private. TableTasks moves it. The chunk reader and the publisher report to it what they
-have read and published. change_tracking.py reports what the stream changes, after which the table
-may have to begin again. All other modules only read the properties of TableProgress.
+The state is private. TableTasks moves it, and passes on which chunks were published or given back.
+The chunk reader reports PostgreSQL snapshots and shortened ranges; a reader task limits the size of
+chunks. The publisher asks `admits` and `is_stale`, which also notes the keys of stale rows.
+change_tracking.py reports what the stream changes, after which the table may have to begin again.
+All other modules only read the properties of TableProgress.
 
 `generation` is incremented at each new beginning: chunks of an earlier generation are ignored.
 """
@@ -67,7 +71,8 @@ class Status(Enum):
 @dataclass(slots=True, eq=False)
 class Chunk:
     """The part of a relation that one transaction reads: a range of a leaf, rows with some keys, or
-    all rows. Only TableProgress writes the fields of a chunk.
+    all rows. Only TableProgress writes the fields of a chunk, except that a reader task may call
+    `lock_writers` before the chunk is read.
 
     `visibility` is the PostgreSQL snapshot of the chunk; None until it is taken.
     """
@@ -257,6 +262,8 @@ class TableProgress:
             self._restart(TOO_MANY_KEYS)
 
     def _restart(self, reason: str) -> None:
+        """Begin again at a change in the stream. The purpose stays as it is, although rows may have
+        been published: an event has deleted each of them that is gone since then."""
         self.begin_again()
         self._restart_reason = reason
 
