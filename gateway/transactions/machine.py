@@ -222,8 +222,8 @@ class TransactionMachine(LogicalMessages):
     # -- two-phase
 
     def note_ended(self, xids: frozenset[int], lsn: int) -> None:
-        """Note that these prepared transactions ended before `lsn`. An end that has not arrived when
-        replication has passed `lsn` is in a gap."""
+        """Note that these prepared transactions ended before `lsn`. An end that has not arrived
+        when replication has passed `lsn` is in a gap."""
         self._ended = xids, lsn
 
     def pop_ended_in_gap(self) -> list[Prepared]:
