@@ -7,7 +7,8 @@ changes    changes that this version contains are removed; small files are compa
            in two sizes, so that a change is rewritten about twice; checkpoints of the log are
            written
 tables     log entries and files that no remaining version needs are removed; small files are
-           compacted as those of `changes`, after every _LOOK_EVERY versions of a table
+           compacted as those of `changes`, after every _LOOK_EVERY versions of a table, unless the
+           user has turned Delta's auto compaction off
 
 The auto compaction of Delta is only used for the mirror's other tables. It would rewrite a table
 after the first write of each process, and again and again while it is smaller than 128 MB.
@@ -46,31 +47,33 @@ class Maintenance:
     retention_s: float = RETENTION_S
     _grown: set[str] = field(default_factory=set, init=False)  # locations of tables whose files have to be checked
     _due: float = field(default=-math.inf, init=False)
-    _failed: bool = field(default=False, init=False)  # since the last removal
+    _failed: set[str] = field(default_factory=set, init=False)  # steps that failed since a removal was last due
     _session: SparkSession | None = field(default=None, init=False)
 
     def run_if_due(self, spark: SparkSession, tables: Iterable[str], *, compacts: bool) -> tuple[str, ...]:
-        """Remove what is too old, about once an hour; if `compacts`, also compact `changes` at each
-        call. `tables`: those of the newest version. Return a message for each step that failed: the
-        mirror continues without that step, and tries it again at the next removal."""
+        """Remove what is too old, about once an hour, or once in `retention_s` if that is less.
+        Compact tables that have enough new versions and, if `compacts`, `changes`. `tables`: those
+        of the newest version. Return a message for each step that failed: the mirror continues
+        without that step, and tries it again at the next removal."""
         is_due = time.monotonic() >= self._due
-        is_well = is_due or not self._failed
+        if is_due:
+            self._failed.clear()
         steps = {
-            "compact changes": self.compact if compacts and is_well else None,
-            "compact tables": self.compact_tables if self._grown and is_well else None,
+            "compact changes": self.compact if compacts else None,
+            "compact tables": self.compact_tables if self._grown else None,
             "remove versions older than the retention time": partial(self.remove, tables=tables) if is_due else None,
         }
-        failed = []
+        told = []
         for name, step in steps.items():
             try:
-                if step is not None:
+                if step is not None and name not in self._failed:
                     step(spark)
             except Exception as problem:  # of any kind: it is reported
-                failed.append(f"could not {name} in {self.path}: {_told(problem)}")
+                self._failed.add(name)
+                told.append(f"could not {name} in {self.path}: {_told(problem)}")
         if is_due:
             self._due = time.monotonic() + min(self.retention_s, _EVERY_S)
-        self._failed = bool(failed) or (self._failed and not is_due)
-        return tuple(failed)
+        return tuple(told)
 
     def remove(self, spark: SparkSession, tables: Iterable[str]) -> None:
         """Remove what no version of the mirror within the retention needs. `tables`: those of the
