@@ -8,6 +8,7 @@ standard output, for other programs.
 from __future__ import annotations
 
 import math
+import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -234,6 +235,7 @@ def merge(
         spark = SparkChoice(master, conf, jars, memory_mb, cores, verbose, settings_of(context)).session(
             "walgate merge"
         )
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # as after Ctrl-C, the merges are given back
         of_catalog = Catalog(catalog, path) if catalog else None
         reached = merge_once(
             spark,
