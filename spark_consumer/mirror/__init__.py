@@ -15,7 +15,13 @@
                         unmerged changes
     local               a local mirror's rows and versions, read without Spark
     verify              compares the mirror with its source
-    table_format        what the mirror needs of the tables' format; only delta/ knows Delta
+    mirror_state  table_selection
+                        how far changes were appended and merged; which tables a mirror has
+    report  progress_lines
+                        what operators are told
+    paths  table_format
+                        where tables are stored, and what the mirror needs of their format; only
+                        delta/ knows Delta
 
 A micro-batch is one commit to `changes`. A merge cuts what was appended into slices, and for each
 slice writes the tables and, last, a row of the manifest. `versions` reads the tables as of the last

@@ -3,9 +3,9 @@ not merged yet, and merged ones for the time of the retention.
 
 `<path>/changes` has the columns COLUMNS. It contains table marks too: rows with what a marker says
 about a table (reader/table_marks.py). The rows that a batch writes to a file are sorted by table;
-those of a compacted file are not. Each batch is one commit, whose number is the commit LSN up to
-which all changes have been appended. `<path>/schemas` has the JSON text of the changes' value
-schemas, so that neither merging nor reading needs Kafka or the registry.
+those of a compacted file are not. Each batch is one commit, which notes the commit LSN up to which
+all changes have been appended. `<path>/schemas` has the JSON text of the changes' value schemas, so
+that neither merging nor reading needs Kafka or the registry.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SCHEMA = pa.schema([RAW.field(name) for name in COLUMNS])
 _SCHEMAS = pa.schema([("schema_id", pa.int32()), ("text", pa.string())])
 _BOUNDED = ("table", "commit_lsn", "commit_time")
 _CHANGES_A_FILE = 250_000
-# If there are more commits than this since the last merge, they are not read one by one.
+# If there are so many commits since the last merge, or more, they are not read one by one.
 _COMMITS = 1000
 _LISTS_BY_A_JOB = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 # Application whose version in `changes` is the commit LSN up to which changes were removed.

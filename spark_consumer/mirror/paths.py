@@ -8,7 +8,7 @@
 <path>/seen/<schema>/<table>/...  keys found while a snapshot replaces or verifies a table: see
                                   snapshot_keys.py
 <path>/differences                differences that a VERIFY has found: see verify/comparison.py
-<path>/verdicts                   result of each snapshot of a table: see schemas/verdict.py
+<path>/verdicts                   result of each table's last snapshot: see schemas/verdict.py
 <path>/_position                  last batch without rows: see output_position.py
 <path>/checkpoint                 Spark's checkpoint
 """

@@ -1,8 +1,8 @@
 """Contents of a set of changes, such as a slice of a merge: its tables, their schemas, the last
 TRUNCATE of each, and the table marks (table_states.py). Nothing is decoded for this.
 
-A small batch is collected into this process and analyzed here, a large one by Spark. The changes of
-one table of a large batch are collected when that table is written, if they are few enough.
+A small set is collected into this process and analyzed here, a large one by Spark. The changes of
+one table of a large set are collected when that table is written, if they are few enough.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from spark_consumer.mirror.table_states import FILL, FirstRows, SnapshotWindow, 
 from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 from spark_consumer.tables import TableName
 
-# A batch, or one table's part of it, within these limits is collected into this process: a Spark
-# job costs 50-200 ms whatever it does, and one sort and one fold in Arrow cost a third of what
-# Spark's shuffles do. Left in files, each table's changes would be read separately.
+# A set of changes, or one table's part of it, within these limits is collected into this process.
+# A Spark job costs 50-200 ms whatever it does, and one sort and one fold in Arrow cost a third of
+# what Spark's shuffles do. Left in files, each table's changes would be read separately.
 SMALL_CHANGES = 1_000_000
 SMALL_BYTES = 64 << 20
 # Rows times columns, nulls included, since each decoded value takes some bytes.
@@ -34,7 +34,7 @@ _SMALL_CELLS = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class TablePart:
-    """Part of a batch that belongs to one table. `newest`: schema id of its last record;
+    """Part of a set of changes that belongs to one table. `newest`: schema id of its last record;
     `last_truncate`: (commit_lsn, ordinal) of its last TRUNCATE, before which nothing counts in a
     table with a key; `first_lsn`, `last_lsn`: commit LSNs of its first and last change."""
 
@@ -56,8 +56,8 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True)
 class BatchContent:
-    """Contents of a batch. `commit_lsn`, `commit_time`: those of its last transaction; `parts`: one
-    for each table, largest first."""
+    """Contents of a set of changes. `commit_lsn`, `commit_time`: those of the last change or, in a
+    slice, of its end, which may be a mark; `parts`: one for each table, largest first."""
 
     commit_lsn: int
     commit_time: datetime | None
@@ -74,8 +74,9 @@ class BatchContent:
 
 @dataclass(frozen=True, slots=True)
 class BatchSize:
-    """Size of a batch. `marks`: number of table marks; `value_bytes`: total size of the changes'
-    values; `first_lsn`, `last_lsn`: first and last commit LSN, -1 if the batch is empty."""
+    """Size of a set of changes. `marks`: number of table marks; `value_bytes`: total size of all
+    values, also those of the marks; `first_lsn`, `last_lsn`: first and last commit LSN, -1 if it is
+    empty."""
 
     changes: int
     marks: int
@@ -85,7 +86,7 @@ class BatchSize:
 
 
 def total(sizes: Sequence[BatchSize]) -> BatchSize:
-    """Return the total size of batches, none of them empty, in any order."""
+    """Return the total size of sets of changes, none of them empty, in any order."""
     return BatchSize(
         sum(size.changes for size in sizes),
         sum(size.marks for size in sizes),
@@ -96,7 +97,7 @@ def total(sizes: Sequence[BatchSize]) -> BatchSize:
 
 
 def batch_size(raw: DataFrame) -> BatchSize:
-    """Return the size of a batch (columns of frames.RAW, with or without the rows of table
+    """Return the size of a set of changes (columns of frames.RAW, with or without the rows of table
     marks)."""
     is_mark = f.col("op").isin(list(KINDS))
     found = raw.agg(
@@ -112,7 +113,7 @@ def batch_size(raw: DataFrame) -> BatchSize:
 
 
 def marks_in(raw: DataFrame) -> list[StoredMark]:
-    """Return the table marks of a batch, in the order of their markers."""
+    """Return the table marks among these changes, in the order of their markers."""
     columns = ("op", "table", "commit_lsn", "ordinal", "value", "commit_time")
     return parse_marks(raw.where(f.col("op").isin(list(KINDS))).select(*columns).toArrow().to_pylist())
 
@@ -130,8 +131,8 @@ def split_by_chunks(changes: DataFrame, chunks: Sequence[StoredMark]) -> tuple[D
 
 
 def split_records(records: pa.Table) -> tuple[BatchContent, dict[TableName, pa.Table]]:
-    """Return the contents of a batch (columns of frames.RAW, not empty), and the records of each of
-    its tables, ordered by (commit_lsn, ordinal)."""
+    """Return the contents of `records` (columns of frames.RAW, not empty), and those of each table,
+    ordered by (commit_lsn, ordinal)."""
     names = records["table"].combine_chunks().dictionary_encode()
     ordered = _in_order(records.append_column("number", names.indices), "number").drop_columns("number")
     counts = {found["values"]: found["counts"] for found in pc.value_counts(names.indices).to_pylist()}
@@ -164,8 +165,8 @@ def _part_of(table: TableName, own: pa.Table) -> TablePart:
 
 
 def batch_content(raw: DataFrame) -> BatchContent | None:
-    """Return the contents of a batch (columns of frames.RAW, without table marks), or None if it is
-    empty."""
+    """Return the contents of a set of changes (columns of frames.RAW, without table marks), or None
+    if it is empty."""
     found = (
         raw.groupBy("table", "schema_id")  # numbers and strings only: Spark aggregates them without sorting
         .agg(
@@ -227,8 +228,8 @@ def _cuts(raw: DataFrame) -> dict[str, tuple[int, int]]:
 
 
 def summarize(raw: DataFrame, size: BatchSize) -> tuple[BatchContent, dict[TableName, pa.Table] | None] | None:
-    """Return the contents of a batch without table marks and, if it is small, its records by table.
-    Return None if it is empty."""
+    """Return the contents of a set of changes without table marks and, if it is small, its records
+    by table. Return None if it is empty."""
     if size.changes and size.changes <= SMALL_CHANGES and size.value_bytes <= SMALL_BYTES:
         return split_records(raw.toArrow())
     content = batch_content(raw) if size.changes else None
@@ -282,7 +283,7 @@ def empty_relations(
     """Return, by table, the oid of a relation that a FILL has found empty although the table has
     rows of another relation: no change reports that these are gone.
 
-    `marks`, `parts`: those of a batch; `ended`: the snapshots that ended in it; `oids`: relations
+    `marks`, `parts`: those of a slice; `ended`: the snapshots that ended in it; `oids`: relations
     of the tables before it; `oid_of`: returns the oid of a schema id.
     """
     found = {}
@@ -302,7 +303,7 @@ def empty_relations(
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """Rows of a batch that a VERIFY snapshot has read. `records`: the rows of each table, if there
+    """Rows of a slice that a VERIFY snapshot has read. `records`: the rows of each table, if there
     are few in all; None: they are only in `changes`."""
 
     changes: DataFrame

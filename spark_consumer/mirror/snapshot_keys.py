@@ -40,7 +40,7 @@ def store_keys(
     commit_lsn: int,
     application: str = APPLICATION,
 ) -> None:
-    """Append the keys of one table's records after `begin_lsn`, once for the batch that ends at
+    """Append the keys of one table's records after `begin_lsn`, once for the slice that ends at
     `commit_lsn`, and for each `application`."""
     schema = _schema(shape)
     decode = partial(_keys, shape=shape, schemas=texts)

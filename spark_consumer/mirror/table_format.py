@@ -80,8 +80,8 @@ class TableFormat(Protocol):
     def noted_numbers(self, spark: SparkSession, location: str, *applications: str) -> list[int | None]: ...
 
     def applied_commit_lsn(self, spark: SparkSession, location: str, application: str = APPLICATION) -> int:
-        """Return the commit LSN of the last batch that was applied to a table. Raise MirrorError if
-        another program created the table."""
+        """Return the commit LSN of the last slice or batch that was applied to a table. Raise
+        MirrorError if another program created the table."""
 
     def noted_property(self, spark: SparkSession, location: str, name: str) -> str | None: ...
 

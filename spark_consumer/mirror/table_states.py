@@ -10,13 +10,15 @@ VERIFY     rows read are compared with those in the table, which stays as it is
 
 A table may be
 
-filling    not complete, since its FILL has not ended: it cannot be read
+filling    not complete, since its FILL has not ended: it cannot be read. During a FILL of all
+           tables, a new table is filling from its first rows on
 incomplete filling, and only the end of its own FILL or REPLACE makes it complete: its FILL has
            begun, and may have been cancelled since; or it had rows during a FILL of all tables that
            was cancelled
 frozen     in quarantine (EXCLUDED): versions of the mirror keep the table's last version until a
-           FILL or REPLACE has ended; rows that arrive meanwhile are written to the table, but no
-           version has them, and unmerged_overlay.py leaves them out
+           FILL or REPLACE whose beginning was read has ended, or another relation has the name;
+           rows that arrive meanwhile are written to the table, but no version has them, and
+           unmerged_overlay.py leaves them out. During a FILL the table is filling, too
 stale      frozen, or not filled or replaced since a gap, in which changes were lost
 
 The state follows from the first rows of new tables, and from table marks: what a marker says about
@@ -85,7 +87,8 @@ class StoredMark:
     @property
     def place(self) -> tuple[int, int, int, int, str]:
         """Sort key for the order of the markers in the topic. Marks of releases that stored no
-        offset are sorted by kind: the markers of one transaction always come in the same order."""
+        offset are sorted by ordinal, then by kind: the markers of one transaction always come in
+        the same order."""
         offset = self.facts.get(MARKER_OFFSET, -1)
         return (
             self.commit_lsn,
@@ -114,8 +117,9 @@ class SnapshotWindow:
     has.
 
     `key`: the table's key in the first rows that arrived (attnums, or names if those are not
-    known); `has_two_keys`: whether it changed since; `schema_id`: schema id of the newest rows that
-    a VERIFY has read, which are not written to the table.
+    known); `has_two_keys`: whether it, or the type of one of its columns, changed since;
+    `schema_id`: schema id of the newest rows that a VERIFY has read, which are not written to the
+    table.
     """
 
     snapshot_id: str
@@ -426,12 +430,12 @@ def first_unreadable(states: TableStates, marks: Sequence[StoredMark]) -> int | 
 
 
 def first_cut(states: TableStates, marks: Sequence[StoredMark], first_lsn: int, last_lsn: int) -> int | None:
-    """Return the commit LSN at which a batch has to be cut, so that the changes before that LSN are
-    applied first, or None. The batch has these marks, and commit LSNs from `first_lsn` to
+    """Return the commit LSN at which changes have to be cut, so that those before that LSN are
+    applied first, or None. The changes have these marks, and commit LSNs from `first_lsn` to
     `last_lsn`.
 
-    The batch is cut before a table is excluded, so that the table's last state is kept. It is also
-    cut where a second snapshot of a table begins after one has ended in the batch. VERIFY needs
+    They are cut before a table is excluded, so that the table's last state is kept. They are also
+    cut where a second snapshot of a table begins after one has ended among them. VERIFY needs
     further cuts: see verify/comparison.first_later_change.
     """
     frozen, ended, cuts = {name: states.frozen_oids.get(name) for name in states.frozen}, set[str | None](), []

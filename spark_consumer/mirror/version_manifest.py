@@ -6,8 +6,8 @@ manifest sees the source exactly as it was after one commit. A reader that takes
 of each table may see a slice half applied.
 
 Commits of the manifest note the commit LSN of each version, the format version of the mirror, and
-the epochs of writers and of those that have ended (writer_epoch.py). A property of the manifest has
-the options of the mirror (OPTIONS).
+the epochs of the merges, also those that were given back (writer_epoch.py). A property of the
+manifest has the options of the mirror (OPTIONS).
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ class RecordedVersion:
     """A version of the mirror. `tables`: name -> version of each table, as of the transaction at
     `commit_lsn`. Tables that are still filling are included: see `complete`.
 
-    `keys`: key columns of each table, none for an append-only one. `scope`: the only tables of the
-    mirror, if it is limited to some. `oids`: oid of the relation that each table mirrors.
-    `schema_ids`: newest value schema of each table. `table_states`: TableStates.text, in the column
-    `standing` of the manifest.
+    `batch`: the last micro-batch that the merging process had appended; 0 if none. `keys`: key
+    columns of each table, none for an append-only one. `scope`: the only tables of the mirror, if
+    it is limited to some. `oids`: oid of the relation that each table mirrors. `schema_ids`: newest
+    value schema of each table. `table_states`: TableStates.text, in the column `standing` of the
+    manifest.
     """
 
     batch: int

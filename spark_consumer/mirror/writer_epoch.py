@@ -3,9 +3,13 @@ to the writer that took it last.
 
 A writer that takes a right notes an epoch, in `changes` for the appends and in the manifest for the
 merges. An epoch is a number above that of the former writer, taken from the clock so that no two
-are equal. A writer that finds another epoch than its own stops. A job has both rights, unless
-`walgate merge` has taken the merges. At its end `walgate merge` notes that its epoch is given back,
-and the job takes the merges again when its next merge is due.
+are equal. A job has both rights, unless `walgate merge` has taken the merges. A job that finds
+another epoch of the appends stops. If only the merges have another one, it continues to append.
+
+At its end, also after an error, `walgate merge` notes that its epoch is given back, and the job
+takes the merges again when its next merge is due. If `walgate merge` was killed, nobody knows
+whether it still writes: the job merges no more until it is restarted, or another `walgate merge`
+ends.
 
 The format of the tables refuses the second of two concurrent commits of one application. It also
 refuses an append that expects an epoch (`expected_epoch`), if the writer has changed or changes
@@ -14,9 +18,9 @@ record of a version in the manifest. So only the owner records a version.
 
 A writer that was superseded may still write a table. The number that each write notes, its commit
 LSN, protects the table: Delta skips a write whose number the table has reached. If another writer
-has noted a lower number since the table was prepared, an append is refused. A merge is not: its
-rows are made of the version that was prepared, so they are right for its number. Nor is a rewrite
-that begins within milliseconds of that number.
+has noted a lower number since the table was prepared, an append or a rewrite is refused. A merge is
+not: its rows are made of the version that was prepared, so they are right for its number. Nor is a
+rewrite if that number is noted in the milliseconds between its check and its beginning.
 """
 
 from __future__ import annotations

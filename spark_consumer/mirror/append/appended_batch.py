@@ -18,8 +18,9 @@ from spark_consumer.reader.table_marks import KINDS, SNAPSHOT_END
 @dataclass(frozen=True, slots=True)
 class AppendedBatch:
     """A micro-batch that is not empty. `commit_time`: that of its last transaction; `ends`: number
-    of snapshots that end in it; `tables`: number of changes of each table; `first_lsns`: commit LSN
-    of the first change of each table. In both, the tables with most changes come first."""
+    of its marks SNAPSHOT_END, of tables and of whole snapshots; `tables`: number of changes of each
+    table; `first_lsns`: commit LSN of the first change of each table. In both, the tables with most
+    changes come first."""
 
     size: BatchSize
     transactions: int

@@ -46,8 +46,9 @@ class AppendingMirror:
     `on_recreated`, `deletion_vectors`, `strict` and `catalog`: as for merger.Merger.
 
     `merge_every_s`: seconds from one merge to the next; None: see MergeThread; 0: each batch waits
-    until it is merged; infinity: only `finish` or another process merges. `retention_s`: seconds
-    for which versions of the mirror can be read, at any commit LSN.
+    until it is merged, unless `walgate merge` has the merges; infinity: only `finish` or another
+    process merges. `retention_s`: seconds for which versions of the mirror can be read, at any
+    commit LSN.
     """
 
     path: str
@@ -64,7 +65,7 @@ class AppendingMirror:
     retrying: Callable[[Exception, float], None] = lambda _problem, _pause_s: None  # before a merge is retried
     handed_over: Callable[[], None] = lambda: None  # called when `walgate merge` has taken over the merges
     working: ProgressListener = ignore_progress  # called during a long batch or merge
-    merged: Callable[[], None] = lambda: None  # called after each background merge, also one without rows
+    merged: Callable[[], None] = lambda: None  # called after each background merge: see MergeThread
     _merges: BackgroundMerges = field(init=False)
     _known: set[str] = field(default_factory=set, init=False)  # names of the tables in the mirror
     _appended: int = field(default=-1, init=False)
@@ -243,8 +244,8 @@ class AppendingMirror:
         self._merges.thread.end()
 
     def finish(self, spark: SparkSession, *, merge: bool) -> None:
-        """Wait for the running merge, then, if `merge`, merge everything that was appended. Raise
-        MirrorError."""
+        """Wait for the running merge, then, if `merge`, merge everything that was appended, unless
+        `walgate merge` has the merges (BackgroundMerges.finish). Raise MirrorError."""
         self._merges.thread.end()
         self.check()
         if not merge or (self._merges.session is None and not TABLE_FORMAT.exists(spark, changes_path(self.path))):

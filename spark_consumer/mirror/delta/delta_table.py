@@ -290,8 +290,8 @@ def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int
 
 
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:
-    """Return the commit LSN of the last batch that was applied to a table. Raise MirrorError if
-    another program created the table."""
+    """Return the commit LSN of the last slice or batch that was applied to a table. Raise
+    MirrorError if another program created the table."""
     found = noted_number(spark, location, application)
     if found is None:
         raise MirrorError(

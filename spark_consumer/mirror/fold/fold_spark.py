@@ -1,5 +1,5 @@
-"""Fold of one batch's keyed events into one last state for each key: a deletion, or a row and the
-names of the columns that the batch never sent.
+"""Fold of one table's keyed events into one last state for each key: a deletion, or a row and the
+names of the columns that the events never sent.
 
 In the order of (commit_lsn, ordinal), the last event of a key decides. A column that this event did
 not send has the value of the last event that sent it. If the key was deleted meanwhile, the put

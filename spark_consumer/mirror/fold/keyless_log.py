@@ -5,10 +5,11 @@ column that is an array.
 The columns are those of the relation, then `_op`, `_commit_lsn`, `_commit_time`, `_ordinal` and
 `_special`. `_op` is INSERT, DELETE (the old row; all columns null if the stream does not have it),
 UPDATE (the new row), UPDATE_BEFORE (the old row of an UPDATE, if the stream has it), TRUNCATE (all
-columns null) or READ (a row of a snapshot, or from before the table lost its key). Added up, they
-give the current rows, if the stream has all old rows. A snapshot reads a relation without a key in
-one transaction, whose rows replace all others: a TRUNCATE with the ordinal -1 precedes the READ
-rows of each transaction.
+columns null) or READ (a row of a snapshot, or from before the table lost its key). A value that was
+not sent (an unchanged TOAST value), and is not in the old row, is null. Added up, they give the
+current rows, if the stream has all old rows. A snapshot reads a relation without a key in one
+transaction, whose rows replace all others: a TRUNCATE with the ordinal -1 precedes the READ rows of
+each transaction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
-"""Conversion of a table when the replica identity of its relation changes.
+"""Changes of a table's key, and other relations with its name.
 
-A batch is cut at such a change, so that each table has one key in every slice. A table of rows
-becomes a log of changes, or the reverse. Existing rows must have a value in each column of a new
-key; otherwise, no later change would match them.
+A slice is cut where the key changes, so that each table has one key in every slice. Rows become a
+log of changes if the table loses its key, and a log becomes rows if it gets one. Rows whose key
+becomes another one stay as they are. They must have a value in each of its columns; otherwise, no
+later change would match them.
+
+A relation that was dropped and recreated, or renamed to this name, has another oid. The table may
+have rows of the former relation, which are removed, kept as a copy, or an error (--on-recreated).
 """
 
 from __future__ import annotations
@@ -227,15 +231,16 @@ def change_of_relation(
     *,
     keeps_former: bool,
 ) -> int | None:
-    """Return the commit LSN of the first transaction after the first record in which another
-    relation has the table's name, or None. Return None, too, if the rows of the former relation are
-    simply removed: without `keeps_former`, unless the mirror may refuse the new relation (see
-    `beginning_of_relation`).
+    """Return the commit LSN of the first transaction, after that of the first record, in which
+    another relation than that record's has the table's name, or None. Return None, too, if the rows
+    of the former relation are simply removed: without `keeps_former`, unless the mirror may refuse
+    the new relation (see `beginning_of_relation`).
 
     The changes before that LSN are merged first. So the copy of the table that the error asks for
-    concerns the new relation only, and the mirror's own copy of the former rows is complete.
-    `first`: first_positions; `shapes`: versions of the table, by schema id; `known`, `is_other`: as
-    for `beginning_of_relation`.
+    concerns the new relation only. The mirror's own copy of the former rows is complete, unless the
+    first transaction has records of both relations; prepare_table.py reports that. `first`:
+    first_positions; `shapes`: versions of the table, by schema id; `known`, `is_other`: as for
+    `beginning_of_relation`.
     """
     order = [shapes[schema_id].oid for schema_id in sorted(first, key=lambda schema_id: first[schema_id])]
     named = [oid for oid in (known, *order, shapes[part.newest].oid) if oid is not None]

@@ -1,5 +1,5 @@
-"""Start of the fold of one table's raw records in one batch into the last state of each key. The
-fold itself is made by fold_spark or, in this process, by fold_arrow."""
+"""Start of the fold of one table's raw records into the last state of each key. The fold itself is
+made by fold_spark or, in this process, by fold_arrow."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from spark_consumer.mirror.tables.table_schema import TableSchema
 from spark_consumer.source.frames import TEXTS
 
 Cut = tuple[int, int] | None
-# Returns the rows of the table before the batch, or None if it is new or was emptied.
+# Returns the rows of the table before the changes, or None if it is new or was emptied.
 Base = Callable[[], DataFrame | None]
 # Is called with the columns whose values are lost: see fold_arrow.lost_columns.
 NoteLost = Callable[[set[str]], None]
@@ -67,7 +67,7 @@ def unsent_columns(events: pa.Table) -> set[str]:
 
 
 def living_rows(states: pa.Table, shape: TableSchema) -> pa.Table:
-    """Return the rows that exist after the batch, in the columns of the table. For a DataFrame,
+    """Return the rows that exist after the changes, in the columns of the table. For a DataFrame,
     merge_source.rows does this."""
     living = states.filter(pc.invert(states["deleted"]))
     columns = living["row"].combine_chunks().flatten()

@@ -19,7 +19,7 @@ from spark_consumer.reader.registry import Schema
 MANY_CHANGES = 10_000_000
 # A batch of at least this many changes is part of a backlog.
 BACKLOG_CHANGES = 250_000
-_LOOK_AGAIN_S = 1.0  # least time between checks whether `walgate merge` has ended
+_LOOK_AGAIN_S = 1.0  # time between checks whether `walgate merge` has ended, if `every_s` is less
 
 
 @dataclass
@@ -58,7 +58,7 @@ class BackgroundMerges:
         return self.merger.last
 
     def open(self, session: SparkSession) -> None:
-        """Take over the merges, unless another process makes all of them."""
+        """Take over the merges, unless this process merges only at its end, or not at all."""
         if self.merges_here:
             self.merger.open(session)
 
@@ -97,8 +97,9 @@ class BackgroundMerges:
             self.has_first = True
 
     def finish(self, session: SparkSession) -> None:
-        """Merge everything that was appended, in this thread, when no other merge begins any
-        more."""
+        """Merge everything that was appended, in this thread, when no other merge begins any more.
+        Do nothing if `walgate merge` has the merges, unless `every_s` is infinity: then take them
+        from it."""
         self.session = session
         if not self.merges_here:
             self.merger.open(session)
@@ -106,8 +107,8 @@ class BackgroundMerges:
 
     def _merge_in_background(self) -> None:
         """Merge while batches run. Batches need cores too, so merges get half of the cores, and
-        write at most one table for each of them, unless a backlog has just been read. The cores are
-        counted for each merge, since executors may have been added."""
+        write at most one table for each of them, unless a backlog has just been read or batches
+        wait for them. The cores are counted for each merge, since executors may have been added."""
         assert self.session is not None
         if self.has_backlog or self.every_s == 0:
             self._merge(TABLES_AT_ONCE)

@@ -28,8 +28,8 @@ def merge_once(
     catalog: Catalog | None = None,
     working: ProgressListener = ignore_progress,
 ) -> int | None:
-    """Merge everything appended, with the options of the mirror, and remove what is older than the
-    retention (None: that of the mirror).
+    """Merge everything that was appended before this took over the merges, with the options of the
+    mirror. Compact files, and remove what is older than the retention (None: that of the mirror).
 
     Return the commit LSN that the tables have reached, or None if nothing was ever appended. Raise
     MirrorError, and any error of the maintenance (`walgate mirror` only reports it).

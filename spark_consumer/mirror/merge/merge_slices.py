@@ -1,10 +1,15 @@
 """Slices of appended changes, each of which a merge applies in one step.
 
 Within a slice, a table has one key, and each column has one type unless the type changes within a
-transaction. The end of a snapshot, and the comparison of a chunk that a VERIFY has read, take
-effect after all changes of their slice are written. So a slice ends before a change that these must
-not see. It also ends before a table goes into quarantine, so that the table's last state is in a
-version.
+transaction. Snapshots end, and chunks that a VERIFY has read are compared, after all changes of
+their slice are written. A slice ends before
+
+    the quarantine of a table, so that the table's last state is in a version
+    the beginning of a second snapshot of a table, if one has ended in the slice
+    the next change of a table after a chunk of it that a VERIFY has read
+    another key of a table, or another type that may not hold the values from before
+    another relation with a table's name, unless the former rows are simply removed
+        (replica_identity.change_of_relation)
 
 A slice is cut when the one before it has been merged, since the states and keys of the tables
 decide where the next cut is. Later changes decide, too: the slice of a merge that was interrupted

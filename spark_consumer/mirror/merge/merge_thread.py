@@ -22,7 +22,8 @@ class MergeThread:
     """Thread that runs `merge`. `every_s`: least number of seconds from the start of one merge to
     that of the next; None: MERGE_EVERY_S, or up to MERGE_AT_LEAST_EVERY_S if merges would take more
     than MERGES_SHARE of the time. `retrying`: called with the error of a merge that will be
-    retried, and the seconds until then. `merged`: called after each merge that succeeded.
+    retried, and the seconds until then. `merged`: called after each call of `merge` without an
+    error, also one that merged nothing.
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on
@@ -68,8 +69,8 @@ class MergeThread:
             self._changed.notify_all()
 
     def merge_now(self) -> None:
-        """Return after a merge that began after this call, or when no further merge will begin.
-        Raise the error that ended the merges."""
+        """Return after a call of `merge` that began after this one, or when no further merge will
+        begin. Raise the error that ended the merges."""
         with self._changed:
             awaited = self._begun + 1
             self._wanted = self._at_once = True

@@ -1,12 +1,13 @@
 """Merge what was appended to a mirror's `changes` into its tables: whole transactions, in slices
 (merge_slices.py). The changes of a slice are one commit of each table, then one version of the
-mirror. A change of a table's columns or key may be a commit of its own before that one, and the end
-of a REPLACE is one after it.
+mirror. A change of a table's columns or key may be a commit of its own before that one. Surplus
+rows of a REPLACE, and rows of a former relation that a FILL has found empty, are deleted in a
+commit after it.
 
 A merge can be repeated after a crash: each table notes the commit LSN up to which it has changes,
-and takes only later ones (tables/prepare_table.py, delta/delta_write.py). Slices are then cut anew,
-and may end later than before. tables/write_table.py does the writes; version_manifest.py defines
-what readers see meanwhile.
+and takes only later ones (tables/prepare_table.py, delta/delta_write.py). If a table was written,
+the slice ends where it ended before; otherwise it is cut anew (merge_slices.py).
+tables/write_table.py does the writes; version_manifest.py defines what readers see meanwhile.
 """
 
 from __future__ import annotations
@@ -72,19 +73,19 @@ _CHECK_EVERY_S = 1.0
 
 @dataclass
 class Merger:
-    """Merges what AppendingMirror, in this process or an earlier one, has appended. A mirror has
-    one writer at a time.
+    """Merges what AppendingMirror, in this process or another one, has appended. Only one process
+    merges at a time (writer_epoch.py).
 
     `schemas`: value schemas of all changes appended so far; if it is empty, `open` reads them.
     `tables`, `exclude`: the same as the options of the reader, a selection that cannot be widened
     later. `on_recreated`: what to do with the old rows of a table that was dropped and recreated,
     if no event has removed them: EMPTY removes them, KEEP_AS also keeps a copy, STOP is an error.
-    Then it is an error under every option if the mirror knows the new relation by another name, or
-    the relation had this name before. `deletion_vectors`: whether new tables get them. `strict`:
-    whether it is an error, and not only reported, if an ALTER TABLE has an unknown effect on
-    existing rows, or a row with a new key has unknown values. `retention_s`: seconds for which
-    versions of the mirror can be read. `catalog`: registers the tables under names.
-    `tables_at_once`: number of tables that are written at the same time.
+    Such rows are an error under every option if the mirror knows the new relation by another name,
+    or the relation had this name before. `deletion_vectors`: whether new tables get them. `strict`:
+    whether doubts are errors, and not only reported. Doubts are a changed type of a column, unknown
+    values of a column in old rows, a renamed table, and values that a row with a new key lacks.
+    `retention_s`: seconds for which versions of the mirror can be read. `catalog`: registers the
+    tables under names. `tables_at_once`: number of tables that are written at the same time.
     """
 
     path: str

@@ -136,7 +136,7 @@ def missing_values(shapes: Iterable[TableSchema]) -> dict[int, MissingValue | No
 
 def doubts_of(before: TableSchema, after: TableSchema, change: ColumnChange) -> str:
     """Describe the effects of an ALTER TABLE on existing rows that the stream does not report; ""
-    if there are none."""
+    if there are none. A changed type is one of them, even if all values fit into it."""
     types = {name: after.row.field(name).type for name in after.columns}
     cast = [
         name

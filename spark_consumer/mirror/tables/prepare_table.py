@@ -1,6 +1,6 @@
-"""Preparation of a table for a slice of a merge. The table must have been written by a mirror (the
-code does not check by which) and have rows of the same relation. It gets the columns and the key of
-the slice."""
+"""Preparation of a table for a slice of a merge. The table must have been written by a mirror; the
+code does not check by which. Rows of a former relation with its name are dealt with first, as
+`on_recreated` requires. Then the table gets the columns and the key of the slice."""
 
 from __future__ import annotations
 
@@ -295,7 +295,8 @@ class TablePreparation:
 
     def _note_rename(self, table: TableName, oid: int, last: version_manifest.RecordedVersion | None) -> None:
         """Report a doubt if a table that is new in the mirror was there under another name, unless
-        a snapshot brings its rows."""
+        a snapshot brings its rows. The table of the former name stays in the versions of the
+        mirror, gets no more changes, and is not stale."""
         if str(table) in self.lacking_rows:
             return
         before = [name for name, known in ({} if last is None else last.oids).items() if known == oid]

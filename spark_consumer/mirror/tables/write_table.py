@@ -1,5 +1,6 @@
-"""Write of one table's part of a slice, in one commit. A table with a key is overwritten if the
-part has a TRUNCATE. A TRUNCATE of a table without a key is appended to its log as a row.
+"""Write of one table's part of a slice, in one commit: a merge into a table with a key, or an
+append to the log of a table without one, where a TRUNCATE is a row. A table is overwritten if its
+columns are rewritten, or if it has a key and the part has a TRUNCATE.
 
 A small part is folded in this process (fold/fold_arrow.py), a large one in Spark
 (fold/fold_spark.py). A Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it

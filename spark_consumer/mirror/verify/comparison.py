@@ -174,10 +174,10 @@ def _differing(shape: TableSchema, there: list[str]) -> list[Column]:
 
 def first_later_change(changes: DataFrame, chunks: Sequence[StoredMark]) -> int | None:
     """Return the commit LSN of the first change of a table after a chunk of the same table, or
-    None. A batch has to be cut there, since a chunk is compared with the table as it was before
+    None. A slice has to be cut there, since a chunk is compared with the table as it was before
     that change.
 
-    `changes`: without table marks; `chunks`: those of the batch, in order.
+    `changes`: without table marks; `chunks`: those among the changes, in order.
     """
     first: dict[str, int] = {}
     for mark in chunks:

@@ -1,8 +1,8 @@
-"""Results that `walgate verify` reads, one for each snapshot of a table that has ended (see
-schemas/verdict.py).
+"""Results that `walgate verify` reads: one file for each table, about its last snapshot that has
+ended, whatever the purpose (see schemas/verdict.py).
 
-They are written before the version of the mirror is recorded: a batch that is run again writes the
-same results.
+They are written before the version of the mirror is recorded: a slice that is applied again writes
+the same results.
 """
 
 from __future__ import annotations
