@@ -298,8 +298,8 @@ def differences(found: State, expected: State) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("count", "transactions"),
-    [(8, 120), pytest.param(100, 900, marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
+    ("count", "transactions", "limit"),
+    [(6, 120, 480), pytest.param(100, 900, 1800, marks=[pytest.mark.long, pytest.mark.timeout(3600)])],
 )
 async def test_a_picture_at_any_commit_is_the_source_s_own_history(
     spark: SparkSession,
@@ -310,6 +310,7 @@ async def test_a_picture_at_any_commit_is_the_source_s_own_history(
     tmp_path: Path,
     count: int,
     transactions: int,
+    limit: int,
 ) -> None:
     """Half of it was merged beside the batches; of the other half nothing is, then all."""
     print(f"WALGATE_TEST_SEED={SEED}")
@@ -317,7 +318,7 @@ async def test_a_picture_at_any_commit_is_the_source_s_own_history(
 
     def stream(source: Source, merge_every_s: float) -> None:
         mirror = AppendingMirror(str(path), source.schemas, reports.append, merge_every_s=merge_every_s)
-        options = {**source.options, "includeMarkers": "true", "maxChangesPerTrigger": str(transactions * 2)}
+        options = {**source.options, "includeMarkers": "true", "maxChangesPerTrigger": str(limit)}
         frame = spark.readStream.format("walgate").options(**options).load()
         run_to_end(frame.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", f"{path}/checkpoint"))
         mirror.finish(spark, merge=False)

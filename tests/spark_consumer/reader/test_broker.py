@@ -79,11 +79,12 @@ async def test_a_wrong_protocol_is_told(kafka: Kafka) -> None:
     """It looks as if the broker hung up, so it is waited for."""
     broker = Broker({"bootstrap.servers": kafka.bootstrap_servers, "security.protocol": "ssl"})
     with pytest.raises(SourceUnavailable, match=r"_TRANSPORT: .*SSL_HANDSHAKE") as caught:
-        await asyncio.to_thread(broker.offsets, TOPIC, patience_s=5)
+        await asyncio.to_thread(broker.offsets, TOPIC, patience_s=2)
     assert "kafka.security.protocol" in caught.value.hint
 
 
-async def test_a_broker_that_refuses_us_is_not_waited_for(kafka: Kafka) -> None:
+async def test_a_broker_that_refuses_us_is_not_waited_for(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(brokers, "_ASK_S", 2.0)
     settings = {"bootstrap.servers": kafka.bootstrap_servers, **PASSWORD}
     with pytest.raises(SourceRefused, match="_AUTHENTICATION") as caught:
         await asyncio.to_thread(Broker(settings, no_progress_s=300).offsets, TOPIC)
