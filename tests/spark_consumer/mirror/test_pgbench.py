@@ -101,9 +101,10 @@ def gateway_of(database: Database, kafka: Kafka, registry: Registry, prefix: str
     return GatewayProcess(folder / "gateway.log", settings)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("clients", "of_client", "limit"),
-    [(2, 20, 50), pytest.param(8, 2500, 2000, marks=[pytest.mark.long, pytest.mark.timeout(1800)])],
+    [(2, 20, 50), pytest.param(8, 2500, 2000, marks=pytest.mark.timeout(1800))],
 )
 async def test_the_four_sums_of_pgbench_are_one_at_the_end_of_every_batch(
     spark: SparkSession,
