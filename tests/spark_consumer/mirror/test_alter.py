@@ -7,6 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from spark_consumer.mirror.report import BatchReport
 from spark_consumer.mirror.tables.table_schema import LOG_COLUMNS, OUT, is_log
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.conftest import Database
-from tests.spark_consumer.mirrors import merging_mirror
+from tests.spark_consumer.feeder import Row
+from tests.spark_consumer.mirrors import merged_rows, merging_mirror
 from tests.support.gateway_process import GatewayProcess
 from tests.support.slots import until_confirmed
 
@@ -166,15 +168,12 @@ def _plain(value: Any) -> Any:
     return "NaN" if value != value else value
 
 
-def rows_in(picture: versions.MirrorVersion, name: str) -> Counter[Any]:
+def added_up(entries: list[Row]) -> Counter[Any]:
     """Of a log: what its entries add up to."""
-    if name not in picture:
-        return Counter()
-    frame = picture[name]
-    if not is_log(frame.columns):
-        return Counter(map(as_row, frame.toArrow().to_pylist()))
+    if not entries or not is_log(entries[0]):
+        return Counter(map(as_row, entries))
     found: Counter[Any] = Counter()
-    for entry in frame.orderBy("_commit_lsn", "_ordinal").toArrow().to_pylist():
+    for entry in sorted(entries, key=itemgetter("_commit_lsn", "_ordinal")):
         op = entry["_op"]
         row = as_row({column: value for column, value in entry.items() if column not in LOG_COLUMNS})
         if op == "TRUNCATE":
@@ -221,24 +220,27 @@ async def test_behind_each_alter_table_the_mirrors_have_what_the_source_has(
     reports: list[BatchReport] = []
     made = mirrors(world, tmp_path, reports, kinds)
 
-    def take(mirror: AppendingMirror) -> versions.MirrorVersion:
+    def take(mirror: AppendingMirror) -> dict[str, list[Row]]:
+        """Every table behind this batch."""
         mirror.apply(spark.read.format("walgate").options(**world.options, includeMarkers="true").load(), 0)
-        return versions.read(spark, mirror.path)
+        if mirror.merge_every_s == 0:
+            return merged_rows(mirror.path)
+        return {name: frame.toArrow().to_pylist() for name, frame in versions.read(spark, mirror.path).items()}
 
     truth: dict[str, Counter[Any]] = {}
     for number, script in enumerate(scripts, 1):
         await world.run(script, tables, number)
         truth = {f"public.{table}": await world.rows(table) for table in (*tables, "pages")}
         for kind, mirror in made.items():
-            picture = await asyncio.to_thread(take, mirror)
+            found = await asyncio.to_thread(take, mirror)
             for name, expected in truth.items():
-                assert rows_in(picture, name) == expected, (kind, number, name)
+                assert added_up(found.get(name, [])) == expected, (kind, number, name)
     for mirror in made.values():
         await asyncio.to_thread(mirror.finish, spark, merge=True)
     whole = merging_mirror(str(tmp_path / "whole"), world.schemas())
     await asyncio.to_thread(take, whole)
     for mirror in (*made.values(), whole):
-        picture = versions.read(spark, mirror.path)
+        found = merged_rows(mirror.path)
         for name, expected in truth.items():
-            assert rows_in(picture, name) == expected, (mirror.path, name)
+            assert added_up(found.get(name, [])) == expected, (mirror.path, name)
     assert not [note for report in reports for note in report.notes], "the stream has told everything"

@@ -13,14 +13,15 @@ from delta.exceptions import ConcurrentAppendException
 from pyspark.sql import SparkSession
 
 from schemas.relation import MissingValue, RelationDescription
-from schemas.verdict import TableVerdict, decode_verdict, verdict_path
 from spark_consumer.jvm import remove_folder
 from spark_consumer.mirror import snapshot_keys, writer_epoch
 from spark_consumer.mirror.paths import table_path
+from spark_consumer.mirror.report import BatchReport
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.mirror.test_killed_merges import Numbered, numbered
-from tests.spark_consumer.mirror.test_snapshots import CALLS, Reader, in_one_transaction, visit
+from tests.spark_consumer.mirror.test_snapshots import CALLS, Reader, counts, in_one_transaction, verdict_of, visit
+from tests.spark_consumer.mirrors import Story, merged_rows, play
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -54,16 +55,12 @@ def read(feeder: Feeder, table: Table, rows: list[Row], purpose: str = "VERIFY")
     feeder.chunk(table, rows, purpose)
 
 
-def verdict_of(reader: Reader, table: Table) -> TableVerdict:
-    return decode_verdict(Path(verdict_path(str(reader.path), table.name)).read_bytes())
+def notes_of(reports: list[BatchReport], table: Table, words: str) -> list[str]:
+    said = (note for report in reports for note in report.notes)
+    return [note for note in said if note.startswith(table.name) and words in note]
 
 
-def counts(verdict: TableVerdict) -> tuple[int, int, int]:
-    return verdict.changed, verdict.missing, verdict.surplus
-
-
-@pytest.mark.parametrize("at_once", [pytest.param(True, marks=pytest.mark.long), False])
-def test_a_table_that_was_altered_and_not_changed_since_is_equal(reader: Reader, feeder: Feeder, at_once: bool) -> None:
+def a_table_that_was_altered_and_not_changed_since_is_equal(reader: Reader, feeder: Feeder, at_once: bool) -> Story:
     """Each of them also has a row that the source does not have, which is found: whether all is
     merged at once, or the last changes before, and the ends of the snapshots behind."""
     default = MissingValue(b"\x02\x0a")  # 5, in a union with null
@@ -85,102 +82,111 @@ def test_a_table_that_was_altered_and_not_changed_since_is_equal(reader: Reader,
     in_one_transaction(feeder, *(lambda t, row=row: t.insert(calls, row) for row in pages))
     in_one_transaction(feeder, lambda t: t.delete(calls, pages[0]))
     if not at_once:
-        reader.take()
+        yield
     for name, (altered, as_now) in cases.items():
         tables[name] = feeder.alter(tables[name], altered)
         read(feeder, tables[name], [as_now(item(n)) for n in range(4)])
     calls = feeder.alter(calls, relation("calls", {"page": TEXT, "seconds": CALLS.columns[1].facts}, ("page",)))
     read(feeder, calls, pages[1:3])
     if not at_once:
-        reader.take()
+        yield
     for table in (*tables.values(), calls):
         feeder.bound("SNAPSHOT_END", table, "VERIFY", rows=2 if table is calls else 4)
-    reader.take()
+    yield
     for table in (*tables.values(), calls):
         verdict = verdict_of(reader, table)
         assert counts(verdict) == (0, 0, 1), (table.name, verdict)
 
 
-def test_a_key_that_changes_behind_the_end_of_a_snapshot_hides_no_surplus_row(reader: Reader, feeder: Feeder) -> None:
-    table = filled(feeder, "items")
-    reader.take()
+def a_key_that_changes_behind_the_end_of_a_snapshot_hides_no_surplus_row(reader: Reader, feeder: Feeder) -> Story:
+    table = filled(feeder, "behind")
+    yield
     read(feeder, table, [item(n) for n in range(4)])
-    reader.take()
+    yield
     feeder.bound("SNAPSHOT_END", table, "VERIFY", rows=4)
-    table = feeder.alter(table, described("items", FIRST, "code"))
+    table = feeder.alter(table, described("behind", FIRST, "code"))
     in_one_transaction(feeder, lambda t: t.insert(table, item(9)))
-    reader.take()
+    yield
     assert counts(verdict_of(reader, table)) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("purpose", ["REPLACE", "VERIFY"])
-def test_a_key_from_before_a_snapshot_is_none_of_its_keys(reader: Reader, feeder: Feeder, purpose: str) -> None:
+def a_key_from_before_a_snapshot_is_none_of_its_keys(reader: Reader, feeder: Feeder, purpose: str) -> Story:
     """Rows with the old key are in one slice with the beginning of the snapshot, which reads
     another key."""
-    table = filled(feeder, "items")
-    reader.take()
+    name = f"before {purpose}"
+    table = filled(feeder, name)
+    yield
     in_one_transaction(feeder, lambda t: t.insert(table, item(5)))
-    table = feeder.alter(table, described("items", FIRST, "code"))
+    table = feeder.alter(table, described(name, FIRST, "code"))
     feeder.bound("SNAPSHOT_BEGIN", table, purpose)
-    reader.take()
+    yield
     feeder.chunk(table, [item(n) for n in range(4)], purpose)
     feeder.bound("SNAPSHOT_END", table, purpose, rows=4)
-    notes = [note for report in reader.take() for note in report.notes]
-    assert not any("its key changed" in note for note in notes)
+    reports = yield
+    assert not notes_of(reports, table, "its key changed")
     assert counts(verdict_of(reader, table)) == (0, 0, 2 if purpose == "VERIFY" else 0)
-    left = 6 if purpose == "VERIFY" else 4
-    assert len(reader.picture()[table.name].toArrow()) == left
+    assert len(merged_rows(reader.path)[table.name]) == (6 if purpose == "VERIFY" else 4)
 
 
-def test_a_comparison_across_two_keys_says_that_surplus_rows_are_not_known(reader: Reader, feeder: Feeder) -> None:
-    table = filled(feeder, "items")
-    reader.take()
+def a_comparison_across_two_keys_says_that_surplus_rows_are_not_known(reader: Reader, feeder: Feeder) -> Story:
+    table = filled(feeder, "across")
+    yield
     read(feeder, table, [item(n) for n in range(4)])
-    table = feeder.alter(table, described("items", FIRST, "code"))
+    table = feeder.alter(table, described("across", FIRST, "code"))
     in_one_transaction(feeder, lambda t: t.insert(table, item(9)))
     feeder.bound("SNAPSHOT_END", table, "VERIFY", rows=4)
-    notes = [note for report in reader.take() for note in report.notes]
-    assert any("its key changed while its snapshot (VERIFY) was read" in note for note in notes), notes
+    reports = yield
+    assert notes_of(reports, table, "its key changed while its snapshot (VERIFY) was read")
     assert verdict_of(reader, table).surplus_unknown
 
 
-def test_a_log_that_adds_up_to_no_rows_stops_no_comparison(reader: Reader, feeder: Feeder) -> None:
+def a_log_that_adds_up_to_no_rows_stops_no_comparison(reader: Reader, feeder: Feeder) -> Story:
     """Two equal rows of a table without a key, which gets a key: its next change says so."""
-    calls = feeder.table(CALLS)
+    log = replace(CALLS, name="log", oid=CALLS.oid + 1)
+    calls = feeder.table(log)
     in_one_transaction(feeder, *(lambda t: t.insert(calls, visit("twice")) for _ in range(2)))
-    reader.take()
-    facts = CALLS.columns[1].facts
-    calls = feeder.alter(calls, relation("calls", {"page": TEXT, "seconds": facts, "id": INT8}, ("id",)))
+    yield
+    keyed = relation("log", {"page": TEXT, "seconds": CALLS.columns[1].facts, "id": INT8}, ("id",))
+    calls = feeder.alter(calls, replace(keyed, oid=log.oid))
     read(feeder, calls, [visit("twice") | {"id": number} for number in (1, 2)])
     feeder.bound("SNAPSHOT_END", calls, "VERIFY", rows=2)
-    reader.take()
+    yield
     assert verdict_of(reader, calls).missing == 2
 
 
-@pytest.mark.parametrize("before_end", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_key_that_gets_another_type_within_a_snapshot_stops_no_merge(
+def a_key_that_gets_another_type_within_a_snapshot_stops_no_merge(
     reader: Reader, feeder: Feeder, before_end: bool
-) -> None:
-    table = filled(feeder, "items")
-    reader.take()
+) -> Story:
+    table = filled(feeder, "retyped")
+    yield
     read(feeder, table, [item(n) for n in range(4)], "REPLACE")
-    reader.take()
+    yield
     if not before_end:
         feeder.bound("SNAPSHOT_END", table, "REPLACE", rows=4)
-    table = feeder.alter(table, described("items", FIRST | {"id": (INT8, 1)}, "id"))
+    table = feeder.alter(table, described("retyped", FIRST | {"id": (INT8, 1)}, "id"))
     in_one_transaction(feeder, lambda t: t.insert(table, item(0) | {"id": 1 << 40}))
     if before_end:
         feeder.bound("SNAPSHOT_END", table, "REPLACE", rows=4)
-    reports = reader.take()
+    reports = yield
     rows = {key[0] for key in reader.rows(table)}
     assert rows == {0, 1, 2, 3, 1 << 40} | ({4} if before_end else set())
-    told = [
-        note
-        for report in reports
-        for note in report.notes
-        if "rows that are no longer in the source may remain" in note
-    ]
-    assert bool(told) == before_end
+    assert bool(notes_of(reports, table, "rows that are no longer in the source may remain")) == before_end
+
+
+@pytest.mark.parametrize(("at_once", "before_end"), [(False, True), pytest.param(True, False, marks=pytest.mark.long)])
+def test_tables_that_are_altered_around_a_snapshot_are_compared_and_replaced_as_they_are(
+    reader: Reader, feeder: Feeder, at_once: bool, before_end: bool
+) -> None:
+    play(
+        reader.take,
+        a_table_that_was_altered_and_not_changed_since_is_equal(reader, feeder, at_once),
+        a_key_that_changes_behind_the_end_of_a_snapshot_hides_no_surplus_row(reader, feeder),
+        a_key_from_before_a_snapshot_is_none_of_its_keys(reader, feeder, "REPLACE"),
+        a_key_from_before_a_snapshot_is_none_of_its_keys(reader, feeder, "VERIFY"),
+        a_comparison_across_two_keys_says_that_surplus_rows_are_not_known(reader, feeder),
+        a_log_that_adds_up_to_no_rows_stops_no_comparison(reader, feeder),
+        a_key_that_gets_another_type_within_a_snapshot_stops_no_merge(reader, feeder, before_end),
+    )
 
 
 def test_a_writer_that_was_followed_deletes_nothing_at_the_end_of_a_snapshot(

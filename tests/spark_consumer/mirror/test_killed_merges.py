@@ -30,6 +30,7 @@ from spark_consumer.mirror import changes, maintenance, table_snapshots, version
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta import cleanup, delta_format, delta_table, log_entries
 from spark_consumer.mirror.fold import replica_identity
+from spark_consumer.mirror.local.version_list import listed_versions
 from spark_consumer.mirror.merge import merger
 from spark_consumer.mirror.merge.merge_command import merge_once
 from spark_consumer.mirror.paths import kept_path
@@ -262,13 +263,12 @@ class Scene:
     def check(self, since_lsn: int | None = None) -> None:
         """The newest picture, and those behind each commit from `since_lsn` on."""
         last_lsn = max(self.truth)
-        assert versions.read(self.spark, self.path).commit_lsn == self.readable(last_lsn)
         lsns = [lsn for lsn in self.truth if lsn >= (last_lsn if since_lsn is None else since_lsn)]
         for commit_lsn in sorted(lsns if self.checks_all else {min(lsns), max(lsns)}, reverse=True):
             self.check_at(commit_lsn)
 
     def check_at(self, commit_lsn: int) -> None:
-        found = versions.read(self.spark, self.path, at=commit_lsn)
+        found = versions.read(self.spark, self.path, at="latest" if commit_lsn == max(self.truth) else commit_lsn)
         assert found.commit_lsn == self.readable(commit_lsn)
         for name, rows in self.truth[found.commit_lsn].items():
             place = (name, found.commit_lsn, list(self.truth).index(found.commit_lsn))
@@ -277,8 +277,8 @@ class Scene:
     def readable(self, commit_lsn: int) -> int:
         """From the end of a snapshot that replaces rows to the merge behind it, no version knows
         the tables (table_states.first_unreadable)."""
-        merged = version_manifest.find_version(self.spark, self.path, commit_lsn)
-        merged_lsn = -1 if merged is None else merged.commit_lsn
+        merged = (version.commit_lsn for version in listed_versions(Path(self.path)))
+        merged_lsn = max((lsn for lsn in merged if lsn <= commit_lsn), default=-1)
         ends = [end for end in self.ends if merged_lsn < end <= commit_lsn]
         return max(lsn for lsn in self.truth if lsn < min(ends)) if ends else commit_lsn
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_consumer.errors import MirrorError
-from spark_consumer.mirror import slice_contents, versions
+from spark_consumer.mirror import slice_contents
 from spark_consumer.mirror.fold.start_fold import arrow_fold
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
@@ -21,7 +21,7 @@ from tests.spark_consumer.mirror.test_fold_arrow import SHAPE
 from tests.spark_consumer.mirror.test_mirror import ACCOUNTS, mirrored
 from tests.spark_consumer.mirror.test_replica_identity import commit
 from tests.spark_consumer.mirror.test_uncastable_rows import described
-from tests.spark_consumer.mirrors import merging_mirror
+from tests.spark_consumer.mirrors import merged_rows, merging_mirror, running_mirror
 
 
 def test_a_value_is_lost_if_no_event_sent_it_and_the_old_row_is_missing() -> None:
@@ -47,15 +47,15 @@ def test_a_new_key_of_a_row_that_is_missing_is_reported(
 ) -> None:
     """A snapshot that is in progress brings the value: then nothing is said."""
     monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
-    reports: list[BatchReport] = []
+    mirror = running_mirror(tmp_path, feeder.registry_url)
 
     def run(*, strict: bool = False) -> list[str]:
         feeder.kafka_commit()
-        reports.clear()
-        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
-        mirror = merging_mirror(str(tmp_path), schemas, reports.append, strict=strict)
-        mirror.apply(spark.read.format("walgate").options(**feeder.options(includeMarkers="true")).load(), 0)
-        return [note for report in reports for note in report.notes if "another key" in note]
+        if mirror.told != {"strict": strict}:
+            mirror.told = {"strict": strict}
+            mirror.restart()
+        batch = spark.read.format("walgate").options(**feeder.options(includeMarkers="true")).load()
+        return [note for report in mirror.take(batch) for note in report.notes if "another key" in note]
 
     accounts = feeder.table(ACCOUNTS)
     insert = feeder.begin()
@@ -68,14 +68,14 @@ def test_a_new_key_of_a_row_that_is_missing_is_reported(
         run(strict=True)
     (note,) = run()
     assert note.startswith("public.accounts: a row got another key") and "null: note. A snapshot" in note
-    assert mirrored(spark, tmp_path, accounts) == {(10,): account(10), (20,): {**account(20), "note": None}}
+    assert mirrored(tmp_path, accounts) == {(10,): account(10), (20,): {**account(20), "note": None}}
     feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE")
     move(feeder, accounts, 3, 30)
     assert not run(strict=True)
     feeder.chunk(accounts, list(accounts.rows.values()), "REPLACE")
     feeder.bound("SNAPSHOT_END", accounts, "REPLACE", rows=3)
     assert not run(strict=True)
-    assert mirrored(spark, tmp_path, accounts) == {(number,): account(number) for number in (10, 20, 30)}
+    assert mirrored(tmp_path, accounts) == {(number,): account(number) for number in (10, 20, 30)}
     lost, end_lsn = feeder.next_lsn(), feeder.next_lsn()
     feeder.marker({"kind": "GAP", "xid": 0, "marker_lsn": lost, "end_lsn": end_lsn, "detail": "the slot was lost"})
     move(feeder, accounts, 4, 40)
@@ -108,8 +108,7 @@ def test_values_of_a_column_whose_number_is_unknown_are_reported_if_it_is_rename
         run(strict=True)
     run()
     assert [note for report in reports for note in report.notes if lost in note]
-    found = versions.read(spark, str(tmp_path))["public.t"].toArrow().to_pylist()
-    assert {row["id"]: row["c"] for row in found} == {1: "x", 2: None, 3: "z"}
+    assert {row["id"]: row["c"] for row in merged_rows(tmp_path)["public.t"]} == {1: "x", 2: None, 3: "z"}
 
 
 def account(number: int) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from schemas.lsn import format_lsn
 from spark_consumer.changelog.writer import Changelog
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import maintenance, slice_contents, unmerged_overlay, version_manifest, versions
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
 from spark_consumer.mirror.delta.java_delta import delta_log_class
 from spark_consumer.mirror.local.dump import dump_json
 from spark_consumer.mirror.merge import merge_slices
@@ -26,7 +27,7 @@ from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Table, relation
-from tests.spark_consumer.mirrors import merge_waiting, merging_mirror, waiting_mirror
+from tests.spark_consumer.mirrors import Story, merged_rows, merging_mirror, play, running_mirror, waiting_mirror
 from tests.spark_consumer.queries import run_to_end
 from tests.spark_consumer.workload import VISITS, Workload
 
@@ -37,12 +38,9 @@ ACCOUNTS = relation("accounts", {"id": INT8, "owner": TEXT, "note": TEXT}, ("id"
 
 
 def run_mirror(spark: SparkSession, feeder: Feeder, path: Path, **options: str) -> list[BatchReport]:
-    """A mirror that starts, takes what is there now as one batch, merges it, and ends."""
-    reports: list[BatchReport] = []
-    mirror = waiting_mirror(str(path), SchemaCache(Registry({"url": feeder.registry_url})), reports.append)
-    mirror.apply(spark.read.format("walgate").options(**feeder.options(**options)).load(), 0)
-    merge_waiting(spark, mirror)
-    return reports
+    """The mirror at this path takes what is there now as one batch, and merges it."""
+    batch = spark.read.format("walgate").options(**feeder.options(**options)).load()
+    return running_mirror(path, feeder.registry_url).take(batch)
 
 
 def stream_mirror(spark: SparkSession, feeder: Feeder, path: Path, limit: int) -> list[BatchReport]:
@@ -56,38 +54,86 @@ def stream_mirror(spark: SparkSession, feeder: Feeder, path: Path, limit: int) -
     return reports
 
 
-def mirrored(spark: SparkSession, path: Path, table: Table) -> dict[Any, dict[str, Any]]:
-    rows = versions.read(spark, str(path))[table.name].toArrow().to_pylist()
+def mirrored(path: Path, table: Table) -> dict[Any, dict[str, Any]]:
+    rows = merged_rows(path, table.name)[table.name]
     return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
 
 
-def test_a_mirror_equals_the_source_after_each_kind_of_change(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path
-) -> None:
+def a_table_equals_its_source_after_each_kind_of_change(feeder: Feeder, path: Path, spark: SparkSession) -> Story:
     accounts = feeder.table(ACCOUNTS)
     first = feeder.begin()
     for number in range(20):
         first.insert(accounts, {"id": number, "owner": f"owner {number}", "note": "long " * 10})
     first.commit()
-    feeder.kafka_commit()
-    run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path, accounts) == accounts.rows
+    yield
+    assert mirrored(path, accounts) == accounts.rows
     second = feeder.begin()
     second.update(accounts, accounts.rows[3,], {**accounts.rows[3,], "owner": "changed"}, unchanged=("note",))
     second.update(accounts, accounts.rows[4,], {**accounts.rows[4,], "id": 400}, unchanged=("note",))
     second.update(accounts, accounts.rows[5,], {**accounts.rows[5,], "id": 500, "note": "short"})
     second.delete(accounts, accounts.rows[6,])
     second.commit()
-    feeder.kafka_commit()
-    run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path, accounts) == accounts.rows
+    yield
+    assert mirrored(path, accounts) == accounts.rows
     third = feeder.begin()
     third.truncate(accounts)
     third.insert(accounts, {"id": 1, "owner": "new", "note": None})
     third.commit()
-    feeder.kafka_commit()
-    run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path, accounts) == accounts.rows == {(1,): {"id": 1, "owner": "new", "note": None}}
+    yield
+    assert mirrored(path, accounts) == accounts.rows == {(1,): {"id": 1, "owner": "new", "note": None}}
+    rows = versions.read(spark, str(path))[accounts.name].drop("_special").toArrow().to_pylist()
+    assert rows == list(accounts.rows.values())
+
+
+def columns_come_and_go_and_change_their_type(feeder: Feeder, path: Path) -> Story:
+    old = feeder.table(relation("owners", {"id": INT8, "owner": TEXT, "note": TEXT}, ("id",)))
+    first = feeder.begin()
+    first.insert(old, {"id": 1, "owner": "a", "note": "n"})
+    first.insert(old, {"id": 2, "owner": "b", "note": None})
+    first.commit()
+    yield
+    new = feeder.alter(old, relation("owners", {"id": NUMERIC_20, "owner": TEXT, "odd name;": TEXT}, ("id",)))
+    new.rows = {(Decimal(key),): {**row, "id": Decimal(key)} for (key,), row in new.rows.items()}
+    second = feeder.begin()
+    second.update(new, new.rows[Decimal(1),], {"id": Decimal(1), "owner": "c", "odd name;": "x"})
+    second.insert(new, {"id": Decimal(3), "owner": None, "odd name;": None})
+    second.delete(new, new.rows[Decimal(2),])
+    second.commit()
+    yield
+    assert mirrored(path, new) == new.rows
+
+
+def special_values_stay_beside_their_column(feeder: Feeder, path: Path) -> Story:
+    prices = feeder.table(relation("prices", {"id": INT8, "price": (NUMERIC, NUMERIC_12_2), "text": TEXT}, ("id",)))
+    first = feeder.begin()
+    first.insert(prices, {"id": 1, "price": None, "text": "a"}, special={"price": "NaN"})
+    first.insert(prices, {"id": 2, "price": Decimal("1.50"), "text": "b"})
+    first.commit()
+    yield
+    second = feeder.begin()
+    second.update(prices, prices.rows[1,], {"id": 1, "price": None, "text": "c"}, unchanged=("price",))
+    second.commit()
+    yield
+    out = io.StringIO()
+    dump_json(path, [prices.name], out)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert lines[0]["columns"] == ["id", "price", "text"]
+    assert sorted(lines[1:]) == [["1", "NaN", "c"], ["2", "1.50", "b"]]
+
+
+def test_a_mirror_equals_the_source_after_each_kind_of_change(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path
+) -> None:
+    def run() -> list[BatchReport]:
+        feeder.kafka_commit()
+        return run_mirror(spark, feeder, tmp_path)
+
+    play(
+        run,
+        a_table_equals_its_source_after_each_kind_of_change(feeder, tmp_path, spark),
+        columns_come_and_go_and_change_their_type(feeder, tmp_path),
+        special_values_stay_beside_their_column(feeder, tmp_path),
+    )
 
 
 @pytest.mark.long
@@ -105,7 +151,7 @@ def test_a_mirror_equals_the_source_after_a_random_workload(
     reports = stream_mirror(spark, feeder, tmp_path, 250)
     assert len(reports) > 1 and reports[-1].commit_lsn == feeder.truth[-1].commit_lsn
     for table in (workload.customers, workload.orders):
-        assert mirrored(spark, tmp_path, table) == table.rows
+        assert mirrored(tmp_path, table) == table.rows
     logged = (
         versions.read(spark, str(tmp_path))["public.visits"].orderBy("_commit_lsn", "_ordinal").toArrow().to_pylist()
     )
@@ -147,7 +193,7 @@ def test_a_large_batch_is_folded_to_the_same_rows(
     workload.finish()
     run_mirror(spark, feeder, tmp_path)
     for table in (workload.customers, workload.orders):
-        assert mirrored(spark, tmp_path, table) == table.rows
+        assert mirrored(tmp_path, table) == table.rows
 
 
 @pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
@@ -169,7 +215,7 @@ def test_rows_from_before_the_start_come_with_their_first_update(
     feeder.kafka_commit()
     run_mirror(spark, feeder, tmp_path, startingPosition=f"lsn:{start}")
     unsent = {**accounts.rows[1,], "note": None}
-    assert mirrored(spark, tmp_path, accounts) == {(0,): accounts.rows[0,], (1,): unsent}
+    assert mirrored(tmp_path, accounts) == {(0,): accounts.rows[0,], (1,): unsent}
     second = feeder.begin()
     second.update(accounts, accounts.rows[1,], accounts.rows[1,])
     second.update(accounts, accounts.rows[3,], {**accounts.rows[3,], "owner": "changed"}, unchanged=("note",))
@@ -179,7 +225,7 @@ def test_rows_from_before_the_start_come_with_their_first_update(
     feeder.kafka_commit()
     run_mirror(spark, feeder, tmp_path, startingPosition=f"lsn:{start}")
     unsent_rows = {(key,): {**accounts.rows[key,], "note": None} for key in (3, 40)}
-    assert mirrored(spark, tmp_path, accounts) == {**accounts.rows, **unsent_rows}
+    assert mirrored(tmp_path, accounts) == {**accounts.rows, **unsent_rows}
 
 
 def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
@@ -191,9 +237,10 @@ def test_a_batch_that_runs_again_changes_nothing(spark: SparkSession, feeder: Fe
     feeder.kafka_commit()
     run_mirror(spark, feeder, tmp_path)
     shutil.rmtree(tmp_path / "manifest")  # as if the crash had come before the picture
+    running_mirror(tmp_path, feeder.registry_url).restart()
     run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path, accounts) == accounts.rows
-    assert versions.read(spark, str(tmp_path))["public.visits"].count() == 1
+    assert mirrored(tmp_path, accounts) == accounts.rows
+    assert len(merged_rows(tmp_path, visits.name)[visits.name]) == 1
 
 
 @pytest.mark.long
@@ -234,8 +281,8 @@ def test_a_new_checkpoint_that_cuts_batches_elsewhere_loses_nothing(
     third.commit()
     feeder.kafka_commit()
     run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path, accounts) == accounts.rows == {(2,): {"id": 2, "owner": "c", "note": "a long one"}}
-    assert mirrored(spark, tmp_path, items) == items.rows
+    assert mirrored(tmp_path, accounts) == accounts.rows == {(2,): {"id": 2, "owner": "c", "note": "a long one"}}
+    assert mirrored(tmp_path, items) == items.rows
 
 
 def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
@@ -251,11 +298,11 @@ def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder
     changelog = Changelog(str(tmp_path), "delta", SchemaCache(Registry({"url": feeder.registry_url})))
     with pytest.raises(MirrorError, match="was not created by walgate-changelog"):
         changelog.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
-    assert spark.read.format("delta").load(location).columns == ["id"]
-    assert spark.read.format("delta").load(location).count() == 3
+    untouched = spark.read.format("delta").load(location)
+    assert untouched.columns == ["id"] and untouched.count() == 3
     shutil.move(location, tmp_path / "moved")  # as the error message says
     run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path, accounts) == accounts.rows
+    assert mirrored(tmp_path, accounts) == accounts.rows
 
 
 def test_a_table_that_was_removed_or_restored_alone_is_refused(
@@ -272,19 +319,26 @@ def test_a_table_that_was_removed_or_restored_alone_is_refused(
         transaction.commit()
         feeder.kafka_commit()
 
-    def run(*exclude: str) -> None:
-        mirror = waiting_mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), exclude=exclude)
-        options = feeder.options(exclude=",".join(exclude)) if exclude else feeder.options()
-        mirror.apply(spark.read.format("walgate").options(**options).load(), 0)
+    def opened(*exclude: str) -> AppendingMirror:
+        return waiting_mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})), exclude=exclude)
+
+    def take(mirror: AppendingMirror, **options: str) -> None:
+        mirror.apply(spark.read.format("walgate").options(**feeder.options(**options)).load(), 0)
+
+    def merge(mirror: AppendingMirror) -> None:
         delta_log_class(spark).clearCache()
         mirror.finish(spark, merge=True)
 
+    mirror = opened()
     change(1)
-    run()
+    take(mirror)
+    merge(mirror)
     shutil.copytree(location, backup)
     change(2)
-    run()
+    take(mirror)
+    merge(mirror)
     change(3)
+    take(mirror)
     shutil.move(location, aside)
     for put, refused in (
         (lambda: None, "is missing, although the mirror has version 1 of it"),
@@ -293,61 +347,24 @@ def test_a_table_that_was_removed_or_restored_alone_is_refused(
     ):
         put()
         with pytest.raises(MirrorError, match=refused):
-            run()
+            merge(mirror)
         shutil.rmtree(location, ignore_errors=True)
     shutil.move(aside, location)
-    run()
-    assert mirrored(spark, tmp_path, accounts) == accounts.rows and len(accounts.rows) == 3
+    merge(mirror)
+    assert mirrored(tmp_path, accounts) == accounts.rows and len(accounts.rows) == 3
     shutil.rmtree(location)
     change(4)
+    take(mirror)
     with pytest.raises(MirrorError, match="--exclude"):
-        run()
-    run(accounts.name)
-    assert mirrored(spark, tmp_path, items) == items.rows and len(items.rows) == 4
+        merge(mirror)
+    mirror = opened(accounts.name)
+    take(mirror, exclude=accounts.name)
+    merge(mirror)
+    assert mirrored(tmp_path, items) == items.rows and len(items.rows) == 4
     assert list(versions.read(spark, str(tmp_path))) == [items.name]
     monkeypatch.setattr(TABLE_FORMAT, "has_old_entries", lambda *_: True)
     monkeypatch.setattr(version_manifest, "merged_before", lambda *_: 0)  # versions with the table are kept
     maintenance.remove(spark, str(tmp_path), timedelta(days=7), [items.name])
-
-
-def test_columns_come_and_go_and_change_their_type(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
-    old = feeder.table(ACCOUNTS)
-    first = feeder.begin()
-    first.insert(old, {"id": 1, "owner": "a", "note": "n"})
-    first.insert(old, {"id": 2, "owner": "b", "note": None})
-    first.commit()
-    feeder.kafka_commit()
-    run_mirror(spark, feeder, tmp_path)
-    new = feeder.alter(old, relation("accounts", {"id": NUMERIC_20, "owner": TEXT, "odd name;": TEXT}, ("id",)))
-    new.rows = {(Decimal(key),): {**row, "id": Decimal(key)} for (key,), row in new.rows.items()}
-    second = feeder.begin()
-    second.update(new, new.rows[Decimal(1),], {"id": Decimal(1), "owner": "c", "odd name;": "x"})
-    second.insert(new, {"id": Decimal(3), "owner": None, "odd name;": None})
-    second.delete(new, new.rows[Decimal(2),])
-    second.commit()
-    feeder.kafka_commit()
-    run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path, new) == new.rows
-
-
-def test_special_values_stay_beside_their_column(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
-    prices = feeder.table(relation("prices", {"id": INT8, "price": (NUMERIC, NUMERIC_12_2), "text": TEXT}, ("id",)))
-    first = feeder.begin()
-    first.insert(prices, {"id": 1, "price": None, "text": "a"}, special={"price": "NaN"})
-    first.insert(prices, {"id": 2, "price": Decimal("1.50"), "text": "b"})
-    first.commit()
-    feeder.kafka_commit()
-    run_mirror(spark, feeder, tmp_path)
-    second = feeder.begin()
-    second.update(prices, prices.rows[1,], {"id": 1, "price": None, "text": "c"}, unchanged=("price",))
-    second.commit()
-    feeder.kafka_commit()
-    run_mirror(spark, feeder, tmp_path)
-    out = io.StringIO()
-    dump_json(tmp_path, ["public.prices"], out)
-    lines = [json.loads(line) for line in out.getvalue().splitlines()]
-    assert lines[0]["columns"] == ["id", "price", "text"]
-    assert sorted(lines[1:]) == [["1", "NaN", "c"], ["2", "1.50", "b"]]
 
 
 def test_a_picture_shows_all_tables_behind_one_commit(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:

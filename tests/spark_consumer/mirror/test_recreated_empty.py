@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from schemas.relation import RelationDescription
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import versions
 from spark_consumer.mirror.append.appending_mirror import AppendingMirror
@@ -24,6 +23,7 @@ from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import Feeder, Row, Table
 from tests.spark_consumer.mirror.test_snapshots import ACCOUNTS, CALLS, ITEMS, account, in_one_transaction, visit
+from tests.spark_consumer.mirrors import merged_rows
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -45,11 +45,17 @@ def take(spark: SparkSession, feeder: Feeder, path: Path, on_recreated: str = EM
     return "\n".join(notes)
 
 
-def held(spark: SparkSession, path: Path, table: Table) -> list[Row]:
-    """What the table has: of a log, what was inserted behind its last TRUNCATE."""
+def shown(spark: SparkSession, path: Path, table: Table) -> list[Row]:
+    """What the newest version shows of the table, as `held`."""
     picture = versions.read(spark, str(path))
     assert picture.filling == []
-    rows: list[dict[str, Any]] = picture[table.name].toArrow().to_pylist()
+    return held(path, table, picture[table.name].toArrow().to_pylist())
+
+
+def held(path: Path, table: Table, rows: list[Row] | None = None) -> list[Row]:
+    """What the table has: of a log, what was inserted behind its last TRUNCATE. `rows`: all of it,
+    if they are not those that were merged."""
+    rows = merged_rows(path, table.name)[table.name] if rows is None else rows
     if rows and is_log(rows[0]):
         rows.sort(key=lambda row: (row["_commit_lsn"], row["_ordinal"], row["_op"] == "TRUNCATE"))
         assert not {row["_op"] for row in rows} & {*OUT}
@@ -67,39 +73,39 @@ def recreated(feeder: Feeder, table: Table) -> Table:
     return made
 
 
-@pytest.mark.parametrize(
-    ("description", "rows"),
-    [(ACCOUNTS, [account(1), account(2)]), (CALLS, [visit("a"), visit("b")])],
-    ids=["rows", "log"],
-)
 @pytest.mark.parametrize("at_once", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_rows_of_a_relation_that_was_recreated_without_rows_go(
-    spark: SparkSession,
-    feeder: Feeder,
-    tmp_path: Path,
-    description: RelationDescription,
-    rows: list[Row],
-    at_once: bool,
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, at_once: bool
 ) -> None:
-    """`at_once`: the last changes of the former relation are merged with the end of the
-    snapshot."""
-    table, items = feeder.table(description), feeder.table(ITEMS)
-    in_one_transaction(feeder, lambda t: t.insert(table, rows[0]), lambda t: t.insert(items, {"id": 1}))
+    """Rows with a key, and those of a log. `at_once`: the last changes of the former relations are
+    merged with the end of the snapshot."""
+    items, former = feeder.table(ITEMS), [feeder.table(ACCOUNTS), feeder.table(CALLS)]
+    rows = [[account(1), account(2)], [visit("a"), visit("b")]]
+
+    def insert(tables: list[Table], number: int) -> None:
+        for table, of_table in zip(tables, rows, strict=True):
+            in_one_transaction(feeder, methodcaller("insert", table, of_table[number]))
+
+    insert(former, 0)
+    in_one_transaction(feeder, lambda t: t.insert(items, {"id": 1}))
     take(spark, feeder, tmp_path)
-    in_one_transaction(feeder, lambda t: t.insert(table, rows[1]))
+    insert(former, 1)
     if not at_once:
         take(spark, feeder, tmp_path)
-    made = recreated(feeder, table)
+    made = [recreated(feeder, table) for table in former]
     in_one_transaction(feeder, lambda t: t.insert(items, {"id": 2}))
     take(spark, feeder, tmp_path, merges=False)
-    assert versions.read(spark, str(tmp_path)).filling == [table.name], "no version has it before the merge"
-    assert "was dropped and recreated: the rows of the old table were removed" in take(spark, feeder, tmp_path)
-    assert held(spark, tmp_path, made) == []
-    in_one_transaction(feeder, lambda t: t.insert(made, rows[0]))
+    names = [table.name for table in former]
+    assert versions.read(spark, str(tmp_path)).filling == names, "no version has them before the merge"
+    told = take(spark, feeder, tmp_path)
+    for table in made:
+        assert f"{table.name} was dropped and recreated: the rows of the old table were removed" in told
+        assert held(tmp_path, table) == []
+    insert(made, 0)
     assert "recreated" not in take(spark, feeder, tmp_path)
-    assert held(spark, tmp_path, made) == rows[:1]
-    in_one_transaction(feeder, lambda t: t.insert(table, rows[1]))
-    with pytest.raises(MirrorError, match="was dropped and recreated, or another table was renamed"):
+    assert [held(tmp_path, table) for table in made] == [of_table[:1] for of_table in rows]
+    in_one_transaction(feeder, lambda t: t.insert(former[1], visit("b")))
+    with pytest.raises(MirrorError, match=r"public\.calls .*was dropped and recreated, or another table was renamed"):
         take(spark, feeder, tmp_path)
 
 
@@ -111,7 +117,7 @@ def test_they_are_kept_or_refused_as_somebody_said(spark: SparkSession, feeder: 
     with pytest.raises(MirrorError, match="was dropped and recreated"):
         take(spark, feeder, tmp_path, STOP)
     assert take(spark, feeder, tmp_path, KEEP_AS)
-    assert held(spark, tmp_path, made) == []
+    assert held(tmp_path, made) == []
     kept = kept_path(str(tmp_path), TableName.parse(accounts.name), accounts.description.oid)
     assert [row["id"] for row in spark.read.format("delta").load(kept).collect()] == [1]
 
@@ -127,7 +133,7 @@ def test_rows_that_came_since_are_those_of_the_new_relation(
     again = feeder.alter(made, replace(ACCOUNTS, oid=ACCOUNTS.oid + 2))
     in_one_transaction(feeder, lambda t: t.insert(again, account(3)))
     take(spark, feeder, tmp_path)
-    assert held(spark, tmp_path, again) == [account(3)]
+    assert held(tmp_path, again) == [account(3)]
 
 
 @pytest.mark.parametrize(

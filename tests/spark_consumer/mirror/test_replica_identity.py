@@ -32,7 +32,7 @@ from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.mirror.test_mirror import run_mirror
-from tests.spark_consumer.mirrors import merging_mirror
+from tests.spark_consumer.mirrors import Story, merged_rows, merging_mirror, play
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -41,7 +41,6 @@ COLUMNS: dict[str, TypeFacts | tuple[TypeFacts, int]] = {"id": INT8, "name": TEX
 LOG = relation("items", COLUMNS, (), ReplicaIdentity.FULL)
 KEYED = relation("items", COLUMNS, ("id",))
 COPIED = "id bigint, name string, _special map<string, string>"
-BY_ID = relation("items", {"id": INT8, "code": INT8}, ("id",))
 BY_CODE = relation("items", {"id": INT8, "code": INT8}, ("code",))
 
 
@@ -109,28 +108,27 @@ def both(number: int, code: int | None) -> Row:
     return {"id": number, "code": code}
 
 
-def mirrored(spark: SparkSession, path: Path) -> list[dict[str, Any]]:
-    rows = versions.read(spark, str(path))["public.items"].drop("_special").toArrow().to_pylist()
-    return sorted(rows, key=lambda row: (row["id"], str(row)))
+def mirrored(path: Path, table: str = "public.items") -> list[dict[str, Any]]:
+    rows = merged_rows(path, table)[table]
+    kept = [{name: value for name, value in row.items() if name != "_special"} for row in rows]
+    return sorted(kept, key=lambda row: (row["id"], str(row)))
 
 
-def dumped(path: Path) -> list[tuple[str | None, ...]]:
-    (found,) = newest(path)
+def dumped(path: Path, *table: str) -> list[tuple[str | None, ...]]:
+    (found,) = newest(path, table)
     return sorted(found.rows())
 
 
-def test_a_log_that_gets_a_key_becomes_the_rows_it_adds_up_to(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path
-) -> None:
+def a_log_that_gets_a_key_becomes_the_rows_it_adds_up_to(feeder: Feeder, path: Path) -> Story:
     """In one batch, which is cut."""
-    log = feeder.table(LOG)
+    log = feeder.table(relation("log", COLUMNS, (), ReplicaIdentity.FULL))
     commit(feeder, log, (None, item(1, "a")), (None, item(2, "b")), (None, item(2, "b")), (None, item(5, "e")))
     commit(feeder, log, (item(1, "a"), item(1, "a2")), (item(2, "b"), None), (item(5, "e"), None))
-    keyed = feeder.alter(log, KEYED)
+    keyed = feeder.alter(log, relation("log", COLUMNS, ("id",)))
     keyed.rows = {(1,): item(1, "a2"), (2,): item(2, "b")}
     commit(feeder, keyed, (None, item(3, "c")), (item(2, "b"), item(2, "b2")))
-    run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path) == [item(1, "a2"), item(2, "b2"), item(3, "c")]
+    yield
+    assert mirrored(path, keyed.name) == [item(1, "a2"), item(2, "b2"), item(3, "c")]
 
 
 def test_a_log_that_does_not_add_up_gets_no_key(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
@@ -159,7 +157,7 @@ def test_rows_whose_key_goes_become_the_beginning_of_a_log(spark: SparkSession, 
     back.rows = {(1,): item(1, "a2"), (3,): item(3, "c")}
     commit(feeder, back, (item(3, "c"), None))
     run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path) == [item(1, "a2")]
+    assert mirrored(tmp_path) == [item(1, "a2")]
 
 
 def test_spark_finds_the_first_records_of_each_schema_too(spark: SparkSession) -> None:
@@ -167,18 +165,18 @@ def test_spark_finds_the_first_records_of_each_schema_too(spark: SparkSession) -
     assert first_positions(spark.createDataFrame(found)) == first_positions(found) == {1: (10, 3), 2: (20, 0)}
 
 
-def test_changes_under_an_old_key_and_a_new_one_may_be_in_one_batch(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path
-) -> None:
-    by_id = feeder.table(BY_ID)
+def changes_under_an_old_key_and_a_new_one_may_be_in_one_batch(feeder: Feeder, path: Path) -> Story:
+    columns: dict[str, TypeFacts | tuple[TypeFacts, int]] = {"id": INT8, "code": INT8}
+    by_id = feeder.table(relation("codes", columns, ("id",)))
     commit(feeder, by_id, *((None, both(number, number * 10)) for number in (1, 2, 3)))
-    run_mirror(spark, feeder, tmp_path)
+    yield
     commit(feeder, by_id, (both(1, 10), None), (both(2, 20), both(2, 21)))
-    by_code = feeder.alter(by_id, BY_CODE)
+    by_code = feeder.alter(by_id, relation("codes", columns, ("code",)))
     by_code.rows = {(21,): both(2, 21), (30,): both(3, 30)}
     commit(feeder, by_code, (None, both(4, 40)), (both(3, 30), both(5, 30)))
-    assert sum(report.changes for report in run_mirror(spark, feeder, tmp_path) if not report.is_merge) == 4
-    assert mirrored(spark, tmp_path) == [both(2, 21), both(4, 40), both(5, 30)]
+    reports = yield
+    assert sum(report.tables.get(by_id.name, 0) for report in reports if not report.is_merge) == 4
+    assert mirrored(path, by_id.name) == [both(2, 21), both(4, 40), both(5, 30)]
 
 
 def test_a_key_that_old_rows_do_not_have_is_refused_until_they_are_copied(
@@ -204,7 +202,7 @@ def test_a_key_that_old_rows_do_not_have_is_refused_until_they_are_copied(
     )
     commit(feeder, new, (both(1, 10), None))
     run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path) == [both(3, 20)]
+    assert mirrored(tmp_path) == [both(3, 20)]
 
 
 def test_a_mirror_takes_fewer_tables_and_refuses_more(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
@@ -270,25 +268,61 @@ def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
     feeder.kafka_commit()
     commit(feeder, second, (item(3, "c"), None))
     run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path) == []
+    assert mirrored(tmp_path) == []
     commit(feeder, third, (None, item(4, "d")))  # nothing was left
     run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path) == [item(4, "d")]
+    assert mirrored(tmp_path) == [item(4, "d")]
     commit(feeder, fourth, (None, item(5, "e")))
     with pytest.raises(MirrorError, match=r"public\.items was dropped and recreated"):
         run("stop")
     location = table_path(str(tmp_path), ITEMS)
     spark.read.format("delta").load(location).where("id > 5").write.format("delta").mode("overwrite").save(location)
     run("stop")
-    assert mirrored(spark, tmp_path) == [item(5, "e")]
+    assert mirrored(tmp_path) == [item(5, "e")]
     commit(feeder, fifth, (None, item(6, "f")))
     assert "dropped and recreated" in run("keep-as")[0]
-    assert mirrored(spark, tmp_path) == [item(6, "f")]
+    assert mirrored(tmp_path) == [item(6, "f")]
     kept = spark.read.format("delta").load(kept_path(str(tmp_path), ITEMS, fourth.description.oid))
     assert [row["id"] for row in kept.collect()] == [5]
     log = feeder.alter(first, replace(LOG, oid=KEYED.oid + 5))
     commit(feeder, log, (None, item(7, "g")))
     assert run("empty") and dumped(tmp_path) == [("7", "g")]
+
+
+def a_table_that_was_made_anew_may_have_a_column_of_another_type(
+    feeder: Feeder, path: Path, key: tuple[str, ...], at_once: bool
+) -> Story:
+    """What its rows had there cannot be cast, and goes with them."""
+    before = relation("anew", COLUMNS, key, ReplicaIdentity.DEFAULT if key else ReplicaIdentity.FULL)
+    first = feeder.table(before)
+    commit(feeder, first, (None, item(1, "a")))
+    yield
+    columns = before.columns[0], replace(before.columns[1], facts=INT8)
+    second = feeder.alter(first, replace(before, oid=before.oid + 1, columns=columns))
+    commit(feeder, first, (None, item(2, "b")))
+    if not at_once:
+        yield
+    commit(feeder, second, (None, {"id": 3, "name": 7}))
+    yield
+    assert dumped(path, first.name) == [("3", "7")]
+    commit(feeder, second, (None, {"id": 4, "name": 8}))
+    yield
+    assert dumped(path, first.name) == [("3", "7"), ("4", "8")]
+
+
+def the_type_of_a_column_may_change_behind_a_truncate(feeder: Feeder, path: Path) -> Story:
+    described = relation("emptied", COLUMNS, ("id",))
+    first = feeder.table(described)
+    commit(feeder, first, (None, item(1, "a")))
+    yield
+    made = feeder.begin()
+    made.truncate(first)
+    made.commit()
+    columns = described.columns[0], replace(described.columns[1], facts=INT8)
+    second = feeder.alter(first, replace(described, columns=columns))
+    commit(feeder, second, (None, {"id": 3, "name": 7}))
+    yield
+    assert dumped(path, first.name) == [("3", "7")]
 
 
 @pytest.mark.parametrize(
@@ -300,38 +334,16 @@ def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
         pytest.param(False, ("id",), marks=pytest.mark.long),
     ],
 )
-def test_a_table_that_was_made_anew_may_have_a_column_of_another_type(
+def test_changes_of_keys_relations_and_types_are_mirrored_exactly(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...], at_once: bool
 ) -> None:
-    """What its rows had there cannot be cast, and goes with them."""
-    before = relation("items", COLUMNS, key, ReplicaIdentity.DEFAULT if key else ReplicaIdentity.FULL)
-    first = feeder.table(before)
-    commit(feeder, first, (None, item(1, "a")))
-    run_mirror(spark, feeder, tmp_path)
-    columns = before.columns[0], replace(before.columns[1], facts=INT8)
-    second = feeder.alter(first, replace(before, oid=before.oid + 1, columns=columns))
-    commit(feeder, first, (None, item(2, "b")))
-    if not at_once:
-        run_mirror(spark, feeder, tmp_path)
-    commit(feeder, second, (None, {"id": 3, "name": 7}))
-    run_mirror(spark, feeder, tmp_path)
-    assert dumped(tmp_path) == [("3", "7")]
-    commit(feeder, second, (None, {"id": 4, "name": 8}))
-    run_mirror(spark, feeder, tmp_path)
-    assert dumped(tmp_path) == [("3", "7"), ("4", "8")]
-
-
-def test_the_type_of_a_column_may_change_behind_a_truncate(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
-    first = feeder.table(KEYED)
-    commit(feeder, first, (None, item(1, "a")))
-    run_mirror(spark, feeder, tmp_path)
-    made = feeder.begin()
-    made.truncate(first)
-    made.commit()
-    second = feeder.alter(first, replace(KEYED, columns=(KEYED.columns[0], replace(KEYED.columns[1], facts=INT8))))
-    commit(feeder, second, (None, {"id": 3, "name": 7}))
-    run_mirror(spark, feeder, tmp_path)
-    assert dumped(tmp_path) == [("3", "7")]
+    play(
+        lambda: run_mirror(spark, feeder, tmp_path),
+        a_log_that_gets_a_key_becomes_the_rows_it_adds_up_to(feeder, tmp_path),
+        changes_under_an_old_key_and_a_new_one_may_be_in_one_batch(feeder, tmp_path),
+        a_table_that_was_made_anew_may_have_a_column_of_another_type(feeder, tmp_path, key, at_once),
+        the_type_of_a_column_may_change_behind_a_truncate(feeder, tmp_path),
+    )
 
 
 @pytest.mark.parametrize("form", ["Arrow", "Spark"])
@@ -343,7 +355,7 @@ def test_what_lies_behind_a_truncate_is_known(spark: SparkSession, form: str) ->
     assert schema_ids_after(found, (30, 0)) == []
 
 
-@pytest.mark.parametrize("merges", ["apart", "at once", "of one transaction"])
+@pytest.mark.parametrize("merges", ["apart", pytest.param("at once", marks=pytest.mark.long), "of one transaction"])
 def test_a_relation_that_gets_its_former_name_back_is_refused(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, merges: str
 ) -> None:
@@ -374,7 +386,7 @@ def copy_helps(spark: SparkSession, feeder: Feeder, path: Path, columns: str = C
     copied = spark.createDataFrame([(1, "a", None), (2, "b", None), (3, "c", None)], columns)
     copied.write.format("delta").mode("overwrite").options(**options).save(table_path(str(path), ITEMS))
     run_mirror(spark, feeder, path)
-    assert mirrored(spark, path) == [item(1, "a"), item(2, "b"), item(3, "c")]
+    assert mirrored(path) == [item(1, "a"), item(2, "b"), item(3, "c")]
 
 
 def test_a_shadow_table_that_takes_the_name_is_merged_once_it_was_copied(
@@ -397,7 +409,7 @@ def test_a_shadow_table_that_takes_the_name_is_merged_once_it_was_copied(
     copy_helps(spark, feeder, tmp_path)
     commit(feeder, renamed, (item(3, "c"), item(3, "d")))
     run_mirror(spark, feeder, tmp_path)
-    assert mirrored(spark, tmp_path)[2] == item(3, "d")
+    assert mirrored(tmp_path)[2] == item(3, "d")
 
 
 def test_a_shadow_table_that_is_new_when_it_takes_the_name_is_not_taken_for_an_empty_one(

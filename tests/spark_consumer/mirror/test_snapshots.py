@@ -13,15 +13,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from schemas.relation import ReplicaIdentity
-from schemas.verdict import decode_verdict, verdict_path
+from schemas.verdict import TableVerdict, decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import slice_contents, versions
 from spark_consumer.mirror.paths import differences_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, Feeder, Row, Table, relation
-from tests.spark_consumer.mirrors import merge_waiting, waiting_mirror
-from tests.spark_consumer.queries import run_to_end
+from tests.spark_consumer.mirrors import RunningMirror, Story, merged_rows, play, running_mirror, waiting_mirror
 from tests.spark_consumer.workload import VISITS
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -36,38 +35,29 @@ def account(number: int, owner: str = "a", note: str | None = "n") -> Row:
 
 
 class Reader:
-    """A mirror as `walgate mirror` runs it: each call of `take` is a query that takes what is there
-    now."""
+    """A mirror: each call of `take` is a batch of what is there now."""
 
     def __init__(self, spark: SparkSession, feeder: Feeder, path: Path) -> None:
         self.spark, self.feeder, self.path = spark, feeder, path
-        self.merges = True  # what was appended, in the end
-        self.strict, self.checkpoint = False, f"{path}/checkpoint"
+        self.merges = True  # what was appended
+        self.mirror = running_mirror(path, feeder.registry_url)
 
-    def take(self, limit: int = 100_000) -> list[BatchReport]:
-        reports: list[BatchReport] = []
+    def take(self) -> list[BatchReport]:
         self.feeder.kafka_commit()
-        mirror = waiting_mirror(
-            str(self.path),
-            SchemaCache(Registry({"url": self.feeder.registry_url})),
-            reports.append,
-            strict=self.strict,
-        )
-        options = self.feeder.options(maxChangesPerTrigger=str(limit), includeMarkers="true")
-        stream = self.spark.readStream.format("walgate").options(**options).load()
-        writer = stream.writeStream.foreachBatch(mirror.apply).option("checkpointLocation", self.checkpoint)
-        run_to_end(writer)
-        if self.merges:
-            merge_waiting(self.spark, mirror)
-        else:
-            mirror.finish(self.spark, merge=False)
-        return reports
+        batch = self.spark.read.format("walgate").options(**self.feeder.options(includeMarkers="true")).load()
+        return self.mirror.take(batch, merges=self.merges)
 
     def picture(self) -> versions.MirrorVersion:
         return versions.read(self.spark, str(self.path))
 
-    def rows(self, table: Table) -> dict[Any, Row]:
-        rows = self.picture()[table.name].toArrow().to_pylist()
+    def rows(self, table: Table, picture: versions.MirrorVersion | None = None) -> dict[Any, Row]:
+        """Rows that were merged, or those of a picture. The latter takes Spark seconds."""
+        if picture is None and not self.merges:
+            picture = self.picture()
+        if picture is None:
+            rows = merged_rows(self.path, table.name)[table.name]
+        else:
+            rows = picture[table.name].toArrow().to_pylist()
         return {table.key(row): {name: value for name, value in row.items() if name != "_special"} for row in rows}
 
 
@@ -118,9 +108,11 @@ def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     feeder.marker({"kind": "UNKNOWN", "xid": 0, "marker_lsn": feeder.next_lsn()})
     feeder.chunk(accounts, [accounts.rows[number,] for number in (0, 1, 3)], "FILL")
     reader.take()
-    assert not reader.picture() and reader.picture().filling == ["public.accounts", "public.items"]
+    picture = reader.picture()
+    assert not picture and picture.filling == ["public.accounts", "public.items"]
     with pytest.raises(MirrorError, match="the snapshot of public.accounts is not complete yet"):
-        reader.picture()["public.accounts"]
+        picture["public.accounts"]
+    reader.mirror.restart()
     in_one_transaction(feeder, lambda t: t.update(accounts, account(3), account(3, "c")))
     feeder.chunk(accounts, [accounts.rows[4,]], "FILL")
     feeder.bound("SNAPSHOT_END", accounts, "FILL", rows=4)
@@ -132,8 +124,9 @@ def test_a_table_is_in_a_picture_from_the_end_of_its_snapshot_on(
     end_lsn = feeder.bound("SNAPSHOT_END", visits, "FILL", rows=1)
     feeder.bound("SNAPSHOT_END", None, "FILL", lsn=end_lsn)
     assert reader.take()  # markers alone are a batch
-    assert reader.rows(items) == items.rows and not reader.picture().filling
-    log = reader.picture()["public.visits"].orderBy("_commit_lsn", "_ordinal").collect()
+    picture = reader.picture()
+    assert reader.rows(items) == items.rows and not picture.filling
+    log = picture["public.visits"].orderBy("_commit_lsn", "_ordinal").collect()
     assert [(row["_op"], row["_ordinal"]) for row in log] == [("TRUNCATE", -1), ("READ", 0)]
 
 
@@ -161,6 +154,7 @@ def test_replace_deletes_the_keys_that_had_no_change(
     feeder.bound("SNAPSHOT_BEGIN", accounts, "REPLACE", lsn=begin_lsn)
     feeder.chunk(accounts, [accounts.rows[0,], accounts.rows[1,]], "REPLACE")
     reader.take()
+    reader.mirror.restart()
     in_one_transaction(
         feeder,
         lambda t: t.update(accounts, accounts.rows[2,], {**accounts.rows[2,], "id": 20}),
@@ -181,14 +175,10 @@ def test_replace_deletes_the_keys_that_had_no_change(
     assert reader.rows(items) == {} and not reader.picture().stale
 
 
-@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
-def test_verify_reports_each_difference_and_writes_nothing(
-    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
-) -> None:
-    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
+def a_verify_reports_each_difference_and_writes_nothing(reader: Reader, feeder: Feeder) -> Story:
     accounts = feeder.table(ACCOUNTS)
     in_one_transaction(feeder, *(lambda t, n=n: t.insert(accounts, account(n)) for n in range(6)))
-    reader.take()
+    yield
     held = dict(accounts.rows)
     source = {n: account(n) for n in (0, 1, 2, 3)} | {1: account(1, "changed"), 7: account(7, note=None)}
     feeder.bound("SNAPSHOT_BEGIN", accounts, "VERIFY", "two")
@@ -199,18 +189,17 @@ def test_verify_reports_each_difference_and_writes_nothing(
     in_one_transaction(feeder, lambda t: t.update(accounts, account(3), account(3, "behind")))
     feeder.chunk(accounts, [source[7], account(3, "behind")], "VERIFY", "two")
     feeder.bound("SNAPSHOT_END", accounts, "VERIFY", "two", rows=5)
-    reports = reader.take()
-    found = reader.spark.read.format("delta").load(differences_path(str(reader.path))).collect()
-    assert sorted((row.kind, row.key, tuple(row.columns)) for row in found) == [
+    reports = yield
+    found = reader.spark.read.format("delta").load(differences_path(str(reader.path))).where("snapshot_id = 'two'")
+    differences = [
         ("CHANGED", '{"id":1}', ("owner",)), ("MISSING", '{"id":7}', ()), ("SURPLUS", '{"id":4}', ()),
     ]  # fmt: skip
-    assert {row.snapshot_id for row in found} == {"two"} and sum(report.differences for report in reports) == 3
-    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.accounts")).read_bytes())
+    assert sorted((row.kind, row.key, tuple(row.columns)) for row in found.collect()) == differences
+    assert sum(report.differences for report in reports) == 3 + 4  # those of the log are in the same batch
+    verdict = verdict_of(reader, accounts)
     assert (verdict.purpose, verdict.snapshot_id, verdict.row_count) == ("VERIFY", "two", 5)
-    assert (verdict.changed, verdict.missing, verdict.surplus) == (1, 1, 1)
-    assert sorted((each.kind, each.key, each.columns) for each in verdict.keys) == [
-        ("CHANGED", '{"id":1}', ("owner",)), ("MISSING", '{"id":7}', ()), ("SURPLUS", '{"id":4}', ()),
-    ]  # fmt: skip
+    assert counts(verdict) == (1, 1, 1)
+    assert sorted((each.kind, each.key, each.columns) for each in verdict.keys) == differences
     expected = {key: row for key, row in held.items() if key != (5,)}
     assert reader.rows(accounts) == expected | {(2,): account(2, "b"), (3,): account(3, "behind")}
 
@@ -219,36 +208,52 @@ def visit(page: str, seconds: float | None = 1.0) -> Row:
     return {"page": page, "seconds": seconds}
 
 
-@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
-def test_a_table_without_key_is_compared_as_a_multiset_of_rows(
-    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
-) -> None:
-    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
+def verdict_of(reader: Reader, table: Table) -> TableVerdict:
+    return decode_verdict(Path(verdict_path(str(reader.path), table.name)).read_bytes())
+
+
+def counts(verdict: TableVerdict) -> tuple[int, int, int]:
+    return verdict.changed, verdict.missing, verdict.surplus
+
+
+def a_table_without_key_is_compared_as_a_multiset_of_rows(reader: Reader, feeder: Feeder) -> Story:
     calls = feeder.table(CALLS)
     held = [visit("a"), visit("a"), visit("b"), visit("b"), visit("c", None)]
     in_one_transaction(feeder, *(lambda t, row=row: t.insert(calls, row) for row in held))
-
-    def differences(snapshot_id: str, rows: list[Row]) -> tuple[int, int, int]:
+    others = [visit("a"), visit("b"), visit("b"), visit("b"), visit("d")]
+    for snapshot_id, rows, differences in (
+        ("equal", held[::-1], (0, 0, 0)),
+        ("other", others, (0, 2, 2)),
+        ("none", [], (0, 0, 5)),
+    ):
         feeder.bound("SNAPSHOT_BEGIN", calls, "VERIFY", snapshot_id)
         if rows:
             feeder.chunk(calls, rows, "VERIFY", snapshot_id)
         feeder.bound("SNAPSHOT_END", calls, "VERIFY", snapshot_id, rows=len(rows))
-        reader.take()
-        verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.calls")).read_bytes())
-        assert verdict.snapshot_id == snapshot_id and all(each.key is None for each in verdict.keys)
-        return verdict.changed, verdict.missing, verdict.surplus
-
-    assert differences("equal", held[::-1]) == (0, 0, 0)
-    assert differences("other", [visit("a"), visit("b"), visit("b"), visit("b"), visit("d")]) == (0, 2, 2)
-    assert differences("none", []) == (0, 0, 5)
+        yield
+        verdict = verdict_of(reader, calls)
+        assert (verdict.snapshot_id, counts(verdict)) == (snapshot_id, differences)
+        assert all(each.key is None for each in verdict.keys)
     in_one_transaction(feeder, *(lambda t, row=row: t.delete(calls, row) for row in held[1:]))
     feeder.bound("SNAPSHOT_BEGIN", calls, "VERIFY", "emptied")
     in_one_transaction(feeder, lambda t: t.insert(calls, visit("a")))  # behind the chunk, which had no row
     feeder.bound("SNAPSHOT_END", calls, "VERIFY", "emptied")
     in_one_transaction(feeder, lambda t: t.insert(calls, visit("new")))
-    reader.take()
-    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.calls")).read_bytes())
+    yield
+    verdict = verdict_of(reader, calls)
     assert (verdict.snapshot_id, verdict.surplus) == ("emptied", 1)
+
+
+@pytest.mark.parametrize("small_changes", [slice_contents.SMALL_CHANGES, pytest.param(0, marks=pytest.mark.long)])
+def test_a_verify_finds_each_difference_of_rows_and_of_a_log(
+    reader: Reader, feeder: Feeder, monkeypatch: pytest.MonkeyPatch, small_changes: int
+) -> None:
+    monkeypatch.setattr(slice_contents, "SMALL_CHANGES", small_changes)
+    play(
+        reader.take,
+        a_verify_reports_each_difference_and_writes_nothing(reader, feeder),
+        a_table_without_key_is_compared_as_a_multiset_of_rows(reader, feeder),
+    )
 
 
 @pytest.mark.long
@@ -283,8 +288,8 @@ def test_hundreds_of_chunks_are_one_comparison_and_no_plan_grows_with_them(reade
     in_one_transaction(feeder, lambda t: t.update(accounts, account(7), account(7, "later")))
     feeder.bound("SNAPSHOT_END", accounts, "VERIFY", rows=399)
     reports = reader.take()
-    verdict = decode_verdict(Path(verdict_path(str(reader.path), "public.accounts")).read_bytes())
-    assert (verdict.changed, verdict.missing, verdict.surplus, verdict.row_count) == (3, 0, 1, 399)
+    verdict = verdict_of(reader, accounts)
+    assert (*counts(verdict), verdict.row_count) == (3, 0, 1, 399)
     assert [report.changes for report in reports if report.is_merge] == [399 + 4, 1], (
         "it is cut before the change of a row that was compared"
     )
@@ -319,38 +324,36 @@ def test_a_complete_table_gets_its_first_row_while_another_table_is_read(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, is_cancelled: bool
 ) -> None:
     accounts, items, visits = feeder.table(ACCOUNTS), feeder.table(ITEMS), feeder.table(VISITS)
+    out = [] if is_cancelled else [accounts.name]
+    mirror = RunningMirror(str(tmp_path), feeder.registry_url, exclude=out)
 
-    def take(*exclude: str) -> versions.MirrorVersion:
+    def take() -> versions.MirrorVersion:
         feeder.kafka_commit()
-        schemas = SchemaCache(Registry({"url": feeder.registry_url}))
-        mirror = waiting_mirror(str(tmp_path), schemas, lambda _: None, exclude=exclude)
-        options = feeder.options(includeMarkers="true", **({"exclude": ",".join(exclude)} if exclude else {}))
-        mirror.apply(spark.read.format("walgate").options(**options).load(), 0)
-        merge_waiting(spark, mirror)
+        options = feeder.options(includeMarkers="true", **({"exclude": accounts.name} if out else {}))
+        mirror.take(spark.read.format("walgate").options(**options).load())
         return versions.read(spark, str(tmp_path))
 
-    out = () if is_cancelled else (accounts.name,)
     feeder.chunk(visits, [{"page": "/", "seconds": 1.0}], "REPLACE", "zero")
     if is_cancelled:  # else the mirror was made later
         feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
         feeder.bound("SNAPSHOT_BEGIN", items, "FILL")
         feeder.bound("SNAPSHOT_END", None, "FILL", lsn=feeder.bound("SNAPSHOT_END", items, "FILL"))
-    assert not take(*out).filling
+    assert not take().filling
     feeder.bound("SNAPSHOT_BEGIN", None, "FILL", "two")
     feeder.bound("SNAPSHOT_BEGIN", accounts, "VERIFY", "two")
     in_one_transaction(feeder, lambda t: t.insert(items, {"id": 1}))
-    assert take(*out).filling == ([] if is_cancelled else [items.name])
+    assert take().filling == ([] if is_cancelled else [items.name])
     end_lsn = None if is_cancelled else feeder.bound("SNAPSHOT_END", accounts, "VERIFY", "two")
     feeder.bound("SNAPSHOT_END", None, "FILL", "two", lsn=end_lsn)
-    assert take(*out)[items.name].count() == 1
+    assert take()[items.name].count() == 1
 
 
 def test_a_table_that_is_renamed_before_its_first_snapshot_ends_goes_on_by_its_new_name(
     reader: Reader, feeder: Feeder
 ) -> None:
-    """No version has its first name, until another relation has that. A new checkpoint reads all
-    again."""
-    accounts, reader.strict = feeder.table(ACCOUNTS), True
+    """No version has its first name, until another relation has that. A mirror that starts reads
+    all again."""
+    accounts, reader.mirror.told = feeder.table(ACCOUNTS), {"strict": True}
     feeder.bound("SNAPSHOT_BEGIN", None, "FILL")
     feeder.bound("SNAPSHOT_BEGIN", accounts, "FILL")
     feeder.chunk(accounts, [account(1)], "FILL")
@@ -362,8 +365,9 @@ def test_a_table_that_is_renamed_before_its_first_snapshot_ends_goes_on_by_its_n
     feeder.chunk(renamed, [account(1), account(2)], "REPLACE")
     for reader.merges in (False, True):
         reader.take()
-        assert reader.picture().filling == ["public.renamed"] and not [*reader.picture()]
-    reader.checkpoint += " again"
+        picture = reader.picture()
+        assert picture.filling == ["public.renamed"] and not [*picture]
+    reader.mirror.restart()
     feeder.bound("SNAPSHOT_END", None, "FILL", lsn=feeder.bound("SNAPSHOT_END", renamed, "REPLACE", rows=2))
     other = feeder.alter(accounts, replace(ACCOUNTS, oid=ACCOUNTS.oid + 1))
     in_one_transaction(feeder, lambda t: t.insert(other, account(3)))
@@ -431,8 +435,9 @@ def test_a_relation_that_takes_the_name_of_an_excluded_one_is_mirrored(reader: R
         exclude_from_here(feeder, accounts, items, {"id": number})
     for reader.merges in (False, True):
         reports = reader.take()
-        assert reader.rows(successor) == {(number,): account(number) for number in (2, 3)}
-        assert not reader.picture().stale
+        picture = reader.picture()
+        assert reader.rows(successor, picture) == {(number,): account(number) for number in (2, 3)}
+        assert not picture.stale
     assert not any("is not updated" in note for report in reports for note in report.notes)
 
 

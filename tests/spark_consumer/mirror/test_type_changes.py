@@ -35,7 +35,7 @@ from tests.spark_consumer.feeder import (
 from tests.spark_consumer.mirror.test_mirror import run_mirror
 from tests.spark_consumer.mirror.test_replica_identity import commit
 from tests.spark_consumer.mirror.test_uncastable_rows import TEXT_ARRAY, Facts, described, of, row, values
-from tests.spark_consumer.mirrors import waiting_mirror
+from tests.spark_consumer.mirrors import Story, merged_rows, play, waiting_mirror
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -126,59 +126,67 @@ CHANGES: dict[str, tuple[Facts, Any, Facts, Any, Any]] = {
 }
 
 
-@pytest.mark.usefixtures("fold")
-@pytest.mark.parametrize("key", [("id",), pytest.param((), marks=pytest.mark.long)], ids=["rows", "log"])
-def test_changes_before_and_after_a_change_of_type_may_be_in_one_merge(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...]
-) -> None:
+def changes_before_and_after_a_change_of_type_may_be_in_one_merge(
+    feeder: Feeder, path: Path, key: tuple[str, ...]
+) -> Story:
     old, value, new, later, cast = ({name: each[place] for name, each in CHANGES.items()} for place in range(5))
-    first = feeder.table(described(old, key))
+    first = feeder.table(described(old, key, name="changed"))
     commit(feeder, first, (None, {"id": 1, **value}))
-    run_mirror(spark, feeder, tmp_path)
+    yield
     commit(feeder, first, (None, {"id": 2, **value}))
-    second = feeder.alter(first, described(new, key))
+    second = feeder.alter(first, described(new, key, name="changed"))
     commit(feeder, second, (None, {"id": 3, **later}))
-    reports = run_mirror(spark, feeder, tmp_path)
-    found = versions.read(spark, str(tmp_path))["public.t"].toArrow().to_pylist()
-    assert {each["id"]: {name: each[name] for name in CHANGES} for each in found} == {1: cast, 2: cast, 3: later}
-    assert f"the type was changed: {', '.join(CHANGES)}. Values of existing rows were cast, or are null" in notes(
-        reports
-    )
+    reports = yield
+    found = {each["id"]: {name: each[name] for name in CHANGES} for each in merged_rows(path)[first.name]}
+    assert found == {1: cast, 2: cast, 3: later}
+    said = f"the type was changed: {', '.join(CHANGES)}. Values of existing rows were cast, or are null"
+    assert said in notes(reports)
 
 
-@pytest.mark.usefixtures("fold")
-@pytest.mark.parametrize("key", [("id",), pytest.param((), marks=pytest.mark.long)], ids=["rows", "log"])
-def test_what_a_transaction_wrote_before_it_changed_a_type_is_null_if_it_does_not_fit(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...]
-) -> None:
-    first = feeder.table(of(TEXT, key))
-    second = feeder.alter(first, of(INT8, key))
+def what_a_transaction_wrote_before_it_changed_a_type_is_null_if_it_does_not_fit(
+    feeder: Feeder, path: Path, key: tuple[str, ...]
+) -> Story:
+    first = feeder.table(of(TEXT, key, name="within"))
+    second = feeder.alter(first, of(INT8, key, name="within"))
     made = feeder.begin()
     made.insert(first, row(1, "a"))
     made.insert(first, row(3, "5"))
     made.insert(second, row(2, 7))
     made.commit()
     feeder.kafka_commit()
-    reports = run_mirror(spark, feeder, tmp_path)
-    assert values(spark, tmp_path) == {1: None, 2: 7, 3: 5}
+    reports = yield
+    assert values(path, first) == {1: None, 2: 7, 3: 5}
     assert "the type was changed within a transaction: v" in notes(reports)
 
 
-def test_chunks_of_a_verify_are_compared_by_the_types_that_they_were_read_with(
-    spark: SparkSession, feeder: Feeder, tmp_path: Path
-) -> None:
-    first = feeder.table(of(TEXT))
+def chunks_of_a_verify_are_compared_by_the_types_that_they_were_read_with(feeder: Feeder) -> Story:
+    first = feeder.table(of(TEXT, name="verified"))
     commit(feeder, first, *((None, row(number, value)) for number, value in enumerate("a57")))
-    run_mirror(spark, feeder, tmp_path)
+    yield
     feeder.bound("SNAPSHOT_BEGIN", first, "VERIFY")
     feeder.chunk(first, [row(0, "a"), row(1, "5")], "VERIFY")
-    feeder.chunk(feeder.alter(first, of(INT8)), [row(2, 7)], "VERIFY")
+    feeder.chunk(feeder.alter(first, of(INT8, name="verified")), [row(2, 7)], "VERIFY")
     feeder.bound("SNAPSHOT_END", first, "VERIFY", rows=3)
     feeder.kafka_commit()
-    reports = run_mirror(spark, feeder, tmp_path, includeMarkers="true")
+    reports = yield
+    assert f"the snapshot of {first.name} ended (VERIFY)" in notes(reports)
     assert sum(report.differences for report in reports) == 0
 
 
+@pytest.mark.usefixtures("fold")
+@pytest.mark.parametrize("key", [("id",), pytest.param((), marks=pytest.mark.long)], ids=["rows", "log"])
+def test_changes_of_both_types_are_merged_and_compared(
+    spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...]
+) -> None:
+    play(
+        lambda: run_mirror(spark, feeder, tmp_path, includeMarkers="true"),
+        changes_before_and_after_a_change_of_type_may_be_in_one_merge(feeder, tmp_path, key),
+        what_a_transaction_wrote_before_it_changed_a_type_is_null_if_it_does_not_fit(feeder, tmp_path, key),
+        chunks_of_a_verify_are_compared_by_the_types_that_they_were_read_with(feeder),
+    )
+
+
+@pytest.mark.long  # the second merge of the test above compares what a version shows before it
 def test_a_version_shows_changes_before_and_after_a_change_of_type(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
@@ -191,4 +199,5 @@ def test_a_version_shows_changes_before_and_after_a_change_of_type(
     mirror = waiting_mirror(str(tmp_path), SchemaCache(Registry({"url": feeder.registry_url})))
     mirror.apply(spark.read.format("walgate").options(**feeder.options()).load(), 0)
     mirror.finish(spark, merge=False)
-    assert values(spark, tmp_path) == {1: None, 2: 5, 3: 7}
+    found = versions.read(spark, str(tmp_path))["public.t"].toArrow().to_pylist()
+    assert {each["id"]: each["v"] for each in found} == {1: None, 2: 5, 3: 7}

@@ -100,7 +100,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
     visit(feeder, items, visits, 4)
     apply(2, 1)
     assert pages() == ["/1", "/2", "/3", "/4"]
-    assert mirrored(spark, tmp_path, items) == items.rows
+    assert mirrored(tmp_path, items) == items.rows
     # OPTIMIZE and VACUUM by others change versions, and no row.
     for name in ("items", "visits"):
         location = table_path(str(tmp_path), TableName("public", name))
@@ -110,7 +110,7 @@ def test_a_writer_that_another_one_follows_stops_and_nothing_is_there_twice(
         assert properties is not None and "delta.columnMapping.mode" not in properties["properties"]
     visit(feeder, items, visits, 5)
     apply(2, 2)
-    assert pages() == ["/1", "/2", "/3", "/4", "/5"] and mirrored(spark, tmp_path, items) == items.rows
+    assert pages() == ["/1", "/2", "/3", "/4", "/5"] and mirrored(tmp_path, items) == items.rows
     # A table that is left out leaves the pictures, and is not taken in again by the same mirror.
     options = feeder.options(exclude="public.vis*")
     left = merging_mirror(str(tmp_path), schemas, exclude=["public.vis*"])
