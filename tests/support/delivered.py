@@ -110,9 +110,9 @@ def read_delivered(
     of this prefix.
 
         With `namespace`: of the change topics only those of this schema. What is in `known` is not
-        decoded again.
+        decoded again, and its topics are all.
     """
-    counts = partition_counts(bootstrap_servers, prefix)
+    counts = known.partition_counts if known else partition_counts(bootstrap_servers, prefix)
     if namespace is not None:
         counts = {t: n for t, n in counts.items() if t.count(".") == 1 or t.startswith(f"{prefix}.{namespace}.")}
     delivered = Delivered(partition_counts=counts)

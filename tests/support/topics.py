@@ -15,6 +15,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from tests.support import stock_registry
 
 READ_TIMEOUT_S = 120.0
+PAUSE_S = 0.05
 
 
 @dataclass
@@ -26,20 +27,10 @@ class Topics:
     registry_url: str
 
     def read(
-        self, topic: str, isolation: str = "read_committed", until: Callable[[list[Any]], bool] = bool
+        self, topic: str, isolation: str = "read_committed", until: Callable[[list[Any]], bool] | None = bool
     ) -> list[tuple[Any, Any]]:
         """(key, value) of all records, partition by partition, again and again until
-        `until(values)` holds."""
-        deadline = time.monotonic() + READ_TIMEOUT_S
-        while True:
-            found = self._read_once(topic, isolation)
-            if until([value for _, value in found]):
-                return self._read_once(
-                    topic, isolation
-                )  # partitions are read in turn: the first may have missed something
-            assert time.monotonic() < deadline, f"{topic}: {len(found)} records, and the condition does not hold"
-
-    def _read_once(self, topic: str, isolation: str) -> list[tuple[Any, Any]]:
+        `until(values)` holds; with None, of those that are there now."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
@@ -51,29 +42,38 @@ class Topics:
                 "fetch.wait.max.ms": 10,  # an end of a partition is told when a fetch has waited
             }
         )
-        found: list[tuple[Any, Any]] = []
         registry = SchemaRegistryClient(stock_registry.settings(self.registry_url))
         decode = AvroDeserializer(registry)
+        deadline = time.monotonic() + READ_TIMEOUT_S
         try:
-            known = consumer.list_topics(topic, timeout=30).topics[topic]
-            if known.error is not None:
-                return []
-            for partition in sorted(known.partitions):
-                consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
-                while True:
-                    message = consumer.poll(30)
-                    assert message is not None, f"{topic}[{partition}]: no end of partition"
-                    error = message.error()
-                    if error is not None:
-                        assert error.code() == KafkaError._PARTITION_EOF, error
-                        break
-                    context = SerializationContext(topic, MessageField.VALUE)
-                    key = message.key()
-                    if key is not None and key[:1] == b"\0":  # of positions it is text
-                        key = decode(key, context)
-                    if message.value() is not None:
-                        found.append((key, decode(message.value(), context)))
+            while until is not None and not until([value for _, value in _read(consumer, decode, topic)]):
+                assert time.monotonic() < deadline, f"{topic}: the condition does not hold"
+                time.sleep(PAUSE_S)
+            return _read(consumer, decode, topic)  # partitions are read in turn: the first may have missed something
         finally:
             consumer.close()
             registry.__exit__()  # type: ignore[no-untyped-call]
-        return found
+
+
+def _read(consumer: Consumer, decode: Callable[..., Any], topic: str) -> list[tuple[Any, Any]]:
+    """All records that are in the topic now."""
+    found: list[tuple[Any, Any]] = []
+    known = consumer.list_topics(topic, timeout=30).topics[topic]
+    if known.error is not None:
+        return []
+    for partition in sorted(known.partitions):
+        consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING)])
+        while True:
+            message = consumer.poll(30)
+            assert message is not None, f"{topic}[{partition}]: no end of partition"
+            error = message.error()
+            if error is not None:
+                assert error.code() == KafkaError._PARTITION_EOF, error
+                break
+            context = SerializationContext(topic, MessageField.VALUE)
+            key = message.key()
+            if key is not None and key[:1] == b"\0":  # of positions it is text
+                key = decode(key, context)
+            if message.value() is not None:
+                found.append((key, decode(message.value(), context)))
+    return found

@@ -25,7 +25,7 @@ class Written:
         self._prefix = prefix
 
     async def _read(self, topic: str) -> list[Any]:
-        found = await asyncio.to_thread(self._topics.read, topic, until=lambda found: True)
+        found = await asyncio.to_thread(self._topics.read, topic, until=None)
         return [value for _, value in found]
 
     async def _ends(self) -> list[Any]:
