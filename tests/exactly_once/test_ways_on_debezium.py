@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
@@ -20,7 +19,6 @@ from tests.debezium.scene import Reader
 from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with, offsets
 from tests.exactly_once.test_ways_on_instead import begin_anew
 from tests.runtime.test_error_context import SEEDED
-from tests.support.gateway_process import OPTIONS
 from tests.support.slots import until_confirmed
 from tests.support.written import walgate
 
@@ -169,7 +167,7 @@ async def _in_our_dialect(place: Place, said: str) -> None:
 
 async def _unreadable(place: Place) -> None:
     """To an encoder that is broken."""
-    place.gateway.command = (sys.executable, "-P", "-c", SEEDED.format(error="ValueError"), *OPTIONS)
+    place.gateway.code = SEEDED.format(error="ValueError")
     await place.sql.execute(
         "CREATE TABLE poison (id int PRIMARY KEY, b bytea); INSERT INTO poison VALUES (1, 'too long')"
     )

@@ -4,14 +4,13 @@ value of it."""
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable
 
 import pytest
 
 from schemas.lsn import Lsn
 from tests.conftest import Database
-from tests.support.gateway_process import OPTIONS, GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 
 NewGateway = Callable[..., GatewayProcess]
 
@@ -42,7 +41,7 @@ async def test_an_encoder_error_says_where_it_was_met(
         "CREATE TABLE t (id int PRIMARY KEY, note text, b bytea); CREATE PUBLICATION walgate FOR ALL TABLES"
     )
     gateway = new_gateway()
-    gateway.command = (sys.executable, "-P", "-c", SEEDED.format(error="ValueError"), *OPTIONS)
+    gateway.code = SEEDED.format(error="ValueError")
     await gateway.streaming()
     transaction = sql.transaction()
     await transaction.start()
@@ -78,7 +77,7 @@ async def test_an_error_that_nobody_foresaw_says_where_it_was_met_too(
         "CREATE TABLE t (id int PRIMARY KEY, note text, b bytea); CREATE PUBLICATION walgate FOR ALL TABLES"
     )
     gateway = new_gateway()
-    gateway.command = (sys.executable, "-P", "-c", SEEDED.format(error="TypeError"), *OPTIONS)
+    gateway.code = SEEDED.format(error="TypeError")
     await gateway.streaming()
     await sql.execute("INSERT INTO t VALUES (1, 'hello', $1)", SECRET.encode())
     assert await gateway.wait() == 78

@@ -29,6 +29,7 @@ from gateway.errors import StopForOperator
 _MODULES = ("gateway.cli.main", "gateway.runtime.supervisor", "gateway.runtime.event_loop")
 _ROOT = Path(__file__).parents[2]
 _REQUEST_BYTES = 200_000
+PROGRAM = "from walgate import main; main()"
 
 
 class Forked:
@@ -66,10 +67,14 @@ def can(environment: Mapping[str, str]) -> bool:
     return True
 
 
-def start(arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int) -> Forked:
-    """Start `walgate` with these arguments, writing to these file descriptors."""
+def start(
+    arguments: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int, code: str = PROGRAM
+) -> Forked:
+    """Start `walgate` with these arguments, writing to these file descriptors; `code` is the program
+    that runs in its place."""
     ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-    request = json.dumps({"arguments": arguments, "environment": dict(environment), "folder": os.getcwd()}).encode()
+    asked = {"arguments": arguments, "environment": dict(environment), "folder": os.getcwd(), "code": code}
+    request = json.dumps(asked).encode()
     socket.send_fds(_server(), [request], [theirs.fileno(), stdout, stderr])
     theirs.close()
     return Forked(ours)
@@ -145,7 +150,6 @@ def _become(asked: SimpleNamespace) -> None:
 
 
 if __name__ == "__main__":
-    _become(_serve(socket.socket(fileno=int(sys.argv[1]))))
-    from walgate import main
-
-    main()
+    program = _serve(socket.socket(fileno=int(sys.argv[1])))
+    _become(program)
+    exec(program.code, {"__name__": "__main__"})

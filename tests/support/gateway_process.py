@@ -38,6 +38,7 @@ class GatewayProcess:
         self._defaults = defaults
         self.settings = dict(settings)
         self.command: tuple[str, ...] = COMMAND
+        self.code = fork_server.PROGRAM
         self._process: subprocess.Popen[bytes] | fork_server.Forked | None = None
         self.start_count = 0
 
@@ -48,7 +49,7 @@ class GatewayProcess:
         if failpoints:
             environment["WALGATE_FAILPOINTS"] = failpoints
         with self.log_path.open("ab") as log:
-            self._process = started(self.command, environment, log.fileno(), log.fileno())
+            self._process = started(self.command, environment, log.fileno(), log.fileno(), self.code)
         self.start_count += 1
 
     def environment(self, **settings: object) -> dict[str, str]:
@@ -195,11 +196,13 @@ async def ended(arguments: Sequence[str], environment: Mapping[str, str]) -> sub
 
 
 def started(
-    command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int
+    command: Sequence[str], environment: Mapping[str, str], stdout: int, stderr: int, code: str = fork_server.PROGRAM
 ) -> subprocess.Popen[bytes] | fork_server.Forked:
-    """Start a program; it is forked if it is the installed `walgate`."""
+    """Start a program; it is forked if it is the installed `walgate`, in whose place `code` runs."""
     if command[0] == COMMAND[0] and fork_server.can(environment):
-        return fork_server.start(command[1:], environment, stdout, stderr)
+        return fork_server.start(command[1:], environment, stdout, stderr, code)
+    if code != fork_server.PROGRAM:
+        command = (sys.executable, "-P", "-c", code, *command[1:])
     return subprocess.Popen(
         command,
         env=environment,
