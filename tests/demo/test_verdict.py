@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
+from gateway.demo import scenes
 from gateway.demo.buyers import Tally
 from gateway.demo.verdict import MirrorTable, TableVerdict, compare_table, connect_for_verdict
 from gateway.demo.workload import TABLES, create_shop, run_workload
@@ -140,8 +141,9 @@ async def test_rows_without_a_key_are_counted_by_content(connection: asyncpg.Con
 
 
 async def test_any_row_corrupted_or_dropped_in_a_copy_of_the_shop_is_found(
-    connection: asyncpg.Connection, database: Database
+    connection: asyncpg.Connection, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scenes, "BULK_ROWS", 20_000)
     await create_shop(database.dsn)
     await run_workload(database.dsn, Tally(), seconds=1.0, seed=3)
     for table in TABLES:

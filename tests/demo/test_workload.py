@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
+from gateway.demo import scenes
 from gateway.demo.buyers import IDS_PER_BUYER, Tally
-from gateway.demo.scenes import BULK_ROWS, FIRST_ID, SCENES, forget_imports
+from gateway.demo.scenes import FIRST_ID, SCENES, forget_imports
 from gateway.demo.workload import BUYER_COUNT, create_shop, run_workload
 from tests.conftest import Database
 
@@ -20,6 +21,12 @@ _STAGED = f"SELECT md5(string_agg(i::text, '|' ORDER BY order_id, line)) FROM it
 # Columns that buyers write once: how many of their later changes there is time for differs from run
 # to run.
 _FIRST_CUSTOMERS = "SELECT name, profile, avatar, tags FROM customers WHERE id = ANY ($1) ORDER BY id"
+
+
+@pytest.fixture(autouse=True)
+def small_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the demo itself needs an import of its own size (tests/install/test_dist.py)."""
+    monkeypatch.setattr(scenes, "BULK_ROWS", 20_000)
 
 
 async def test_the_tally_equals_what_postgresql_decodes(database: Database) -> None:
@@ -45,7 +52,7 @@ async def test_the_tally_equals_what_postgresql_decodes(database: Database) -> N
     assert words["message:"] == 2
     assert tally.rolled_back == 3
     assert len(tally.done) == len(SCENES) + 1
-    assert tally.row_changes > BULK_ROWS
+    assert tally.row_changes > scenes.BULK_ROWS
 
 
 async def test_the_same_seed_makes_the_same_rows(database: Database) -> None:
