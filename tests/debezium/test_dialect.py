@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import fastavro
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.config.debezium import DebeziumSettings
@@ -227,6 +227,7 @@ def test_a_value_whose_encoder_fails_in_an_unforeseen_way_is_found() -> None:
 
 
 @pytest.mark.parametrize("kind", ALL, ids=lambda kind: kind.type)
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_required_and_an_optional_field_hold_the_same_value(kind: ColumnKind, data: st.DataObject) -> None:
     kinds = (EVERYDAY[0], kind)

@@ -452,6 +452,7 @@ def test_an_old_tuple_with_another_number_of_columns_is_refused(operation: str) 
 
 
 @pytest.mark.parametrize("identity", [(), (0,), (1, 0), (5, 2), (4, 0)])
+@settings(max_examples=40)
 @given(data=st.data())
 def test_a_copied_row_is_what_an_insert_of_it_would_be(identity: tuple[int, ...], data: st.DataObject) -> None:
     description = relation(EVERYDAY, identity)

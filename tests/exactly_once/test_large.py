@@ -126,7 +126,7 @@ async def test_ten_thousand_savepoints_of_which_every_tenth_is_rolled_back(
         assert verdict.event_count == 9001
 
 
-@pytest.mark.parametrize("count", [1_500, pytest.param(200_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("count", [1_100, pytest.param(200_000, marks=[pytest.mark.long, pytest.mark.timeout(3600)])])
 async def test_subtransactions_that_are_rolled_back_fill_a_marker_and_no_more(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, count: int
 ) -> None:

@@ -36,10 +36,10 @@ async def test_a_clock_that_jumps_changes_nothing(
     ) as scene:
         scene.gateway.command = (sys.executable, "-c", JUMPING, *OPTIONS)
         await scene.streaming()
-        await scene.workload.run_transactions(40)
+        await scene.workload.run_transactions(20)
         await scene.gateway.kill()
         await scene.streaming()
-        await scene.workload.run_transactions(20)
+        await scene.workload.run_transactions(10)
         verdict = await scene.finish()
         assert verdict.epoch_count == 2
         assert await scene.gateway.stop() == 0

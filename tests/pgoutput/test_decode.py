@@ -7,7 +7,7 @@ import struct
 from typing import get_args
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import StopForOperator
@@ -29,6 +29,8 @@ from tests.pgoutput.writer import write
 each_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
 in_and_out_of_stream = pytest.mark.parametrize("in_stream", [False, True], ids=["", "in stream"])
 SECRET = b"the value of a row"
+FEWER = settings(max_examples=settings().max_examples // 3)
+"""For what differs little between messages."""
 
 
 def test_the_strategies_cover_all_19_messages() -> None:
@@ -46,6 +48,7 @@ def test_what_is_written_is_read_back(kind: type, in_stream: bool, data: st.Data
 
 @each_kind
 @in_and_out_of_stream
+@FEWER
 @given(data=st.data())
 def test_every_strict_prefix_is_refused(kind: type, in_stream: bool, data: st.DataObject) -> None:
     payload = write(data.draw(messages_of(kind, in_stream)))
@@ -58,6 +61,7 @@ def test_every_strict_prefix_is_refused(kind: type, in_stream: bool, data: st.Da
 
 @each_kind
 @in_and_out_of_stream
+@FEWER
 @given(data=st.data(), rubbish=st.binary(min_size=1, max_size=40))
 def test_every_suffix_is_refused(kind: type, in_stream: bool, data: st.DataObject, rubbish: bytes) -> None:
     message = data.draw(messages_of(kind, in_stream))

@@ -59,13 +59,13 @@ async def test_a_killed_gateway_goes_on_without_loss_or_doubles(
     gateway = new_gateway()
     await gateway.streaming()
     count = 0
-    for _ in range(5):
+    for _ in range(2):  # more, and under load: tests/exactly_once
         for _ in range(20):
             await sql.execute("INSERT INTO t SELECT $1 + n FROM generate_series(1, 50) n", count)
             count += 50
         await gateway.kill()
         await gateway.streaming()
-    await committed(topics, topic_prefix, 100)
+    await committed(topics, topic_prefix, 40)
     records = await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")
     assert sorted(value["after"]["id"] for _, value in records) == list(range(1, count + 1))
     await sql.close()
@@ -80,7 +80,7 @@ async def test_a_large_transaction_is_readable_before_its_end(
     await new_gateway().streaming()
     transaction = sql.transaction()
     await transaction.start()
-    await sql.execute("INSERT INTO t SELECT generate_series(1, 20000)")
+    await sql.execute("INSERT INTO t SELECT generate_series(1, 5000)")
     early = await asyncio.to_thread(topics.read, f"{topic_prefix}.public.t")
     assert {value["commit_lsn"] for _, value in early} == {None}
     await (transaction.commit() if end == "COMMIT" else transaction.rollback())
@@ -89,7 +89,7 @@ async def test_a_large_transaction_is_readable_before_its_end(
     ends = [m for m in markers if m["kind"] in ("STREAM_COMMIT", "STREAM_ABORT")]
     assert [m["kind"] for m in ends] == ["STREAM_COMMIT" if end == "COMMIT" else "STREAM_ABORT"]
     manifest = ends[0]["manifest"]
-    assert manifest["event_count"] >= 20000 if end == "COMMIT" else manifest["event_count"] > 0  # type: ignore[index]
+    assert manifest["event_count"] >= 5000 if end == "COMMIT" else manifest["event_count"] > 0  # type: ignore[index]
     assert sum(r["record_count"] for r in manifest["ranges"]) == manifest["event_count"]  # type: ignore[index]
     await sql.close()
 

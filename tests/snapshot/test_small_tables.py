@@ -13,7 +13,7 @@ from tests.snapshot.scene import open_scene
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
-TABLES = 200
+TABLES = 100
 TRANSACTIONS_OF_START = 100
 """Of the test and of a gateway that starts and ends."""
 TRANSACTIONS_OF_TABLE = 2

@@ -67,7 +67,7 @@ async def test_014_text_and_binary_change_places_in_mid_life(
             "(a int PRIMARY KEY, n numeric(12, 3), t timestamptz, u uuid, f float8, x int[], i interval, s text)"
         )
         await publisher.publish("forms")
-        for number, form in enumerate(("on", "off", "auto", "on")):
+        for number, form in enumerate(("on", "off", "auto")):
             publisher.gateway.start(source__binary=form)
             await publisher.gateway.logged('"streaming"', times=number + 1)
             await publisher.execute(
