@@ -136,7 +136,7 @@ async def test_what_is_wrong_is_seen_at_once(board: StatusBoard) -> None:
         assert not complaints
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.long)])
 async def test_it_is_used_by_keyboard_and_on_a_telephone(board: StatusBoard, scheme: str) -> None:
     browser_path()
     port = start_http("127.0.0.1", 0, board)

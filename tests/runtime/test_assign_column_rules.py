@@ -144,7 +144,7 @@ async def change(sql: asyncpg.Connection, chance: random.Random) -> None:
         await asyncio.sleep(0.002)
 
 
-@pytest.mark.parametrize("dialect", ["walgate", "debezium"])
+@pytest.mark.parametrize("dialect", [pytest.param("walgate", marks=pytest.mark.long), "debezium"])
 async def test_a_column_that_leaves_its_rule_by_a_new_name_stops_the_gateway_until_the_rule_follows(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, dialect: str
 ) -> None:
@@ -206,7 +206,7 @@ async def test_a_column_that_leaves_its_rule_by_a_new_name_stops_the_gateway_unt
     assert f"secret{MARK}" not in f"{[record.value for record in records if record.topic.endswith('people')]}"
 
 
-@pytest.mark.parametrize("dialect", ["walgate", "debezium"])
+@pytest.mark.parametrize("dialect", ["walgate", pytest.param("debezium", marks=pytest.mark.long)])
 async def test_a_column_that_a_rename_brings_under_a_rule_was_not_under_it_before(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, dialect: str
 ) -> None:
@@ -241,11 +241,12 @@ SWAPS: Final = (
 )
 
 
-@pytest.mark.parametrize("shape", ["streamed", "prepared"])
+@pytest.mark.parametrize("shape", [pytest.param("streamed", marks=pytest.mark.long), "prepared"])
 async def test_a_name_that_moves_in_a_transaction_which_has_not_committed_uncovers_nothing(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path, shape: str
 ) -> None:
-    """Another column has the name of the rule, and other sessions do not see that yet."""
+    """Another column has the name of the rule, and other sessions do not see that yet. What is
+    prepared is streamed, too."""
     sql, other = await database.connect(), await database.connect()
     await sql.execute(SETUP)
     await sql.execute("alter table people drop phone, drop secret, drop note, drop n, drop mail")

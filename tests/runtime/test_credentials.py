@@ -45,7 +45,8 @@ async def end_walsender(sql: asyncpg.Connection, slot: str) -> None:
     )
 
 
-@pytest.mark.parametrize("how", ["file", "command"])
+# How each is read: tests/postgres/test_credentials.py.
+@pytest.mark.parametrize("how", [pytest.param("file", marks=pytest.mark.long), "command"])
 async def test_a_token_that_expires_is_renewed_without_a_gap(
     tls: TlsPostgres, new_gateway: NewGateway, topics: Topics, topic_prefix: str, tmp_path: Path, how: str
 ) -> None:

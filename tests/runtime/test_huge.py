@@ -48,7 +48,7 @@ class Peak:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("compression", ["lz4", "none"])
+@pytest.mark.parametrize("compression", ["lz4", pytest.param("none", marks=pytest.mark.long)])
 async def test_a_huge_message_is_left_out_with_a_trace_and_the_rest_goes_on(
     database: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str, size: int, compression: str
 ) -> None:
@@ -110,7 +110,7 @@ def _ends(values: list[dict[str, str]]) -> int:
     [
         ("bytea in binary", "bytea", "convert_to(repeat('x', $1::int), 'UTF8')"),
         ("bytea in text", "bytea", "convert_to(repeat('x', $1::int / 2), 'UTF8')"),
-        ("text", "text", "repeat('x', $1::int)"),
+        pytest.param("text", "text", "repeat('x', $1::int)", marks=pytest.mark.long),
     ],
 )
 async def test_a_huge_row_stops_with_its_table_and_is_not_held(

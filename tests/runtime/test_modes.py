@@ -56,6 +56,7 @@ async def test_at_least_once_delivers_without_kafka_transactions(
     await sql.close()
 
 
+@pytest.mark.long  # tests/subscription/test_servers.py: the same server streams, commits and rolls back
 async def test_the_oldest_server_is_read_in_its_own_protocol(
     database_oldest: Database, new_gateway: NewGateway, topics: Topics, topic_prefix: str
 ) -> None:
@@ -160,6 +161,7 @@ async def test_only_messages_with_a_prefix_of_the_list_are_published(
     await sql.close()
 
 
+@pytest.mark.long  # tests/exactly_once/test_kafka_faults.py refuses it, too
 async def test_a_prefix_of_another_slot_is_refused(
     database: Database, new_gateway: NewGateway, topic_prefix: str
 ) -> None:

@@ -27,7 +27,8 @@ async def _sessions(sql: asyncpg.Connection, role: str) -> int:
     return count
 
 
-@pytest.mark.parametrize("connections", [0, 1])
+# That no reader has a connection for a while: test_login_trigger.py.
+@pytest.mark.parametrize("connections", [pytest.param(0, marks=pytest.mark.long), 1])
 async def test_the_stream_goes_on_while_the_server_has_no_connection_for_a_reader(
     connections: int, database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> None:

@@ -57,7 +57,8 @@ TIGHT_TABLES = (
 )
 
 
-@pytest.fixture(params=["postgres", "postgres_oldest"])
+# Rows of every type of the oldest server: tests/values; its snapshots: test_truth.py.
+@pytest.fixture(params=["postgres", pytest.param("postgres_oldest", marks=pytest.mark.long)])
 def server(request: pytest.FixtureRequest) -> Postgres:
     chosen: Postgres = request.getfixturevalue(request.param)
     return chosen

@@ -27,7 +27,7 @@ PRIMARY_SETTINGS: dict[str, str | int] = {**TEST_SETTINGS, "hot_standby_feedback
 STANDBY_SETTINGS: dict[str, str | int] = {**PRIMARY_SETTINGS, "sync_replication_slots": "on"}
 
 
-@pytest.fixture(params=[17, 18])
+@pytest.fixture(params=[pytest.param(17, marks=pytest.mark.long), 18])
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Postgres, Postgres]]:
     async with Postgres(request.param, settings=PRIMARY_SETTINGS) as primary:
         standby = Postgres(request.param, settings=STANDBY_SETTINGS, standby_of=primary)

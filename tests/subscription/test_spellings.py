@@ -43,7 +43,12 @@ async def test_012_a_nondeterministic_collation(
 
 @pytest.mark.parametrize(
     ("type_", "one", "other"),
-    [("citext", "abc", "aBC"), ("numeric", "1.0", "1.00"), ("interval", "P1M", "P30D"), ("float8", "0", "-0")],
+    [
+        pytest.param("citext", "abc", "aBC", marks=pytest.mark.long),
+        ("numeric", "1.0", "1.00"),
+        pytest.param("interval", "P1M", "P30D", marks=pytest.mark.long),
+        ("float8", "0", "-0"),
+    ],
 )
 async def test_012_other_types_that_have_several_spellings(
     publisher: Publisher, type_: str, one: str, other: str

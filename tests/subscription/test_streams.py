@@ -203,7 +203,9 @@ async def test_021_prepared_transactions_are_ended_once_and_only_then_visible(pu
     assert await _kinds(publisher, schema) == {"PREPARE", "COMMIT_PREPARED", "ROLLBACK_PREPARED"}
 
 
-@pytest.mark.parametrize("rows", [1, 2000], ids=["small", "streamed"])
+@pytest.mark.parametrize(
+    "rows", [pytest.param(1, marks=pytest.mark.long, id="small"), pytest.param(2000, id="streamed")]
+)
 async def test_021_what_is_rolled_back_before_it_is_decoded_leaves_no_rows(publisher: Publisher, rows: int) -> None:
     schema = await _test_tab(publisher)
     await publisher.gateway.kill()
