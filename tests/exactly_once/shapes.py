@@ -147,8 +147,8 @@ async def _small(session: Session) -> bool:
 async def _streamed(session: Session) -> bool:
     """Several segments, with the transactions of others in between."""
     await session.begin("streamed")
-    for _ in range(session.random.randint(1, 3)):
-        await session.insert(session.random.choice(SHARED), session.random.randint(STREAM_ROWS, 2 * STREAM_ROWS))
+    for _ in range(session.random.randint(1, 2)):
+        await session.insert(session.random.choice(SHARED), session.random.randint(STREAM_ROWS, STREAM_ROWS * 3 // 2))
         await asyncio.sleep(session.random.random() * 0.05)
         await session.anything(scale=30)
     return await session.end()
@@ -181,7 +181,7 @@ async def _savepoints(session: Session) -> bool:
             await session.connection.execute(f"RELEASE s{depth}")
             depth -= 1
         elif large and choice < 0.75:
-            await session.insert("plain", session.random.randint(300, 900))
+            await session.insert("plain", session.random.randint(300, 600))
             await asyncio.sleep(session.random.random() * 0.02)
         else:
             await session.anything()

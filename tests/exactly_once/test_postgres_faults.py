@@ -143,7 +143,7 @@ async def test_connections_to_the_server_that_are_cut_at_any_byte_lose_nothing(p
     async with place.scene() as scene:
         await scene.streaming()
         scene.workload.start()
-        for number in range(15):
+        for number in range(9):
             await scene.workload.run_transactions(3)
             if number % 3:
                 place.proxy.cut_after(generator.randint(1, 20_000), "to_client")
@@ -241,6 +241,7 @@ async def test_a_slot_that_is_made_anew_stops_the_start(place: Place) -> None:
         await scene.ends(place.slot, "is confirmed up to")
 
 
+@pytest.mark.long  # the same comparison as for a slot that is made anew
 async def test_a_slot_that_somebody_advanced_stops_the_start(place: Place) -> None:
     """P9: what lies between was never delivered."""
     async with place.scene() as scene:
@@ -431,6 +432,7 @@ async def test_a_temporary_slot_of_the_same_name_is_waited_for(place: Place) -> 
         await scene.finish()
 
 
+@pytest.mark.long  # tests/runtime/test_modes.py: a second gateway waits for the first
 async def test_a_slot_that_another_reader_holds_is_waited_for(place: Place) -> None:
     """G7 seen from PostgreSQL: 55006."""
     async with place.scene() as scene:

@@ -7,7 +7,6 @@ Judged by what stock clients read from Kafka, against what was written into the 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ import pytest
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.runtime.test_error_context import SEEDED
-from tests.support.gateway_process import OPTIONS, GatewayProcess
+from tests.support.gateway_process import GatewayProcess
 from tests.support.topics import Topics
 from tests.support.written import Written, command, walgate
 
@@ -48,7 +47,7 @@ def gateway(database: Database, kafka: Kafka, registry: Registry, topic_prefix: 
         "registry__url": registry.url,
     }
     process = GatewayProcess(tmp_path / "gateway.log", settings)
-    process.command = (sys.executable, "-P", "-c", SEEDED.format(error=NO_VALUE), *OPTIONS)
+    process.code = SEEDED.format(error=NO_VALUE)
     return process
 
 
@@ -155,7 +154,7 @@ async def _schema(sql: asyncpg.Connection, prefix: str) -> None:
 Poison = Callable[[asyncpg.Connection, str], Awaitable[None]]
 
 
-@pytest.mark.parametrize("poison", [_plain, _streamed, _prepared, _schema])
+@pytest.mark.parametrize("poison", [pytest.param(_plain, marks=pytest.mark.long), _streamed, _prepared, _schema])
 async def test_a_stop_names_the_transaction_and_skip_leaves_out_exactly_that_one(
     poison: Poison, gateway: GatewayProcess, sql: asyncpg.Connection, written: Written, topic_prefix: str
 ) -> None:
@@ -264,7 +263,7 @@ async def test_a_table_in_quarantine_is_not_read_by_a_snapshot(
     ("table", "poison", "reason"),
     [
         ("typed", f"INSERT INTO typed VALUES (1, 1); {REJECTED}", "its schema was rejected"),
-        ("large", LARGE_ROW, "a row is larger than kafka.max_record_bytes"),
+        pytest.param("large", LARGE_ROW, "a row is larger than kafka.max_record_bytes", marks=pytest.mark.long),
         ("poison", "INSERT INTO poison VALUES (1, 'too long')", "a value cannot be read"),
     ],
 )
