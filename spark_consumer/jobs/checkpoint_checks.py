@@ -95,7 +95,7 @@ def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, pa
     numbers = _numbers(spark, f"{checkpoint}/commits")
     if not numbers:
         if position is not None and position.commit_lsn >= 0 and is_new(spark, checkpoint):
-            check_continues(run.options.starting, position.commit_lsn, run.log, OF_CHANGELOG, run.lost)
+            check_new_checkpoint(run, position.commit_lsn, OF_CHANGELOG)
         return
     if position is None:  # an older release has written it, or no batch of an older release had rows, or it was removed
         before = last_offset(spark, checkpoint)
@@ -110,6 +110,17 @@ def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, pa
             f"the checkpoint at {checkpoint} has completed micro-batch {max(numbers)}, which the changelog at {path} does not "
             "have",
             has_some=position is not None,
+        )
+
+
+def check_new_checkpoint(run: Run, taken_lsn: int, output: Output = OF_MIRROR) -> None:
+    """Raise an error if a query with a new checkpoint may miss changes: see check_continues. Raise
+    SourceUnavailable while the marker topic is empty: it may be that of another server, and the
+    output would take none of its transactions up to `taken_lsn`."""
+    check_continues(run.options.starting, taken_lsn, run.log, output, run.lost)
+    if run.log.first_between(*run.log.bounds()) is None:
+        raise SourceUnavailable(
+            f"it is empty. Its first transaction will show whether it is the one from which the {output.name} was made"
         )
 
 

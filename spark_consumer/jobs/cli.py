@@ -27,7 +27,7 @@ from spark_consumer.jobs.run import Run, facts_of, line_of, say
 from spark_consumer.jobs.status import serve
 from spark_consumer.mirror.merge.merge_thread import MERGE_EVERY_S
 from spark_consumer.mirror.retention import RETENTION_S
-from spark_consumer.reader.positions import Position, check_continues, resolve
+from spark_consumer.reader.positions import Position, resolve
 from spark_consumer.source.options import MAX_CHANGES
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ def _run(job: Job) -> None:
 
 
 def _run_query(job: Job, run: Run) -> None:
-    from spark_consumer.jobs.checkpoint_checks import is_new, last_offset, noting_topic
+    from spark_consumer.jobs.checkpoint_checks import check_new_checkpoint, is_new, last_offset, noting_topic
     from spark_consumer.source.datasource import ENDS_AVAILABLE_NOW
     from spark_consumer.source.options import parse_options
 
@@ -409,8 +409,8 @@ def _run_query(job: Job, run: Run) -> None:
         ):
             run.status.set(name, value)
         if is_new(spark, job.checkpoint):
-            starting, taken_lsn = run.options.starting, last.commit_lsn
-            run.when_available(lambda: check_continues(starting, taken_lsn, run.log, lost=run.lost))
+            taken_lsn = last.commit_lsn
+            run.when_available(lambda: check_new_checkpoint(run, taken_lsn))
         if given["startingPosition"] in ("earliest", "latest"):
             # Applies to a new checkpoint only; an existing one has its own offset.
             given = {**given, "startingPosition": f"lsn:{last.commit_lsn}"}

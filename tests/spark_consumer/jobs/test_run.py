@@ -17,13 +17,23 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from spark_consumer.errors import BatchInterrupted, MirrorError, SourceUnavailable, TransactionIncomplete, told_by
+from spark_consumer.errors import (
+    BatchInterrupted,
+    MarkerError,
+    MirrorError,
+    SourceUnavailable,
+    TransactionIncomplete,
+    told_by,
+)
 from spark_consumer.jobs import run as run_module
+from spark_consumer.jobs.checkpoint_checks import check_new_checkpoint
 from spark_consumer.jobs.run import Run, offset_of
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.backlog import Backlog
+from spark_consumer.reader.marker_log import MarkerLog
 from spark_consumer.source.options import parse_options
 from tests.spark_consumer.jobs.test_jobs import foreign_folder
+from tests.spark_consumer.reader.test_offsets import Decoder, topic_of
 from tests.support.gateway_process import COMMAND
 
 NEEDED = {"kafka.bootstrap.servers": "127.0.0.1:1", "registry.url": "http://127.0.0.1:1"}
@@ -122,6 +132,24 @@ def test_a_query_whose_python_process_did_not_start_in_time_is_started_again(
     assert "trying again in 2 s: Python worker failed to connect back" in capsys.readouterr().out
     with pytest.raises(StreamingQueryException):
         run(monkeypatch, [Query(OF_THE_DRIVER), Query()], outages=False)
+
+
+def test_an_empty_topic_is_judged_by_its_first_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is that of another server, or retention has removed everything."""
+    made = Run(parse_options({**NEEDED, "startingPosition": "marker:0"}, streaming=True), None, "lines")
+    monkeypatch.setattr(made, "lost", lambda _: None)
+    topic = topic_of()
+    made.log = MarkerLog(topic, "cdc.transaction", Decoder({}, "cdc.transaction"))
+    with pytest.raises(SourceUnavailable, match="it is empty"):
+        check_new_checkpoint(made, 30)
+    topic.lsns.append(0)
+    with pytest.raises(SourceUnavailable, match="it is empty"):
+        check_new_checkpoint(made, 30)
+    topic.lsns.append(20)
+    with pytest.raises(MarkerError, match="another marker topic"):
+        check_new_checkpoint(made, 30)
+    topic.lsns[:] = [40]
+    check_new_checkpoint(made, 30)
 
 
 def test_a_stall_before_the_query_is_waited_for_as_long_as_the_option_says(monkeypatch: pytest.MonkeyPatch) -> None:
