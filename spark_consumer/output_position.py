@@ -8,7 +8,7 @@ which appends nothing; for other batches, `changes` shows how far the mirror is 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -24,13 +24,15 @@ class OutputPosition:
     of the last batch that it has written.
 
     Only a changelog has the other fields. `writer` is the name of the process that last opened it.
-    All changes up to `commit_lsn` are written; -1 if that is not known.
+    All changes up to `commit_lsn` are written; -1 if that is not known. `tables` has the commit LSN
+    of the last batch that was written to each table, but not of batches of an older release.
     """
 
     query: str | None = None
     batch: int = -1
     writer: str = ""
     commit_lsn: int = -1
+    tables: dict[str, int] = field(default_factory=dict)
 
 
 def read_position(spark: SparkSession, path: str) -> OutputPosition | None:

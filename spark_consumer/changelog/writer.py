@@ -5,7 +5,8 @@
     <path>/_position                  how far all of them are complete: see output_position.py
 
 Changes are never appended twice, even if the checkpoint is lost: a table takes only changes after
-its last commit LSN. Only the process that opened the changelog last may append to it.
+its last commit LSN. A table whose last commit LSN is before the one in `_position` was removed or
+restored alone, and is refused. Only the process that opened the changelog last may append to it.
 
 Two processes never share a Parquet folder. Each writes `_writing-<commit LSN>-<writer>`, which
 readers ignore, checks that it is still the writer, then renames the folder. A process that comes
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from uuid import uuid4
@@ -50,6 +51,7 @@ from spark_consumer.mirror.storage import TABLE_FORMAT
 from spark_consumer.mirror.table_format import CHANGELOG, NO_NUMBERS, NO_PROPERTIES
 from spark_consumer.mirror.writer_epoch import one_writer_hint
 from spark_consumer.output_position import OutputPosition, read_position, running_query, write_position
+from spark_consumer.reader.positions import OF_CHANGELOG
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame
@@ -80,7 +82,7 @@ class Changelog:
         try:
             found = summarize(raw, batch_size(raw))
             if found is None:
-                self._note(spark, batch)
+                self._note(spark, batch, -1, ())
                 return
             content, records = found
             for part in content.parts:
@@ -89,7 +91,7 @@ class Changelog:
                     self._append(spark, own, part, content.commit_lsn)
         finally:
             raw.unpersist()
-        self._note(spark, batch, content.commit_lsn)
+        self._note(spark, batch, content.commit_lsn, [str(part.table) for part in content.parts])
         tables = {str(part.table): part.changes for part in content.parts}
         seconds = time.monotonic() - began
         self.report(BatchReport(batch, content.commit_lsn, content.transactions, content.changes, tables, seconds))
@@ -104,20 +106,26 @@ class Changelog:
         elif found is not None and found.writer != self._position.writer:
             raise _taken_over(self.path)
 
-    def _note(self, spark: SparkSession, batch: int, commit_lsn: int = -1) -> None:
-        """Store the position after a batch that is written."""
-        self._check_writer(spark)
+    def _note(self, spark: SparkSession, batch: int, commit_lsn: int, tables: Iterable[str]) -> None:
+        """Store the position after a batch that is written, which had changes of these tables."""
         assert self._position is not None
         reached = max(commit_lsn, self._position.commit_lsn)
-        self._position = replace(self._position, query=running_query(spark), batch=batch, commit_lsn=reached)
-        write_position(spark, self.path, self._position)
+        noted = self._position.tables
+        noted = noted | {name: max(commit_lsn, noted.get(name, -1)) for name in tables}
+        query = running_query(spark)
+        self._store(spark, replace(self._position, query=query, batch=batch, commit_lsn=reached, tables=noted))
+
+    def _store(self, spark: SparkSession, position: OutputPosition) -> None:
+        self._check_writer(spark)
+        self._position = position
+        write_position(spark, self.path, position)
 
     def _append(self, spark: SparkSession, records: DataFrame | pa.Table, part: TablePart, commit_lsn: int) -> None:
         """Append the records of one table. Few records are decoded in this process, which saves a
         Spark job."""
         location = table_path(self.path, part.table)
         if location not in self._applied:
-            self._applied[location] = self._find_applied(spark, location, commit_lsn)
+            self._applied[location] = self._find_applied(spark, part.table, location, commit_lsn)
         applied = self._applied[location]
         if applied >= commit_lsn:
             return
@@ -139,13 +147,22 @@ class Changelog:
         changes = not_applied(changes, applied, "commit_lsn")
         del self._applied[location]  # if the write fails, it is not known what was written
         if self.format == "parquet":
+            if applied >= 0 and not folder_names(spark, _batch_folder(location, applied)):
+                self._find_applied(spark, part.table, location, commit_lsn)  # raises: the table was removed
             self._write_folder(changes, location, commit_lsn)
         else:
             names = {column.name for row in rows for column in row.type}
             try:
                 _append_to_delta(changes, location, part.table, commit_lsn, applied, names)
             except TABLE_FORMAT.TAKEN_OVER as problem:
+                self._check_writer(spark)
+                self._find_applied(spark, part.table, location, commit_lsn)  # the table may have been removed
                 raise _taken_over(self.path) from problem
+            except MirrorError:  # its hint is to move the table away
+                assert self._position is not None
+                noted = {name: lsn for name, lsn in self._position.tables.items() if name != str(part.table)}
+                self._store(spark, replace(self._position, tables=noted))
+                raise
         self._applied[location] = commit_lsn
 
     def _write_folder(self, changes: DataFrame, location: str, commit_lsn: int) -> None:
@@ -159,14 +176,16 @@ class Changelog:
         except MirrorError:
             remove_folder(spark, writing)
             raise
-        batch = f"{location}/batch={commit_lsn}"
+        batch = _batch_folder(location, commit_lsn)
         if not move_folder(spark, writing, batch):  # perhaps in part, which `writing` shows the next start
             self._check_writer(spark)
             raise _not_renamed(writing, batch)
 
-    def _find_applied(self, spark: SparkSession, location: str, commit_lsn: int) -> int:
+    def _find_applied(self, spark: SparkSession, table: TableName, location: str, commit_lsn: int) -> int:
         """Return the commit LSN up to which a table is complete; -1 if there is no table. Raises
-        MirrorError if there is a table of another format."""
+        MirrorError if there is a table of another format, or changes that were written are not there
+        any more."""
+        assert self._position is not None
         in_folders = self.format == "parquet"
         if TABLE_FORMAT.has_log(spark, location) if in_folders else _folder_lsns(spark, location):
             raise MirrorError(
@@ -174,12 +193,14 @@ class Changelog:
                 hint="Use another path and checkpoint location for this format, or the --format with which this changelog "
                 "was created.",
             )
+        applied, noted = -1, self._position.tables.get(str(table), -1)
         if in_folders:
-            assert self._position is not None
-            return last_folder(spark, location, commit_lsn, self._position.commit_lsn)
-        return (
-            TABLE_FORMAT.applied_commit_lsn(spark, location, CHANGELOG) if TABLE_FORMAT.exists(spark, location) else -1
-        )
+            applied = last_folder(spark, location, commit_lsn, self._position.commit_lsn)
+        elif TABLE_FORMAT.exists(spark, location):
+            applied = TABLE_FORMAT.applied_commit_lsn(spark, location, CHANGELOG)
+        if applied < noted:
+            raise _lost_error(location, applied, noted)
+        return applied
 
 
 @contextmanager
@@ -215,6 +236,21 @@ def _not_renamed(folder: str, target: str) -> MirrorError:
     )
 
 
+def _lost_error(location: str, applied: int, noted: int) -> MirrorError:
+    state = "is missing" if applied < 0 else f"ends at {format_lsn(applied)}"
+    return MirrorError(
+        f"{location} {state}, although the changelog has written it up to {format_lsn(noted)}: the table was removed or "
+        "restored alone, and changes would be missing in it",
+        hint="Put the table back as the changelog last left it, and restart the query. Or continue without the table: restart "
+        "the query with --exclude and the table's name, which cannot be undone at this path. Or use another path and "
+        f"checkpoint location{OF_CHANGELOG.new_one}.",
+    )
+
+
+def _batch_folder(location: str, commit_lsn: int) -> str:
+    return f"{location}/batch={commit_lsn}"
+
+
 def _folder_lsns(spark: SparkSession, location: str) -> list[int]:
     """Return the commit LSNs of the folders of batches, the highest first."""
     words = [name.removeprefix("batch=") for name in folder_names(spark, location) if name.startswith("batch=")]
@@ -232,7 +268,7 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int, complete_ls
     """
     last, stopped = -1, _stop_writing(spark, location)
     for lsn in _folder_lsns(spark, location):
-        folder = f"{location}/batch={lsn}"
+        folder = _batch_folder(location, lsn)
         files = folder_names(spark, folder)
         if lsn <= complete_lsn or ("_SUCCESS" in files and lsn not in stopped.values()):
             last = lsn

@@ -53,6 +53,8 @@ def _append(
         noted = versions_in_log(snapshot, (application, *expected))
     if noted is None:
         return False
+    if any(noted.get(name) != version for name, version in expected.items()):
+        raise Superseded(location)
     if snapshot.schema().catalogString() != rows.schema().catalogString():
         names = list(snapshot.schema().fieldNames())
         if sorted(names) != sorted(frame.columns):
@@ -60,8 +62,6 @@ def _append(
         rows = java_frame(frame.select(*map(quoted, names)))
         if snapshot.schema().catalogString() != rows.schema().catalogString():
             return False
-    if any(noted.get(name) != version for name, version in expected.items()):
-        raise Superseded(location)
     if noted.get(application, -1) >= number:
         return True
     for name in (application, *expected):  # so that a concurrent commit of one of these conflicts

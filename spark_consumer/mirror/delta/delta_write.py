@@ -103,8 +103,9 @@ def write_once(
     """Append to, overwrite or create (`mode` errorifexists) a Delta table, once for this `number`
     of the application. `properties`: those of the table, if this write creates it.
 
-    `expected`: as for delta_append.append; ignored if Delta's writer makes the commit. `note`:
-    userMetadata of the commit. Raise Superseded also if a table that is to be created exists.
+    `expected`: as for delta_append.append; only checked beforehand if Delta's writer makes the
+    commit. `note`: userMetadata of the commit. Raise Superseded also if a table that is to be
+    created exists.
     """
     if (
         mode == "append"

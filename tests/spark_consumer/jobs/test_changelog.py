@@ -15,6 +15,7 @@ from spark_consumer.changelog.writer import Changelog, last_folder
 from spark_consumer.errors import MirrorError
 from spark_consumer.jvm import remove_folder
 from spark_consumer.mirror import slice_contents, versions
+from spark_consumer.mirror.delta.java_delta import delta_log_class
 from spark_consumer.reader.registry import Registry, SchemaCache
 from tests.spark_consumer.feeder import INT4, INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.here import run_here
@@ -56,9 +57,14 @@ def opened(feeder: Feeder, path: Path, format: str = "parquet") -> Changelog:  #
 
 
 def take(
-    spark: SparkSession, feeder: Feeder, changelog: Changelog, start: str = "earliest", end: str = "latest"
+    spark: SparkSession,
+    feeder: Feeder,
+    changelog: Changelog,
+    start: str = "earliest",
+    end: str = "latest",
+    **more: str,
 ) -> None:
-    options = feeder.options(startingPosition=start, endingPosition=end)
+    options = feeder.options(startingPosition=start, endingPosition=end, **more)
     changelog.apply(spark.read.format("walgate").options(**options).load(), 0)
 
 
@@ -206,8 +212,70 @@ def test_a_column_that_is_widened_stays_readable(
     if format == "delta":
         text = feeder.alter(wide, relation("items", {"id": TEXT}, ("id",)))
         commit(feeder, text, {"id": "a"})
-        with pytest.raises(MirrorError, match=r"changelog of public\.items .* cannot store a column"):
+        with pytest.raises(MirrorError, match=r"changelog of public\.items .* cannot store a column") as told:
             take(spark, feeder, changelog, start)
+        assert "Move the existing table to another path, then restart" in told.value.hint
+        shutil.move(location, tmp_path / "moved")
+        delta_log_class(spark).clearCache()
+        take(spark, feeder, opened(feeder, tmp_path, format), start)
+        assert [row["after"]["id"] for row in reader.load(location).collect()] == ["a"]
+
+
+@pytest.mark.parametrize("format", ["delta", "parquet"])
+def test_a_table_that_was_removed_or_restored_alone_is_refused(
+    spark: SparkSession,
+    feeder: Feeder,
+    tmp_path: Path,
+    format: str,  # noqa: A002
+) -> None:
+    """While a job runs, and by the next one. Each way on is tried."""
+    items, notes = feeder.table(ITEMS), feeder.table(NOTES)
+    path, aside, backup = tmp_path / "changes", tmp_path / "aside", tmp_path / "backup"
+    location = path / "tables" / "public" / "items"
+
+    def change() -> None:
+        transaction = feeder.begin()
+        transaction.insert(items, {"id": len(items.rows), "name": ""})
+        transaction.insert(notes, {"text": ""})
+        transaction.commit()
+        feeder.kafka_commit()
+
+    def next_job(path: Path = path, **more: str) -> None:
+        delta_log_class(spark).clearCache()
+        take(spark, feeder, opened(feeder, path, format), **more)
+
+    def counts(path: Path) -> list[int]:
+        return [spark.read.format(format).load(f"{path}/tables/public/{name}").count() for name in ("items", "notes")]
+
+    running = opened(feeder, path, format)
+    for _ in range(2):
+        change()
+        take(spark, feeder, running)
+        if not backup.exists():
+            shutil.copytree(location, backup)
+    change()
+    shutil.move(location, aside)
+    with pytest.raises(MirrorError, match="is missing, although the changelog has written it up to"):
+        take(spark, feeder, running)
+    with pytest.raises(MirrorError, match="is missing, although the changelog has written it up to"):
+        next_job()
+    shutil.rmtree(location, ignore_errors=True)
+    shutil.copytree(backup, location)
+    with pytest.raises(MirrorError, match="ends at .*, although the changelog has written it up to"):
+        next_job()
+    shutil.rmtree(location)
+    shutil.move(aside, location)
+    next_job()
+    assert counts(path) == [3, 3]
+    shutil.rmtree(location)
+    change()
+    next_job(exclude="public.items")
+    assert not location.exists()
+    change()
+    with pytest.raises(MirrorError, match="--exclude"):
+        next_job()
+    next_job(tmp_path / "other")
+    assert counts(tmp_path / "other") == [5, 5]
 
 
 def test_relations_without_key_or_columns_are_read_and_mirrored(
