@@ -183,8 +183,8 @@ class Changelog:
 
     def _find_applied(self, spark: SparkSession, table: TableName, location: str, commit_lsn: int) -> int:
         """Return the commit LSN up to which a table is complete; -1 if there is no table. Raises
-        MirrorError if there is a table of another format, or changes that were written are not there
-        any more."""
+        MirrorError if there is a table of another format, or changes that were written are not
+        there any more."""
         assert self._position is not None
         in_folders = self.format == "parquet"
         if TABLE_FORMAT.has_log(spark, location) if in_folders else _folder_lsns(spark, location):

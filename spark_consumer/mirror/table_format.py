@@ -135,9 +135,9 @@ class TableFormat(Protocol):
         of the application: a commit LSN, the epoch of a writer, or a format version.
 
         `properties`: those of the table, if this write creates it; `expected`: application -> the
-        number that it must have noted last. Only an append without `properties` checks this, as a
-        part of its commit if the table has the columns of `frame`. `note`: text of the commit. Raise
-        Superseded if another number was noted, or a table that is to be created exists.
+        number that it must have noted last. Only an append without `properties` checks this, as
+        a part of its commit if the table has the columns of `frame`. `note`: text of the commit.
+        Raise Superseded if another number was noted, or a table that is to be created exists.
         """
 
     def rewrite(self, rows: DataFrame, location: str) -> None:
