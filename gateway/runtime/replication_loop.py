@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import replace
 from typing import Protocol
 
 from gateway.errors import NextSession, Retry, RetrySlowly, StopForOperator
@@ -246,7 +247,10 @@ class ReplicationLoop:
         assert isinstance(relation, Relation)
         relation_oid = relation.relation_oid
         previous, self._announced_last = self._announced_last, relation
-        if relation_oid in machine.relations.quarantined:
+        quarantined = machine.relations.quarantined.get(relation_oid)
+        if quarantined is not None:
+            present = replace(quarantined, namespace=relation.namespace, name=relation.name)
+            machine.announce(relation_oid, relation.xid, present)
             return
         comes_as_root = await self._registrar.comes_as_root(relation, previous)
         if previous is not None:

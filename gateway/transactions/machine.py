@@ -56,8 +56,9 @@ Rules that connect the states:
   cache, so that rollbacks and renames apply to it, too. Its changes are counted, and are in
   `excluded` only if the relation has a topic.
 * A relation in quarantine gets no records: its changes are counted in `excluded` of their
-  transaction's manifest. The transaction at `skip_lsn` is left out as a whole; its last marker is
-  SKIP, and a relation that was refused in it is refused again by the next change that needs it.
+  transaction's manifest, under its present name.
+* The transaction at `skip_lsn` is left out as a whole; its last marker is SKIP, and a relation that
+  was refused in it is refused again by the next change that needs it.
 * Commit LSNs rise strictly from one committed transaction to the next. If they do not, something is
   fundamentally wrong (another server, a slot that went back) and going on would duplicate rows.
 

@@ -127,7 +127,9 @@ class OrdinaryTransactions:
         its XLogData."""
         self._handlers[type(message)](message, change_lsn)
 
-    def announce(self, relation_oid: int, subxid: int | None, version: RelationVersion | ExcludedTable) -> None:
+    def announce(
+        self, relation_oid: int, subxid: int | None, version: RelationVersion | ExcludedTable | Quarantined
+    ) -> None:
         """Process a Relation message whose schema is registered, or whose relation is left out.
         `subxid` is its xid field, which is present inside a stream."""
         self.relations.announce(relation_oid, version, self._stream_xid(), subxid)

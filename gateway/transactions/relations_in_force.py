@@ -1,9 +1,10 @@
 """The version that each relation's next change is written with, and the relations whose changes are
 not written.
 
-A relation in quarantine gets no records. A relation that source.excluded_tables names has an
-ExcludedTable as its version in the relation cache, so that rollbacks and renames apply to it, too.
-The next change of a relation that was refused raises the error.
+A relation in quarantine gets no records, and neither does one that source.excluded_tables names.
+Their version in the relation cache is a Quarantined or ExcludedTable with their present name, so
+that rollbacks and renames apply to them, too. The next change of a relation that was refused raises
+the error.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class RelationsInForce:
         self.left_out_count = 0
         """The number of changes of excluded tables."""
         self.observer: ChangeObserver | None = None
-        self._cache: RelationCache[RelationVersion | ExcludedTable] = RelationCache()
+        self._cache: RelationCache[RelationVersion | ExcludedTable | Quarantined] = RelationCache()
         self._refused: dict[int, WalgateError] = {}
 
     def set_observer(self, observer: ChangeObserver | None) -> None:
@@ -71,7 +72,7 @@ class RelationsInForce:
     def announce(
         self,
         relation_oid: int,
-        version: RelationVersion | ExcludedTable,
+        version: RelationVersion | ExcludedTable | Quarantined,
         stream_xid: int | None = None,
         subxid: int | None = None,
     ) -> None:
@@ -120,11 +121,11 @@ class RelationsInForce:
     def count_left_out(self, relation_oid: int, stream_xid: int | None) -> Quarantined | ExcludedTable | None:
         """Count a change that is not written, and return the entry of its relation; return None for
         a change that is written."""
+        version = self._cache.find(relation_oid, stream_xid)
         quarantined = self.quarantined.get(relation_oid)
         if quarantined is not None:
             self.excluded_count[relation_oid] += 1
-            return quarantined
-        version = self._cache.find(relation_oid, stream_xid)
+            return version if isinstance(version, Quarantined) else quarantined
         if not isinstance(version, ExcludedTable):
             return None
         self.left_out_count += 1

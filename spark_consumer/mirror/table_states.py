@@ -34,7 +34,7 @@ order: `parse_marks` restores the order of the marker topic.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from operator import itemgetter
@@ -174,6 +174,8 @@ class TableStates:
     # release stored without ENDS_WITH_TABLE. It is not stored: the end of the snapshot as a whole
     # comes with it or is a cancellation.
     _last_end: tuple[str, int] | None = field(default=None, init=False, repr=False, compare=False)
+    # Commit LSN of the last EXCLUDED of a table among the marks applied since the states were read.
+    _excluded_lsns: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def apply_mark(self, mark: StoredMark) -> None:
         name = mark.table
@@ -183,28 +185,32 @@ class TableStates:
             case "SNAPSHOT_END":
                 self._end(name, mark)
             case "EXCLUDED" if name is not None:
-                if not self.is_former(mark):
-                    self._freeze(name, mark.facts)
+                self._freeze(name, mark)
             case "GAP":
                 self.gap, self.gap_lsn = mark.facts.get("detail") or "changes were lost", mark.commit_lsn
                 self.repaired.clear()
 
-    def is_former(self, mark: StoredMark) -> bool:
-        """Return whether a mark is of a relation that had the table's name before. A relation in
-        quarantine may be renamed, and its marks still have the name that it had."""
-        return mark.facts.get("relation_oid") in self.former.get(mark.table or "", ())
-
-    def _freeze(self, name: str, facts: Mapping[str, Any]) -> None:
-        oid = facts.get("relation_oid")
-        self.thaw_successors({} if oid is None else {name: oid})
-        self.frozen.setdefault(name, facts["reason"])
+    def _freeze(self, name: str, mark: StoredMark) -> None:
+        oid = mark.facts.get("relation_oid")
         if oid is not None:
-            self.frozen_oids[name] = oid
+            self.thaw_former(name, oid, mark.commit_lsn)
+            self.frozen_oids.pop(name, None)
+            self.frozen_oids[name] = oid  # the last one of a relation is its present name
+        self.frozen.setdefault(name, mark.facts["reason"])
+        self._excluded_lsns[name] = mark.commit_lsn
 
-    def thaw_successors(self, oids: Mapping[str, int]) -> None:
-        """Thaw those of these tables that are now other relations than the one in quarantine."""
-        for name, oid in oids.items():
-            if self.frozen_oids.get(name, oid) != oid:
+    def thaw_former(self, name: str, oid: int, last_lsn: int) -> None:
+        """Thaw a table that has changes of this relation up to `last_lsn`, if another relation in
+        quarantine had its name before."""
+        if self.frozen_oids.get(name, oid) != oid and last_lsn >= self._excluded_lsns.get(name, 0):
+            self._thaw(name, oid)
+
+    def forget_renamed(self, tables: Container[str]) -> None:
+        """Forget names that a relation in quarantine no longer has, unless the mirror has a table
+        of that name. `tables`: those of the mirror."""
+        present = {oid: name for name, oid in self.frozen_oids.items()}
+        for name, oid in list(self.frozen_oids.items()):
+            if present[oid] != name and name not in tables:
                 self._thaw(name, oid)
 
     def _thaw(self, name: str, oid: int | None) -> None:
@@ -333,7 +339,7 @@ class TableStates:
 
     def text(self) -> str:
         facts = asdict(self)
-        del facts["_last_end"], facts["renamed"]
+        del facts["_last_end"], facts["_excluded_lsns"], facts["renamed"]
         for window in facts["windows"].values():
             if window["schema_id"] is None:  # earlier releases do not know it
                 del window["schema_id"]
@@ -442,7 +448,7 @@ def first_cut(states: TableStates, marks: Sequence[StoredMark], first_lsn: int, 
     for mark in marks:
         oid = mark.facts.get("relation_oid")
         if mark.kind == "EXCLUDED" and mark.table is not None:
-            if frozen.get(mark.table, -1) not in (None, oid) and not states.is_former(mark):
+            if frozen.get(mark.table, -1) not in (None, oid):
                 cuts.append(mark.commit_lsn)
                 frozen[mark.table] = oid
         elif mark.kind == "SNAPSHOT_BEGIN" and mark.table in ended:

@@ -94,7 +94,8 @@ def overlay(
     parts, records = (found[0].parts, found[1]) if found else ([], None)
     first_rows = found[0].first_rows(base.tables, partial(_oid_of, schemas)) if found else {}
     states_after, ended = advance(states, marks, first_rows)
-    states_after.thaw_successors({str(part.table): _oid_of(schemas, part.newest) for part in parts})
+    for part in parts:
+        states_after.thaw_former(str(part.table), _oid_of(schemas, part.newest), part.last_lsn)
     if emptied := empty_relations(marks, ended, parts, base.oids, partial(_oid_of, schemas)):
         end = min(mark.commit_lsn for mark in marks if mark.kind == SNAPSHOT_END and mark.table in emptied)
         return overlay(spark, path, base, waiting.where(f.col("commit_lsn") < end))

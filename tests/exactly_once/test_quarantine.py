@@ -108,9 +108,14 @@ async def test_tables_in_quarantine_leave_the_others_alone(
         await gateway.kill()
         await gateway.streaming()
         assert gateway.events("tables_in_quarantine")[-1]["count"] == 3
-        await both(sql, 16, "INSERT INTO poison VALUES (12, 'abc')")
-        await written.has("flows", flows | {16})
-        assert await written.excluded("poison") == 3 + 1 + 2000 + 1 + 1
+        await both(sql, 16, "INSERT INTO poison VALUES (12, 'abc'); ALTER TABLE large RENAME TO renamed")
+        await both(sql, 18, "INSERT INTO renamed VALUES (12, 'small')")
+        await written.has("flows", flows | {16, 18})
+        assert [await written.excluded(table) for table in ("poison", "large", "renamed")] == [
+            3 + 1 + 2000 + 1 + 1,
+            2,
+            1,
+        ]
 
         assert "changes of public.poison will be written from" in await walgate(gateway, "readmit", "public.poison")
         await gateway.logged('"streaming"', times=gateway.log().count('"streaming"') + 1)

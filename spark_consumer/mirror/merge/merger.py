@@ -63,7 +63,6 @@ from spark_consumer.mirror.tables.prepare_table import EMPTY, TablePreparation
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.tables.write_table import TableWork, write
 from spark_consumer.reader.registry import Schema
-from spark_consumer.reader.table_marks import EXCLUDED
 from spark_consumer.tables import TableName
 
 TABLES_AT_ONCE = 2
@@ -296,7 +295,8 @@ class Merger:
         known = {} if self.last is None else self.last.tables
         first_rows = content.first_rows(known, self._shapes.oid_of)
         states, ended = advance(self._states, batch_slice.marks, first_rows)
-        states.thaw_successors({str(part.table): self._shapes.oid_of(part.newest) for part in content.parts})
+        for part in content.parts:
+            states.thaw_former(str(part.table), self._shapes.oid_of(part.newest), part.last_lsn)
         over = unfinished(self._states, batch_slice.marks, first_rows)
         for snapshots in (states.windows, ended):
             table_snapshots.note_key_change(spark, self.path, self._shapes, batch_slice, snapshots)
@@ -323,8 +323,7 @@ class Merger:
             tables[str(part.table)] += part.changes
         notes = [*self._preparation.take_notes(), *self._notes, *filter(None, kept)]
         self._notes.clear()
-        marks = [mark for mark in batch_slice.marks if mark.kind != EXCLUDED or not states.is_former(mark)]
-        notes += notes_of(marks, ended, over, states.incomplete, unknown) + (
+        notes += notes_of(batch_slice.marks, ended, over, states.incomplete, unknown) + (
             [counted(differences, "difference")] if differences else []
         )
         report = BatchReport(
@@ -446,6 +445,7 @@ class Merger:
         for name in states.renamed:
             versions.pop(name, None)
         states.empty.difference_update(oids.values())  # these have tables now
+        states.forget_renamed(versions)
         wanted = [str(table) for table in self.tables]
         states.excludes = list(self.exclude)
         version = version_manifest.RecordedVersion(

@@ -236,27 +236,44 @@ def test_an_excluded_table_stands_still_until_it_was_replaced() -> None:
 
 
 def test_the_next_relation_with_the_name_of_an_excluded_table_is_not_excluded() -> None:
-    """The excluded one was renamed, and its marks go on with the name that it had."""
-    excluded = [mark("EXCLUDED", lsn, relation_oid=7) for lsn in (10, 60)]
-    frozen = TableStates.of(advance(TableStates(), excluded[:1])[0].text())
-    frozen.thaw_successors({"public.a": 7, "public.b": 8})
+    """The excluded one was renamed: its marks have the name that it has, and it may get its first
+    name back."""
+    excluded, renamed, back = (
+        [mark("EXCLUDED", lsn, name, relation_oid=7)]
+        for lsn, name in ((10, "public.a"), (60, "public.b"), (80, "public.a"))
+    )
+    frozen = TableStates.of(advance(TableStates(), excluded)[0].text())
+    frozen.thaw_former("public.a", 7, 20)
+    frozen.thaw_former("public.b", 8, 20)
     assert frozen.stale(["public.a"])
     unknown = TableStates(frozen={"public.a": "it is poison"})  # as an earlier release stored it
-    unknown.thaw_successors({"public.a": 8})
+    unknown.thaw_former("public.a", 8, 20)
     assert unknown.stale(["public.a"])
     changed = frozen.copy()
-    changed.thaw_successors({"public.a": 8})
+    changed.thaw_former("public.a", 8, 20)
     changed.note_former("public.a", 7)  # as the merge does that thaws it
     assert changed.former == {"public.a": [7]}
     filled, _ = advance(frozen, [mark("SNAPSHOT_BEGIN", 20, relation_oid=8), mark("SNAPSHOT_END", 30, relation_oid=8)])
     for made in (changed, filled):
-        again, _ = advance(made, excluded)
-        assert not made.stale(["public.a"]) and not again.stale(["public.a"])
-        assert first_cut(made, excluded, 5, 70) is None
-    successor = [mark("EXCLUDED", 40, reason="it too", relation_oid=8), excluded[1]]
+        again, _ = advance(made, renamed)
+        assert not made.stale(["public.a"]) and again.stale(["public.a"]) == {"public.b": "it is poison"}
+        assert first_cut(again, back, 5, 90) == 80
+        for states, marks in ((made, [*renamed, *back]), (again, back)):
+            ended, _ = advance(states, marks)
+            ended.thaw_former("public.a", 8, 70)  # these changes were before the name went back
+            assert ended.stale([]) == {"public.a": "it is poison", "public.b": "it is poison"}
+            ended = TableStates.of(ended.text())
+            ended.forget_renamed(["public.a"])
+            assert ended.stale([]) == {"public.a": "it is poison"}
+            ended.thaw_former("public.a", 8, 90)
+            assert not ended.stale([])
+    both, _ = advance(frozen, renamed)
+    both.forget_renamed(["public.a"])
+    assert both.stale([]).keys() == {"public.a", "public.b"}
+    successor = [mark("EXCLUDED", 40, reason="it too", relation_oid=8), *renamed]
     for states in (frozen, changed):
         assert first_cut(states, successor, 5, 70) == 40
-        assert advance(states, successor)[0].stale(["public.a"]) == {"public.a": "it too"}
+        assert advance(states, successor)[0].stale([])["public.a"] == "it too"
     assert first_cut(frozen, excluded, 5, 70) is None
 
 
