@@ -65,11 +65,13 @@ def held(path: Path, table: Table, rows: list[Row] | None = None) -> list[Row]:
     return [{name: row[name] for name in row if name in columns} for row in rows]
 
 
-def recreated(feeder: Feeder, table: Table) -> Table:
-    """In the order of the gateway: the new relation is found in the catalog, and read."""
-    made = feeder.alter(table, replace(table.description, oid=table.description.oid + 1))
-    feeder.bound("SNAPSHOT_BEGIN", made, "FILL")
-    feeder.bound("SNAPSHOT_END", made, "FILL", rows=0)
+def recreated(feeder: Feeder, *tables: Table) -> list[Table]:
+    """In the order of the gateway: the new relations are found in the catalog, and read."""
+    made = [feeder.alter(table, replace(table.description, oid=table.description.oid + 1)) for table in tables]
+    for table in made:
+        feeder.bound("SNAPSHOT_BEGIN", table, "FILL")
+    for table in made:
+        feeder.bound("SNAPSHOT_END", table, "FILL", rows=0)
     return made
 
 
@@ -92,7 +94,7 @@ def test_the_rows_of_a_relation_that_was_recreated_without_rows_go(
     insert(former, 1)
     if not at_once:
         take(spark, feeder, tmp_path)
-    made = [recreated(feeder, table) for table in former]
+    made = recreated(feeder, *former)
     in_one_transaction(feeder, lambda t: t.insert(items, {"id": 2}))
     take(spark, feeder, tmp_path, merges=False)
     names = [table.name for table in former]
@@ -113,7 +115,7 @@ def test_they_are_kept_or_refused_as_somebody_said(spark: SparkSession, feeder: 
     accounts = feeder.table(ACCOUNTS)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)))
     take(spark, feeder, tmp_path)
-    made = recreated(feeder, accounts)
+    (made,) = recreated(feeder, accounts)
     with pytest.raises(MirrorError, match="was dropped and recreated"):
         take(spark, feeder, tmp_path, STOP)
     assert take(spark, feeder, tmp_path, KEEP_AS)
@@ -128,7 +130,7 @@ def test_rows_that_came_since_are_those_of_the_new_relation(
     """All of it in one merge: the change behind the snapshot removes the old rows."""
     accounts = feeder.table(ACCOUNTS)
     in_one_transaction(feeder, lambda t: t.insert(accounts, account(1)))
-    made = recreated(feeder, accounts)
+    (made,) = recreated(feeder, accounts)
     in_one_transaction(feeder, lambda t: t.insert(made, account(2)))
     again = feeder.alter(made, replace(ACCOUNTS, oid=ACCOUNTS.oid + 2))
     in_one_transaction(feeder, lambda t: t.insert(again, account(3)))
