@@ -12,7 +12,8 @@ import logging
 import os
 import secrets
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Literal
@@ -137,10 +138,9 @@ class Postgres(Server):
         await self._process.ready(self._answers, START_TIMEOUT_S)
         _log.info("%s %s answers on port %d", "PostgreSQL", self.server_version, self.port)
         if first and self._databases:
-            connection = await self.connect()
-            for name in self._databases:
-                await connection.execute(f'CREATE DATABASE "{name}"')
-            await connection.close()
+            async with self._session() as connection:
+                for name in self._databases:
+                    await connection.execute(f'CREATE DATABASE "{name}"')
 
     async def _initialize(self) -> Guard:
         """Create the data in a new folder, by initdb or, for a standby, by pg_basebackup. Both get
@@ -206,12 +206,21 @@ class Postgres(Server):
 
     async def _answers(self) -> bool:
         try:
-            connection = await self.connect()
+            async with self._session() as connection:
+                self.server_version = (await connection.fetchval("SHOW server_version")).split()[0]
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return False
-        self.server_version = (await connection.fetchval("SHOW server_version")).split()[0]
-        await connection.close()
         return True
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[asyncpg.Connection]:
+        """Open a connection, and close it, even if the start is cancelled because of another part."""
+        connection = await self.connect()
+        try:
+            yield connection
+            await connection.close()
+        finally:
+            connection.terminate()
 
     async def connect(self, database: str = "postgres") -> asyncpg.Connection:
         """Return a new connection as superuser, regardless of PGSSLMODE in the environment."""

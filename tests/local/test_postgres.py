@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -52,6 +53,26 @@ async def test_data_slots_and_port_outlive_a_stop(mode: str, start_postgres: Sta
     assert await connection.fetchval("SELECT id FROM kept") == 7
     assert await connection.fetchval("SELECT slot_name FROM pg_replication_slots") == "kept"
     await connection.close()
+
+
+async def test_a_start_that_is_cancelled_leaves_no_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another part has failed when the server answers for the first time."""
+    server = Postgres()
+    connect, opened = server.connect, []
+
+    async def cancelled(database: str = "postgres") -> asyncpg.Connection:
+        opened.append(await connect(database))
+        start.cancel()
+        return opened[0]
+
+    monkeypatch.setattr(server, "connect", cancelled)
+    start = asyncio.create_task(server.start())
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        assert [connection.is_closed() for connection in opened] == [True]
+    finally:
+        await server.close()
 
 
 async def test_settings_and_files_reach_the_server(start_postgres: StartPostgres) -> None:
