@@ -214,7 +214,7 @@ class Postgres(Server):
 
     @asynccontextmanager
     async def _session(self) -> AsyncIterator[asyncpg.Connection]:
-        """Open a connection, and close it, even if the start is cancelled because of another part."""
+        """Open a connection, and close it at the end, also if the start is cancelled."""
         connection = await self.connect()
         try:
             yield connection
