@@ -21,7 +21,7 @@ from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
 from gateway.kafka.topics import Topics
-from gateway.postgres.connection import connect_sql, end_session
+from gateway.postgres.connection import sql_session
 from gateway.postgres.credentials import Credentials
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.transactions.position import Position
@@ -73,13 +73,10 @@ class DebeziumDialect:
         offset: DebeziumOffset,
         login: Credentials,
     ) -> DebeziumOffset:
-        sql = await connect_sql(login)
-        try:
+        async with sql_session(login) as sql:
             described = DebeziumRelations(sql, None, self._options, set())
             may_change = self._settings.schemas.on_incompatible == "register"
             await check_keys(registry, described, relations, may_change=may_change)
-        finally:
-            await end_session(sql)
         return await find_written(self._settings, registry, relations, offset, login)
 
     def record_writer(

@@ -9,7 +9,7 @@ from typing import Final
 
 import asyncpg
 
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.publication import publication_facts
 from gateway.startup.role_checks import KEYLESS_BYTES, RoleFacts
 
@@ -132,7 +132,7 @@ async def role_facts(
         columns.setdefault(relation.relation_oid, []).extend(column.name for column in relation.columns)
         if not relation.has_key:
             keyless.add(relation.relation_oid)
-    try:
+    with classified_errors("querying the role"):
         # A table without a key, or with an array in it, is read through its root.
         whole = keyless.union(row[0] for row in await sql.fetch(_ARRAY_KEYS, [*columns]))
         tables = [*columns], [json.dumps(names) for names in columns.values()], [oid not in whole for oid in columns]
@@ -144,8 +144,6 @@ async def role_facts(
         large = await sql.fetch(_LARGE, [*keyless], ["[]"] * len(keyless), [True] * len(keyless))
         closed = await sql.fetch(_CLOSED, *tables)
         filtered = await sql.fetch(_FILTERED, *tables)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "querying the role") from error
     provider = next((_PROVIDERS[name] for name in row["settings"] or () if name in _PROVIDERS), "")
     return RoleFacts(
         name=row["name"],

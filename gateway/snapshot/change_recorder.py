@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import asyncpg
 
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.connection import transaction
 from gateway.snapshot.change_tracking import MessageObserver, RecordingObserver
 from gateway.snapshot.rules.stale_rows import StalenessJudge
@@ -67,11 +67,9 @@ class ChangeRecorder:
         self._observer = RecordingObserver(self._machine, judge, self._on_message)
         self._machine.set_observer(self._observer)
         # Transactions that were received before have lower ids than one that is assigned now.
-        try:
+        with classified_errors("snapshot"):
             async with transaction(self._sql):
                 self.first_xid = int(await self._fetch(NEW_XID))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "snapshot") from error
         if judge.floor == _EVERY_XID:
             judge.wait_for_all_below(self.first_xid)
         return judge
@@ -83,10 +81,8 @@ class ChangeRecorder:
             self.judge.observe(parse_visibility(await self._fetch(CURRENT_SNAPSHOT)))
 
     async def _fetch(self, query: str) -> str:
-        try:
+        with classified_errors("snapshot"):
             value: str = await self._sql.fetchval(query)
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "snapshot") from error
         return value
 
     def begin(self, relation_oid: int, progress: TableProgress, schema_ids: Sequence[int]) -> None:

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Final
 
-import asyncpg
 import structlog
 
 from gateway.config.settings import Settings
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
-from gateway.postgres.connection import connect_sql
+from gateway.postgres.classify_errors import classified_errors
+from gateway.postgres.connection import sql_session
 from gateway.postgres.credentials import Credentials
 from gateway.postgres.publication import publication_facts
 from gateway.transactions.transaction import COMMAND_PREFIX
@@ -162,11 +161,8 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
 async def unpublished(login: Credentials, publications: Sequence[str], tables: Sequence[str]) -> dict[str, str]:
     """Return the tables (schema.table) that are in none of the publications, each with the
     published table that was probably meant, or "". Raises classified errors."""
-    sql: asyncpg.Connection = await connect_sql(login)
-    try:
+    async with sql_session(login) as sql:
         facts = await publication_facts(sql, publications)
-    finally:
-        sql.terminate()
     published = {(r.namespace, r.name) for each in facts.values() for r in each.relations}
     names = [format_relation(namespace, name) for namespace, name in sorted(published)]
     return {
@@ -179,11 +175,7 @@ async def unpublished(login: Credentials, publications: Sequence[str], tables: S
 async def emit_command(login: Credentials, text: str) -> Lsn:
     """Emit a command and return its LSN. Whatever the command begins has a higher LSN. Raises
     classified errors."""
-    sql: asyncpg.Connection = await connect_sql(login)
-    try:
-        found = await sql.fetchval(_EMIT, COMMAND_PREFIX, text)
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, "sending a command") from error
-    finally:
-        sql.terminate()
+    async with sql_session(login) as sql:
+        with classified_errors("sending a command"):
+            found = await sql.fetchval(_EMIT, COMMAND_PREFIX, text)
     return Lsn.parse(found)

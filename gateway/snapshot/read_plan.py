@@ -17,7 +17,7 @@ from gateway.config.settings import Settings
 from gateway.errors import UnwritableRelation
 from gateway.names import qualified, quote_identifier
 from gateway.pgoutput.relation import Column, Relation
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.connection import transaction
 from gateway.postgres.publication import publication_facts
 from gateway.snapshot.discovery.content_query import content_query
@@ -317,12 +317,10 @@ class ReadPlans:
     async def survey(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
         """Survey those of the relations that are published. A relation that is locked is surveyed
         without its row filter."""
-        try:
+        with classified_errors("querying the tables of the snapshot"):
             with suppress(asyncpg.LockNotAvailableError):
                 return await survey(self._sql, self._source.publications, relation_oids)
             return await self._survey_parts(relation_oids)
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying the tables of the snapshot") from error
 
     async def _survey_parts(self, relation_oids: Sequence[int]) -> dict[int, Surveyed]:
         """Survey relations of which some are locked, dividing them in halves until the locked ones

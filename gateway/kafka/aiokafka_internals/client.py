@@ -22,7 +22,7 @@ import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final
 
 import structlog
@@ -170,10 +170,9 @@ class Client(AIOKafkaClient):  # type: ignore[misc]
             self.force_metadata_update()
             return None
 
-    @property
+    @cached_property
     def _own(self) -> _State:
-        state: _State = self.__dict__.setdefault("_own_state", _State())
-        return state
+        return _State()
 
     async def send(self, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT) -> Any:
         """Send a request to the broker. Raises AdvertisedUnreachable, which has the address and the

@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 
 from gateway.config.settings import SnapshotSettings
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.discovery.unsent_changes import Comparison
 from gateway.snapshot.progress_log import log_quarantined, log_read_before, log_unsent
@@ -139,10 +139,8 @@ class Discovery:
         rows, so they are read with the purpose REPLACE if they are published again."""
         if not oids:
             return
-        try:
+        with classified_errors("querying tables that were published for a time"):
             existing = await self._sql.fetch(EXISTING, sorted(oids))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying tables that were published for a time") from error
         for oid, namespace, name in existing:
             self._tasks.no_longer_published(oid, f"{namespace}.{name}")
 

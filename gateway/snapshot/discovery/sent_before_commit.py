@@ -14,7 +14,7 @@ from typing import Final
 
 import asyncpg
 
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import classified_errors
 from gateway.relations.attributes import ATTRIBUTES_QUERY, Attribute, are_explained, read_attributes
 from schemas.relation import RelationDescription
 
@@ -79,20 +79,16 @@ class SentBeforeCommit:
             return []
         if not has_committed or not await is_seen(self._sql, xid):
             return [oid for oid, columns in sent.items() if not columns.were_explained]
-        try:
+        with classified_errors(f"querying the columns that transaction {xid} has altered"):
             attributes = read_attributes(await self._sql.fetch(ATTRIBUTES_QUERY, [*sent]))
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, f"querying the columns that transaction {xid} has altered") from error
         return [oid for oid, columns in sent.items() if oid in attributes and columns.may_be_others(attributes[oid])]
 
 
 async def holds_lock(sql: asyncpg.Connection, relation_oid: int, xid: int) -> bool | None:
     """Return whether a transaction has the lock on a relation without which it cannot have changed
     its columns; None if the transaction has ended. A prepared transaction has not ended."""
-    try:
+    with classified_errors(f"querying the locks of transaction {xid}"):
         found: bool | None = await sql.fetchval(_LOCK_QUERY, relation_oid, str(xid))
-    except DRIVER_ERRORS as error:
-        raise classify_exception(error, f"querying the locks of transaction {xid}") from error
     return found
 
 

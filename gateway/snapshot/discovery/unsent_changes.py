@@ -12,7 +12,7 @@ import asyncpg
 
 from gateway.names import qualified
 from gateway.postgres.cached_query import CachedQuery
-from gateway.postgres.classify_errors import DRIVER_ERRORS, classify_exception
+from gateway.postgres.classify_errors import DRIVER_ERRORS, classified_errors, classify_exception
 from gateway.postgres.connection import transaction
 from gateway.snapshot.discovery.content_query import PLAN, content_query
 from gateway.snapshot.progress_log import log_unsent_at_all
@@ -66,13 +66,11 @@ class Comparison:
 
     async def check(self, relation_oids: Iterable[int]) -> CatalogCheck:
         query = content_query(self._sql.get_server_version().major)
-        try:
+        with classified_errors("querying files and partitions"):
             async with transaction(self._sql, isolation="repeatable_read", readonly=True):
                 await self._sql.execute(PLAN)
                 horizon: int = await self._sql.fetchval(HORIZON)
                 rows = await self._query.fetch(self._sql, query, sorted(relation_oids), self._publications)
-        except DRIVER_ERRORS as error:
-            raise classify_exception(error, "querying files and partitions") from error
         if rows is not None:
             self._contents = read_contents(rows, horizon)
         return CatalogCheck(self._contents, horizon, time.monotonic() + MAX_CHECK_S)
