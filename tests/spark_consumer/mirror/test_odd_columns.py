@@ -16,11 +16,10 @@ from pyspark.sql import SparkSession
 from schemas.relation import RelationDescription, ReplicaIdentity
 from spark_consumer.mirror import slice_contents
 from spark_consumer.mirror.paths import table_path
-from spark_consumer.mirror.report import BatchReport
 from spark_consumer.tables import TableName
 from tests.schemas.relations import numeric_typmod
 from tests.spark_consumer.feeder import FLOAT8, INT8, NUMERIC, NUMERIC_12_2, TEXT, Feeder, Row, Table, relation
-from tests.spark_consumer.mirror.test_mirror import ACCOUNTS, mirrored, run_mirror
+from tests.spark_consumer.mirror.test_mirror import ACCOUNTS, mirrored, run_committed, run_mirror
 from tests.spark_consumer.mirror.test_replica_identity import commit
 from tests.spark_consumer.mirrors import Story, merged_rows, play
 
@@ -170,12 +169,8 @@ def an_added_column_has_nothing_of_what_an_older_release_left(feeder: Feeder, pa
 def test_odd_columns_and_their_values_are_as_in_the_source(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, key: tuple[str, ...]
 ) -> None:
-    def run() -> list[BatchReport]:
-        feeder.kafka_commit()
-        return run_mirror(spark, feeder, tmp_path)
-
     play(
-        run,
+        lambda: run_committed(spark, feeder, tmp_path),
         a_key_that_is_not_a_number_stays_where_it_is(feeder, tmp_path),
         a_value_that_was_not_sent_and_whose_column_is_dropped_stops_no_merge(feeder, tmp_path),
         a_column_that_comes_back_has_no_special_value_of_the_former_one(feeder, tmp_path, key),
