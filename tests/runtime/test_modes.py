@@ -188,8 +188,8 @@ async def test_of_two_first_starts_with_one_prefix_at_most_one_goes_on(
     first, late = new_gateway(), new_gateway(source__slot=f"{topic_prefix}_other")
     if both_see_the_other:
         for gateway in (first, late):
-            gateway.start("after_slot_intent:stop, after_position_read:stop:2")
-        for _ in range(2):
+            gateway.start("before_slot_intent:stop, after_slot_intent:stop, after_position_read:stop:2")
+        for _ in range(3):
             await _stopped(first, late)
             first.signal(signal.SIGCONT)
             late.signal(signal.SIGCONT)

@@ -73,7 +73,9 @@ class GatewayProcess:
 
     @property
     def is_stopped(self) -> bool:
-        """True if the process was stopped by SIGSTOP, of a test or of a failpoint."""
+        """True if the process was stopped by SIGSTOP, of a test or of a failpoint; it must not have
+        ended."""
+        assert self.is_running, f"the gateway has ended:\n{self.log_tail(60)}"
         return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     @property
