@@ -1,12 +1,13 @@
 """Snapshots: the rows that exist already, read in chunks beside the stream and published in commit
 order.
 
-A chunk is a PostgreSQL transaction. It locks a table in ACCESS SHARE mode, takes a PostgreSQL
-snapshot, reads some rows and emits a logical message. Its commit arrives through the gateway's own
-slot, with an LSN. Where it arrives, the rows, which the reader has kept in memory, are published as
-its changes (op READ). A table that cannot be divided, for example because it has no key, is one
-chunk, however large it is (ReadPlan.is_read_at_once). A boundary is a transaction that only emits a
-message: tables begin and end where it commits.
+A chunk is a PostgreSQL transaction. It locks a table in ACCESS SHARE mode (with snapshot.may_lock,
+perhaps in SHARE mode), takes a PostgreSQL snapshot, reads some rows and emits a logical message.
+Its commit arrives through the gateway's own slot, with an LSN. Where it arrives, the rows, which
+the reader has kept in memory, are published as its changes (op READ). A table that cannot be
+divided, for example because it has no key, is one chunk, however large it is
+(ReadPlan.is_read_at_once). A boundary is a transaction that only emits a message: tables begin and
+end where it commits.
 
 In: the catalog and rows (SQL), the stream's changes and messages (as observer of the state
 machine), commands, and the stored state. Out: change events and markers, through the state machine,
@@ -49,19 +50,19 @@ the table may begin again.
 gateway/runtime and gateway/cli also use `emit_command` and `unpublished` (commands), `unwatched`
 (resume), `decode_states` (stored_state), UnsentChangesLog and SentBeforeCommit (discovery).
 
-After a restart, a table goes on with the ranges and keys in its stored state (resume). It begins
-again if it is read at once, if what its chunks depend on has changed, or after a gap. A chunk that
-was emitted but is not in the stored state is read again. Its message, if it arrives again, has an
-id that the new process has not emitted, and is ignored.
+In the next session, a table goes on with the ranges and keys in its stored state (resume). It
+begins again if it is read at once, if what its chunks depend on has changed, or after a gap. A
+chunk that was emitted but is not in the stored state is read again. Its message, if it arrives
+again, has an id that the new session has not emitted, and is ignored.
 
-An error from PostgreSQL never stops the gateway. An error of a statement or a connection that reads
-a table blocks that table, which is tried again while the stream and the other tables go on. An
-error in a statement of the coordinator, such as a query of the catalog, ends the session, which is
-tried again. The same applies to COPY data that cannot be decoded (UnreadableCopy). A row or a
-schema that cannot be written may stop the gateway (UnwritableTable): errors.on_error decides
-whether gateway/runtime/quarantine.py stops it or puts the table in quarantine. The gateway also
-stops for the reasons for which it stops elsewhere: a registry that refuses the credentials, and
-bugs.
+An error from PostgreSQL never stops the gateway. An error of a statement that reads a table, or of
+its connection, blocks that table, which is tried again while the stream and the other tables go on.
+A table that has changed begins again. A reader that cannot open a connection waits. An error in a
+statement of the coordinator, such as a query of the catalog, ends the session, which is tried
+again. The same applies to COPY data that cannot be decoded (UnreadableCopy). A row or a schema that
+cannot be written may stop the gateway (UnwritableTable): errors.on_error decides whether
+gateway/runtime/quarantine.py stops it or puts the table in quarantine. The gateway also stops for
+the reasons for which it stops elsewhere: a registry that refuses the credentials, and bugs.
 
 The package must not know `gateway.runtime` and `gateway.cli`, which use it; `rules` knows no I/O.
 """

@@ -144,10 +144,10 @@ async def read_chunk(
     the driver raise. `sql` is closed if it was left within a COPY or a statement.
     """
     progress = chunk.progress
-    # If the role may read only some columns, the lock is taken by EXPLAIN, and each statement has a
-    # snapshot of its own. The COPY then sees the same transactions as the snapshot that rows are
-    # compared with, and perhaps more. Some rows therefore count as stale although they are not, and
-    # are read again.
+    # If the role may read only some columns, each statement has a snapshot of its own. EXPLAIN takes
+    # the lock, or LOCK TABLE if writers are to wait. The COPY then sees the same transactions as the
+    # snapshot that rows are compared with, and perhaps more. Some rows therefore count as stale
+    # although they are not, and are read again.
     isolation = "repeatable_read" if plan.surveyed.is_granted else "read_committed"
     async with transaction(sql, isolation=isolation):
         try:

@@ -56,11 +56,13 @@ from gateway.transactions.transaction import COMMAND_PREFIX
 log = structlog.get_logger()
 
 MOST_AT_ONCE: Final = 50
-"""Maximum number of relations that are read at the same time; the changes of each are recorded."""
+"""No further table begins while this many are being read. Tables that fail do not count
+(`TableTask.is_busy`), nor do reselections; their changes are recorded all the same."""
 TICK_S: Final = 0.5
 CHECKS_APART_S: Final = 1.0
-"""Minimum time between two checks of the catalog. The time is also at least ten times as long as a
-check takes."""
+"""Minimum time between a check of the catalog and one that the stream causes. It is also at least
+ten times as long as a check takes, but at most source.check_interval_s, after which each check is
+followed by another in any case."""
 
 
 class SnapshotCoordinator:
@@ -326,8 +328,8 @@ class SnapshotCoordinator:
         """Return whether to begin, or end, `count` tables now.
 
         Tables begin and end together, since each boundary costs queries of the catalog and a
-        transaction. Tables are due if they are at least half of MOST_AT_ONCE, if the readers have
-        nothing else to do, or `TICK_S` seconds after the last boundary.
+        transaction. Tables are due if they are at least half of MOST_AT_ONCE, if `_is_idle`, or
+        `TICK_S` seconds after `last_at`, when tables last began, or ended.
         """
         return count >= MOST_AT_ONCE // 2 or self._is_idle or time.monotonic() - last_at >= TICK_S
 

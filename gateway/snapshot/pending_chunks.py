@@ -28,8 +28,8 @@ class ChunksAreStreamed(Retry):
 @dataclass(slots=True, eq=False)
 class SnapshotBoundary:
     """A transaction that only emits a message. Where it commits, its tables begin or end, and
-    SNAPSHOT_BEGIN or SNAPSHOT_END markers are published. A boundary without tasks ends the snapshot
-    as a whole.
+    SNAPSHOT_BEGIN or SNAPSHOT_END markers are published (Debezium's format has none). A boundary
+    without tasks ends the snapshot as a whole. The command `cancel` ends it without a boundary.
 
     `kind` is "begin" or "end". `is_last`: no other table was being read, or waited to be, when it
     was emitted.

@@ -70,7 +70,7 @@ class ChunkPublisher:
         commits at `commit_lsn`. If there are none, the chunk leaves no trace in the transaction.
         Waits while too many bytes are on their way to Kafka. No Kafka transaction is closed
         meanwhile, since the chunk's transaction is open. The progress, which is reported first, is
-        therefore stored with all rows.
+        therefore stored with all rows, or after them (kafka.delivery = at_least_once).
 
         Nothing is published if its table has got another read plan, has begun again or was
         cancelled since the chunk was read. The same applies if the recorded keys do not suffice to

@@ -65,7 +65,8 @@ class Surveyed:
     fingerprint: str
     content: PublishedContent
     key_columns: Mapping[str, KeyColumn] = field(default_factory=dict)
-    """Columns of the identity index, by name."""
+    """Columns of the index that REPLICA IDENTITY USING INDEX names, else of the primary key, by
+    name."""
     key_enums: tuple[int, ...] = ()
     """Oids of the enums whose labels occur in keys."""
     foreign_names: tuple[str, ...] = ()
@@ -198,8 +199,9 @@ class ReadPlan:
     """The way in which the rows of a relation are queried and encoded.
 
     `is_binary`: for each column, whether its values are sent in binary form. `columns` is the
-    select list. `keeps_tuples`: the reader keeps the key of each row, which the encoder returns,
-    and its tuple. The tuple is encoded when the chunk is published.
+    select list. `keeps_tuples`: of each row, the reader keeps the key, which the encoder returns,
+    and the tuple. It discards the encoded event: the tuple is encoded again, in Debezium's format,
+    when the chunk is published.
     """
 
     surveyed: Surveyed
@@ -214,8 +216,8 @@ class ReadPlan:
     unreachable: tuple[str, ...] = ()
     """Foreign partitions that are left out because they cannot be read."""
     compares_text: bool = False
-    """Whether keys are compared as text, because a chunk of keys has failed, perhaps since a key is
-    no longer a value of its type."""
+    """Whether keys are compared as text, because a chunk of keys has failed with an error that does
+    not pass by itself. Perhaps a key is no longer a value of its type."""
 
     @property
     def is_read_at_once(self) -> bool:
@@ -249,7 +251,7 @@ class ReadPlan:
         self.unreachable = partitions
 
     def compare_text(self) -> None:
-        """Compare keys as text from now on."""
+        """Compare keys as text from now on, until the table gets another read plan."""
         self.compares_text = True
 
     def key_condition(self, keys: Sequence[bytes]) -> str:

@@ -46,9 +46,9 @@ from gateway.snapshot.unreadable_tables import LONGEST_PAUSE, find_fault, unreac
 log = structlog.get_logger()
 
 SHARED_BYTES: Final = 1 << 20
-"""The size that chunks should have while other transactions arrive in the stream, which wait until
-the rows are published (docs/performance.md, SL). Chunks of VERIFY keep the configured size: a
-mirror compares each chunk separately, which takes seconds whatever its size."""
+"""The size that chunks should have at most while other transactions arrive in the stream. These
+wait until the rows are published (docs/performance.md, SL). Chunks of VERIFY keep the configured
+size: a mirror compares each chunk separately, which takes seconds whatever its size."""
 AHEAD_BYTES: Final = 1 << 16
 AHEAD_CHUNKS: Final = 8
 """A reader goes on while its unpublished chunks are at most AHEAD_CHUNKS and have at most

@@ -7,6 +7,9 @@ whole, or if its columns, files or publications have changed (`fingerprint`). It
 after a gap, since rows that were read may have changed, or gone, without an event. The same holds
 after a session that takes no snapshots (`unwatched`), since it records no keys.
 
+Where a table begins again, its purpose FILL becomes REPLACE. It stays FILL if the only reason is
+that the table is read as a whole, and none of its rows were sent.
+
 A reselection goes on even then, since it reads rows as they are now. The whole table is read
 instead if its key columns have changed.
 """

@@ -241,7 +241,7 @@ class TableTask:
             schema=surveyed.relation.namespace,
             name=surveyed.relation.name,
             fingerprint=surveyed.fingerprint,
-            # Rows that this process or an earlier one has sent may be gone without an event.
+            # Rows that this session or an earlier one has sent may be gone without an event.
             purpose="REPLACE" if (has_changed or is_sent_again) and state.purpose == "FILL" else state.purpose,
         )
         progress = self._progress
@@ -415,7 +415,7 @@ class TableTask:
 
     def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
         """Return the records that have changed since they were last written. `prepared` has the
-        xids of prepared transactions: only these suspects outlive the process."""
+        xids of prepared transactions: only these suspects outlive the session."""
         states: dict[bytes, bytes] = {}
         progress = self._progress
         if progress is None and self._encoded is not None:

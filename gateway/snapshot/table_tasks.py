@@ -138,7 +138,7 @@ class TableTasks:
 
     def rows_read(self) -> int:
         """Return the number of rows in the tables of the current snapshot that were read
-        completely, also by earlier processes."""
+        completely, also in earlier sessions."""
         unwritten = {task.oid: task for task in self._finished if task.progress is not None}
         written = (
             state.row_count
@@ -189,8 +189,9 @@ class TableTasks:
         self._queued.append(task)
 
     def queue(self, oid: int, namespace: str, name: str, purpose: str) -> None:
-        """Queue a published table; its unfinished snapshot, if any, is cancelled. Perhaps no check
-        has found the table yet."""
+        """Queue a published table; its unfinished snapshot, if any, is cancelled. (`choose` in
+        commands.py keeps a VERIFY from cancelling a FILL or a REPLACE.) Perhaps no check has found
+        the table yet."""
         is_under_way = oid in self._by_oid
         if is_under_way:
             self.cancel(oid)

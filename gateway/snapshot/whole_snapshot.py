@@ -81,7 +81,7 @@ class WholeSnapshot:
 
     def pause(self) -> None:
         """Read no further chunks, not even of reselections, until `go_on` or `end`. Tables still
-        begin, unless they begin again, and complete ones end."""
+        begin, unless they have begun before in this session, and complete ones end."""
         self._is_paused = True
 
     def go_on(self) -> None:

@@ -15,7 +15,7 @@ def test_a_chunk_gets_its_size_within_a_few_steps(chunk_bytes: int, rows_of_a_bl
         rows = sizer.blocks * rows_of_a_block
         sizer.read_blocks(sizer.blocks, rows, rows * bytes_of_a_row)
     of_a_block = rows_of_a_block * bytes_of_a_row
-    assert sizer.blocks == max(1, min(chunk_bytes // of_a_block, sizer.max_rows // rows_of_a_block, MOST_BLOCKS))
+    assert sizer.blocks == max(1, min(chunk_bytes // of_a_block, sizer.wanted_rows // rows_of_a_block, MOST_BLOCKS))
 
 
 def test_the_last_blocks_of_a_table_make_no_chunk_larger() -> None:

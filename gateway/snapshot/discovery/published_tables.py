@@ -78,7 +78,8 @@ class Discovery:
     async def check(self) -> None:
         """Check the publications and the catalog once.
 
-        Tables that are no longer published are forgotten. New tables are queued, or stored as
+        Tables that are no longer published are forgotten. New tables are queued: with the purpose
+        REPLACE if consumers may have rows of them, else with FILL. They are stored as
         NOT_TO_BE_READ if they are in quarantine, snapshot.mode is not initial, or changes were
         delivered before any snapshot. Then the tables that are NOT_TO_BE_READ or DONE are compared
         with their contents at the last check. Those of tables that wait for their first read are
@@ -145,7 +146,8 @@ class Discovery:
             self._tasks.no_longer_published(oid, f"{namespace}.{name}")
 
     async def _compare(self) -> None:
-        """Read settled tables again whose rows have come, gone or changed without an event."""
+        """Find settled tables whose rows have come, gone or changed without an event. `_reads`
+        queues them, or only logs them."""
         tasks = self._tasks
         for oid in self._leaves_in_stream.keys() & tasks.contents.by_oid.keys():
             self._add_leaves(oid, self._leaves_in_stream.pop(oid))
@@ -261,8 +263,8 @@ class Discovery:
             self._reads(oid, namespace, name, ALTERED)
 
     def _reads(self, oid: int, schema: str, name: str, reason: str) -> bool:
-        """Return whether the table is to be read again; if so, queue it. Logs the reason in either
-        case."""
+        """Return whether the table is to be read again, which snapshot.mode = initial with
+        snapshot.read_again allows; if so, queue it. Logs the reason in either case."""
         reads = self._settings.mode == "initial" and self._settings.read_again
         log_unsent(schema, name, reason, reads=reads)
         if reads:

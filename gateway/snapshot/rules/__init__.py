@@ -1,4 +1,5 @@
 """The rules of a snapshot, without any I/O: which rows are right, and what is read next.
+change_tracking.py decides of which transactions the keys are recorded.
 
 visibility       which transactions a PostgreSQL snapshot sees
 stale_rows       which rows of a chunk were changed since they were read

@@ -77,7 +77,8 @@ def halves(whole: TidRange, table_blocks: int) -> tuple[TidRange, TidRange | Non
 
 class CtidPlan:
     """The ranges of one relation that are still to be read. Leaves from index `untouched` on have
-    not been begun; they are read after the `begun` ranges."""
+    not been begun. The next one is begun when no begun range waits for a reader, so several leaves
+    may be read at the same time."""
 
     def __init__(self, leaves: Sequence[Leaf], untouched: int = 0, begun: Iterable[TidRange] = ()) -> None:
         self.leaves = tuple(leaves)
@@ -95,7 +96,7 @@ class CtidPlan:
 
     @property
     def begun(self) -> list[TidRange]:
-        """Return the ranges that are neither read nor untouched, with which a restart begins."""
+        """Return the ranges with which the next session begins: neither read nor untouched."""
         return [*self._being_read, *self._waiting]
 
     def next_range(self) -> TidRange | None:

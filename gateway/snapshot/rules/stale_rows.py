@@ -5,7 +5,7 @@
     T (TOAST)        while blocks are read, the key of an UPDATE that left TOASTed columns out is
                      read again
     R (no keys)      a chunk is read again if its PostgreSQL snapshot does not see a transaction
-                     whose keys were not recorded, such as one that an earlier process received
+                     whose keys were not recorded, such as one that an earlier session received
                      (only transaction ids are stored), a streamed one, or a TRUNCATE
 
 Theory
@@ -31,10 +31,11 @@ block that was read before, so that no chunk might ever find it.
 
 The keys of some transactions were not recorded. These are streamed, prepared and large
 transactions, those with a TRUNCATE, and those that were received before the table was begun,
-perhaps by an earlier process. `unseen`, the ids of transactions that were published and not yet
+perhaps by an earlier session. `unseen`, the ids of transactions that were published and not yet
 seen, is stored with the rows. If a table is read in one chunk, no keys are recorded at all. For
 these transactions the table keeps only the id (`xids_without_keys`), and a chunk whose S does not
-see one of them is read again (rule R).
+see one of them is read again (rule R). Rule T nevertheless gets the keys of streamed, prepared and
+large transactions, apart from those of `suspects`.
 
 Recording begins before any table does. The ids of all transactions are recorded from the moment
 when the coordinator starts the judge, and the keys of a table from its SNAPSHOT_BEGIN on. The
@@ -46,8 +47,8 @@ floor has ended, as the creation of a slot does.
 A table has a floor of its own. An open transaction may have changed rows of the table before the
 table was published, or under another row filter, so that no event for these changes arrives. The id
 of such a transaction is lower than any id that is assigned after the table was found in the catalog
-as it is published now. If the table was found before this process began to record, `floor` is the
-first id of that moment. Otherwise, it is the id of the boundary transaction, which brings the
+as it is published now. If that was before this session began to record, `floor` is an id that was
+assigned when recording began. Otherwise, it is the id of the boundary transaction, which brings the
 SNAPSHOT_BEGIN of the table.
 
 The result: after H, every row of a chunk equals the row that the source had at H.
@@ -67,7 +68,8 @@ MAX_KEYS = 100_000
 them; if more are needed, it keeps only the ids of their transactions."""
 
 MAX_KEYS_OF_ONE = 20_000
-"""Maximum number of keys kept of one transaction."""
+"""Maximum number of keys of one relation that are kept of one transaction. A key counts each time
+that the transaction changes it."""
 
 MAX_UNSEEN = 50_000
 """Maximum number of ids of unseen transactions. If there are more, `floor` is raised, so that every
@@ -95,7 +97,7 @@ class KeyTrack:
 
     @property
     def suspects_to_store(self) -> set[int]:
-        """Return the suspects to be stored for the next process, in which `renamed` is lost."""
+        """Return the suspects to be stored for the next session, in which `renamed` is lost."""
         return self.suspects | self.renamed.keys()
 
     def record_renamed(self, xid: int, keys: list[tuple[bytes, bytes]]) -> None:
@@ -129,7 +131,7 @@ class StalenessJudge:
 
     @property
     def floor_to_store(self) -> int:
-        """Return the floor to be stored for the next process, in which all relations have the same
+        """Return the floor to be stored for the next session, in which all relations have the same
         floor."""
         return max([self.floor, *(track.floor for track in self._tracks)])
 
@@ -138,7 +140,7 @@ class StalenessJudge:
     def begin(self, suspects: Iterable[int] = (), floor: int = 0) -> KeyTrack:
         """Record the changes to a relation that is read from here on. Of changes before that, only
         the ids of their transactions were recorded (`unseen`). `floor`: see KeyTrack; 0 if an
-        earlier process has begun the relation, or only rows of it are read."""
+        earlier session has begun the relation, or only rows of it are read."""
         track = KeyTrack(set(self.unseen), set(suspects), floor=floor)
         self._tracks.append(track)
         return track

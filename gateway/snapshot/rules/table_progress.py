@@ -14,7 +14,7 @@ everything was read.
                     renamed or altered, or it is set aside or cancelled. The stream: an UPDATE that
                     left values out finds too many keys, or a suspect that may have changed the
                     table commits before everything is read (see KeyTrack)
-    resume          in a new process: READING with the stored ranges and keys
+    resume          in a new session: READING with the stored ranges and keys
 
 The state is private. TableTasks moves it, and passes on which chunks were published or given back.
 The chunk reader reports PostgreSQL snapshots and shortened ranges; a reader task limits the size of
@@ -39,20 +39,22 @@ from gateway.snapshot.rules.stale_rows import KeyTrack, StalenessJudge
 from gateway.snapshot.rules.visibility import Visibility
 
 MAX_KEYS_TO_READ_AGAIN = 50_000
-"""Maximum number of keys to be read again; a table with more keys begins again. This is checked
-only at an UPDATE that left values out (rule T). Stale rows (rule V) add at most the keys of the
-rows that are being read, so their number needs no limit."""
+"""If an UPDATE that left values out (rule T) finds more keys to be read again, the table begins
+again. Stale rows (rule V) add at most the keys of the rows that are being read, so their number
+needs no limit."""
 
 KEYS_FIRST = MAX_KEYS_TO_READ_AGAIN // 2
 """The number of keys from which on keys are read before blocks. The number then falls as long as
-reading is faster than the updates."""
+reading is faster than the updates. Fewer keys wait until every range has been begun and, with
+`in_few_chunks`, until no chunk is being read."""
 
 TOO_MANY_KEYS: Final = "too many of its rows wait to be read again, since UPDATEs left TOASTed values out"
 """The reason why a table begins again at MAX_KEYS_TO_READ_AGAIN."""
 UNKNOWN_KEYS: Final = (
     "a large or prepared transaction was committed that may have left TOASTed values of unknown rows out"
 )
-"""The reason why a table begins again at the commit of a suspect."""
+"""The reason why a table begins again if a suspect that may have changed it commits before
+everything is read."""
 
 FEW_CHUNKS = 8
 """Factor by which the first chunk is larger if there are to be few chunks."""
