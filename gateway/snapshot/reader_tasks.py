@@ -39,7 +39,7 @@ from gateway.snapshot.table_errors import (
     obstacle,
     passes_by_itself,
 )
-from gateway.snapshot.table_task import CHANGED, TableTask
+from gateway.snapshot.table_task import CHANGED, HOPELESS_ATTEMPTS, TableTask
 from gateway.snapshot.table_tasks import TableTasks
 from gateway.snapshot.unreadable_tables import LONGEST_PAUSE, find_fault, unreachable_partitions
 
@@ -53,10 +53,10 @@ AHEAD_BYTES: Final = 1 << 16
 AHEAD_CHUNKS: Final = 8
 """A reader goes on while its unpublished chunks are at most AHEAD_CHUNKS and have at most
 AHEAD_BYTES. With small tables, it would otherwise wait for the stream longer than it reads."""
-FOREIGN_ATTEMPTS: Final = 3
+FOREIGN_ATTEMPTS: Final = HOPELESS_ATTEMPTS
 """After this many failed attempts, a partitioned table is read without its unreadable foreign
-partitions. This does not apply to REPLACE and VERIFY: consumers would delete the rows of these
-partitions, or report them."""
+partitions, instead of being set aside. This does not apply to REPLACE and VERIFY: consumers would
+delete the rows of these partitions, or report them."""
 BLOCKED_S: Final = 10.0
 """The longest pause before another attempt, if the error passes without intervention."""
 
@@ -239,8 +239,8 @@ class ReaderTasks:
             return
         name = task.state.schema, task.state.name
         if unreachable:
-            is_new = task.obstacle is None or task.obstacle.passes
             blocked = foreign_obstacle(error, name, unreachable)
+            is_new = blocked != task.obstacle
         elif is_new or task.obstacle is None:
             role = "" if sql is None else sql.get_settings().session_authorization
             blocked = obstacle(error, name, role, fault)
@@ -272,8 +272,9 @@ class ReaderTasks:
     async def _unreachable(
         self, task: TableTask, plan: ReadPlan, chunk: Chunk, sql: asyncpg.Connection, error: BaseException
     ) -> tuple[str, ...]:
-        """Return the foreign partitions that cause the error, if it has occurred repeatedly."""
-        if not (chunk.all_ranges and plan.surveyed.foreign_names and task.attempts >= FOREIGN_ATTEMPTS):
+        """Return the foreign partitions that cause the error, after enough failed attempts."""
+        attempts = task.attempts + 1  # this one is not counted yet
+        if not (chunk.all_ranges and plan.surveyed.foreign_names and attempts >= FOREIGN_ATTEMPTS):
             return ()
         if plan.unreachable or sql.is_closed():
             return ()

@@ -80,14 +80,22 @@ async def test_rows_of_foreign_partitions_are_read_with_their_root_and_else_name
         command = '{"command": "start", "tables": ["public.partly"]}'
         await sql.execute("SELECT pg_logical_emit_message(true, 'walgate.snapshot', $1)", command)
         await gateway.logged('"tables_not_read"')
-        unread = gateway.events("table_unreadable")[-1]
+        told = gateway.events("table_unreadable")
+        unread = told[-1]
         assert 'cannot be read: "public"."partly_far"' in unread["reason"] and "DETACH" in unread["hint"]
+        # So do those of a table that is missing there.
+        await sql.execute(
+            f"ALTER TABLE far.rows RENAME TO renamed; ALTER SERVER far OPTIONS (SET port '{address.port}')"
+        )
+        await gateway.logged('"event": "tables_not_read"', times=2)
+        first, *_, last = gateway.events("table_unreadable")[len(told) :]
+        assert '"far.rows" does not exist' in first["reason"] and last["reason"] == unread["reason"]
         assert not gateway.events("partitions_not_read")
-        await sql.execute(f"UPDATE far.rows SET v = 'new'; ALTER SERVER far OPTIONS (SET port '{address.port}')")
-        await gateway.logged('"table_readable"')
-        await scene.snapshot_done(times=3)
+        await sql.execute("ALTER TABLE far.renamed RENAME TO rows; UPDATE far.rows SET v = 'new'")
+        await gateway.logged('"table_readable"', times=2)
+        await scene.snapshot_done(times=4)
         command = command.replace("partly", "away")
         await sql.execute("SELECT pg_logical_emit_message(true, 'walgate.snapshot', $1)", command)
-        await scene.snapshot_done(times=4)
+        await scene.snapshot_done(times=5)
         await _judge(scene)
         assert await gateway.stop() == 0

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -47,6 +48,15 @@ CREATE SERVER far FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '127.0.0.1', p
 CREATE USER MAPPING FOR public SERVER far OPTIONS (user 'x', password 'y');
 CREATE FOREIGN TABLE public.far PARTITION OF public.parted FOR VALUES FROM (1000) TO (2000) SERVER far;
 """
+LOST = """
+CREATE SERVER here FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '{host}', port '{port}', dbname '{database}');
+CREATE USER MAPPING FOR public SERVER here OPTIONS (user '{user}', password '{password}');
+CREATE TABLE public.lost (id int, v text) PARTITION BY RANGE (id);
+CREATE TABLE public.kept PARTITION OF public.lost FOR VALUES FROM (0) TO (1000);
+CREATE FOREIGN TABLE public.gone PARTITION OF public.lost FOR VALUES FROM (1000) TO (2000)
+    SERVER here OPTIONS (table_name 'nowhere');
+ALTER TABLE public.lost REPLICA IDENTITY FULL; ALTER TABLE public.kept REPLICA IDENTITY FULL;
+"""
 
 
 async def _role(database: Database, prefix: str) -> AsyncIterator[str]:
@@ -66,8 +76,8 @@ async def role(database: Database, topic_prefix: str) -> AsyncIterator[str]:
 async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending(
     database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, role: str, tmp_path: Path
 ) -> None:
-    """Also: privileges on the published columns are enough, and foreign partitions that are down
-    are left out."""
+    """Also: privileges on the published columns are enough. Foreign partitions are left out whose
+    server is down, or does not have their table."""
     settings = {"source__dsn": database.dsn_of(role), "snapshot__chunk_bytes": 8192}
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, **settings) as scene:
         await _create(scene, role)
@@ -94,10 +104,13 @@ async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending
         assert (await scene.target()).is_whole_done
 
         await scene.sql.execute(f"GRANT SELECT ON public.denied TO {role}; UPDATE public.unprinted SET m = NULL")
-        await scene.sql.execute(f"ALTER PUBLICATION {PUBLICATION} SET TABLE {_published(FILTERS[1])}")
+        await scene.sql.execute(f"ALTER PUBLICATION {PUBLICATION} SET TABLE {_published(FILTERS[1])}, public.lost")
         await gateway.logged('"table_readable"', times=3)
         await gateway.logged('"table_read"', times=7)
+        await gateway.logged('{"table": "public.lost", "rows": 600')
         await _judge(scene, "good", "granted", "placed", "denied", "filtered", "unprinted")
+        await scene.judge({"public.lost": "SELECT id, v FROM public.kept"}, keyless=("public.lost",))
+        assert [event["partitions"] for event in gateway.events("partitions_not_read")][1:] == [["public.gone"]]
         assert await gateway.stop() == 0
 
 
@@ -118,8 +131,12 @@ def _published(row_filter: str) -> str:
 
 async def _create(scene: Scene, role: str) -> None:
     sql = scene.sql
+    server, password = urlsplit(scene.database.dsn), scene.database.server.password
     await sql.execute(SETUP)
-    for table in ("good", "denied"):
+    await sql.execute(
+        LOST.format(host=server.hostname, port=server.port, database=scene.database.name, user=role, password=password)
+    )
+    for table in ("good", "denied", "kept"):
         await sql.execute(f"INSERT INTO public.{table} SELECT i, 'row ' || i FROM generate_series(1, {COUNT}) i")
     for table in ("granted", "placed"):
         await sql.execute(f"INSERT INTO public.{table} SELECT i, 'row ' || i, 'x' FROM generate_series(1, {COUNT}) i")
@@ -128,6 +145,7 @@ async def _create(scene: Scene, role: str) -> None:
     await sql.execute("INSERT INTO public.unprinted VALUES (1, 'v', '1'), (2, 'w', NULL)")
     await sql.execute(
         f"GRANT SELECT ON public.good, public.filtered, public.unprinted, public.parted, public.near, public.far TO {role};"
+        f"GRANT SELECT ON public.lost, public.kept, public.gone TO {role};"
         f"GRANT SELECT (id, v) ON public.granted TO {role}; GRANT SELECT (ctid, id, v) ON public.placed TO {role};"
         f"CREATE PUBLICATION {PUBLICATION} FOR TABLE {_published(FILTERS[0])} WITH (publish_via_partition_root = true)"
     )
