@@ -4,6 +4,7 @@ lets the snapshot of the other tables end without them."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, Final
 
 import asyncpg
@@ -107,11 +108,15 @@ class UnreadableTables:
 
 async def find_fault(sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan) -> Fault | None:
     """Find the part of the query of a chunk at which PostgreSQL fails, by querying each column
-    alone. Returns None if nothing was found, or if the server does not answer."""
+    alone. Returns None if nothing was found, if the query also fails without columns and row
+    filter, or if the server does not answer."""
     columns = plan.surveyed.relation.columns
     types = {column.name: column.type_name for column in columns}
     names = [column.name for column in plan.version.encoder.description.columns]
+    unfiltered = replace(plan, surveyed=replace(plan.surveyed, row_filter=""))
     try:
+        if not await _succeeds(sql, chunk_query(chunk, unfiltered, "")):
+            return None
         if plan.surveyed.row_filter and not await _succeeds(sql, chunk_query(chunk, plan, "")):
             return Fault(is_filter=True)
         for name, is_binary in zip(names, plan.is_binary, strict=True):

@@ -111,6 +111,8 @@ async def test_a_table_that_can_not_be_read_does_not_keep_the_others_from_ending
         await _judge(scene, "good", "granted", "placed", "denied", "filtered", "unprinted")
         await scene.judge({"public.lost": "SELECT id, v FROM public.kept"}, keyless=("public.lost",))
         assert [event["partitions"] for event in gateway.events("partitions_not_read")][1:] == [["public.gone"]]
+        lost = [event for event in gateway.events("table_unreadable") if event["table"] == "public.lost"]
+        assert lost and all("server's log" in event["hint"] and "column" not in event for event in lost), lost
         assert await gateway.stop() == 0
 
 
