@@ -124,14 +124,28 @@ def log_locked(names: Sequence[str], again_in_s: float) -> None:
         )
 
 
-def log_unreadable(names: Sequence[str]) -> None:
-    log.warning(
-        "tables_not_read",
-        count=len(names),
-        tables=names[:NAMED_TABLES],
-        reason="PostgreSQL cannot read these tables (table_unreadable says why): the snapshot of the others ends without them",
-        hint="correct the cause: the tables are then read without a command",
-    )
+def log_unreadable(tasks: Sequence[TableTask]) -> None:
+    """Log the tables without which the snapshot of the others ends. Those with the purpose VERIFY
+    are not tried again."""
+    unread = [task.full_name for task in tasks if task.state.purpose != "VERIFY"]
+    unverified = [task.full_name for task in tasks if task.state.purpose == "VERIFY"]
+    reason = "PostgreSQL cannot read these tables (table_unreadable says why)"
+    if unread:
+        log.warning(
+            "tables_not_read",
+            count=len(unread),
+            tables=unread[:NAMED_TABLES],
+            reason=f"{reason}: the snapshot of the others ends without them",
+            hint="correct the cause: the tables are then read without a command",
+        )
+    if unverified:
+        log.warning(
+            "tables_not_verified",
+            count=len(unverified),
+            tables=unverified[:NAMED_TABLES],
+            reason=f"{reason}: their verification is canceled",
+            hint="correct the cause, then run the command again",
+        )
 
 
 def log_unreachable(table: str, partitions: Sequence[str]) -> None:

@@ -61,7 +61,7 @@ class UnreadableTables:
         if not self._tasks.snapshot.id or not tasks:
             return
         if all(task.is_hopeless and not task.awaits_boundary for task in tasks):
-            log_unreadable([task.full_name for task in tasks])
+            log_unreadable(tasks)
             for task in tasks:
                 self._tasks.set_aside(task)
             self._some.set()

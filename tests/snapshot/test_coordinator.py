@@ -268,6 +268,24 @@ def test_tables_that_cannot_be_read_are_counted(snapshot: SnapshotCoordinator) -
     show(StatusBoard())
 
 
+def test_tables_that_cannot_be_read_are_told_apart_by_whether_they_are_tried_again(
+    snapshot: SnapshotCoordinator,
+) -> None:
+    tasks = snapshot._tasks
+    for oid, purpose in enumerate(("FILL", "VERIFY", "REPLACE"), 1):
+        task = tasks._by_oid[oid] = TableTask(TableState(oid, "a", purpose.lower(), "s", purpose))
+        for _ in range(HOPELESS_ATTEMPTS):
+            task.chunk_failed(NOT_ASKED, Obstacle("42501", "", "", passes=False), None, 0.0)
+    tasks.snapshot.begin(3)
+    with capture_logs() as logs:
+        snapshot._unreadable.set_hopeless_aside()
+    assert {oid for oid, task in tasks.by_oid.items() if task.is_set_aside} == tasks.by_oid.keys() == {1, 3}
+    told = {entry["event"]: (entry["tables"], entry["hint"]) for entry in logs}
+    assert told.keys() == {"tables_not_read", "tables_not_verified"}
+    assert told["tables_not_read"][0] == ["a.fill", "a.replace"] and "without a command" in told["tables_not_read"][1]
+    assert told["tables_not_verified"] == (["a.verify"], "correct the cause, then run the command again")
+
+
 def test_a_table_that_did_not_fit_is_readable_once_it_is_read_in_ranges(judge: StalenessJudge) -> None:
     table = table_being_read(judge)
     task = task_of(1, "b", table)
