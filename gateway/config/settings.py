@@ -140,10 +140,10 @@ class SnapshotSettings(Section):
     )
     may_lock: bool = Field(
         default=False,
-        description="If a table that is read in one transaction (it has no key, or its access method is neither heap nor "
-        "tde_heap) changes during each of three attempts to read it, lock it (LOCK TABLE ... IN SHARE MODE) for "
-        "further attempts: writers wait until it has been read. Needs UPDATE, DELETE, TRUNCATE or (in PostgreSQL 17 and later) "
-        "MAINTAIN on the table.",
+        description="If a table that is read in one transaction changes during each of three attempts to read it, lock it (LOCK "
+        "TABLE ... IN SHARE MODE) for further attempts: writers wait until it has been read. A table is read in this way if it "
+        "has no key, a key with an array, foreign partitions or an access method other than heap and tde_heap, or if the role "
+        "may not read its ctid. Needs UPDATE, DELETE, TRUNCATE or (in PostgreSQL 17 and later) MAINTAIN on the table.",
     )
     readers: int = Field(default=2, ge=1, le=16, description="Number of sessions that read tables in parallel.")
     rows_per_s: int | None = Field(default=None, gt=0, description="Limit on the rows read per second.")
