@@ -3,12 +3,16 @@ else."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gateway.local import Kafka, Registry
+from gateway.relations.attributes import ATTRIBUTES_QUERY, read_attributes
+from gateway.snapshot.discovery.sent_before_commit import SentBeforeCommit
 from tests.conftest import Database
+from tests.schemas.relations import column, relation
 from tests.snapshot.load import PUBLICATION
 from tests.snapshot.scene import Scene, open_scene
 
@@ -101,7 +105,7 @@ async def test_a_column_that_is_renamed_before_its_transaction_commits_is_read_a
 ) -> None:
     """Consumers get the new name without a number, or with that of another column. So do they get a
     column with a default, and they need not know more of one without."""
-    tables = "away", "filled", "copied", "moved", "gone", "more"
+    tables = "away", "filled", "copied", "moved", "gone", "same", "more"
     async with open_scene(database, kafka, registry, topic_prefix, tmp_path, source__two_phase=True) as scene:
         await scene.sql.execute(
             "".join(
@@ -124,21 +128,52 @@ async def test_a_column_that_is_renamed_before_its_transaction_commits_is_read_a
             )
             await scene.delivered()  # what is streamed before, too
             await session.execute(end)
-        await scene.gateway.logged('"table_read"', times=10)
+        await scene.gateway.logged('"table_read"', times=11)
         await _is_equal(scene, *tables[:5])
-        await scene.sql.execute("BEGIN; ALTER TABLE gone RENAME n TO m; INSERT INTO gone VALUES (3000, 1)")
+        await scene.sql.execute(
+            "BEGIN; ALTER TABLE gone RENAME n TO m; INSERT INTO gone VALUES (3000, 1);"
+            "ALTER TABLE same DROP z, ADD z int DEFAULT 9; INSERT INTO same VALUES (2, 2, 2)"
+        )
         await scene.sql.execute("PREPARE TRANSACTION 'p'")
-        await scene.gateway.logged('"table_read_again"', times=5)
+        await scene.gateway.logged('"table_read_again"', times=6)
         await scene.sql.execute("INSERT INTO more VALUES (3, 3)")
         await scene.delivered()
         await scene.gateway.kill()
         await scene.gateway.streaming()
         await scene.sql.execute("COMMIT PREPARED 'p'")
-        await scene.gateway.logged('"table_read"', times=11)
-        await _is_equal(scene, *tables[:5])
+        await scene.gateway.logged('"table_read"', times=13)
+        await _is_equal(scene, *tables[:6])
         read_again = [event["table"] for event in scene.gateway.events("table_read_again")]
         assert sorted(read_again[:4]) == ["public.away", "public.copied", "public.filled", "public.moved"]
-        assert read_again[4:] == ["public.gone"]
+        assert sorted(read_again[4:]) == ["public.gone", "public.same"]
+
+
+async def test_only_columns_that_were_altered_are_in_doubt(database: Database) -> None:
+    """The transaction is prepared, or has committed, or its commit waits for a synchronous standby:
+    it then looks like an open one."""
+    session, sql = await database.connect(), await database.connect()
+    oids: dict[str, int] = {}
+    for table in ("same", "locked", "emptied"):
+        await sql.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, n int)")
+        oids[table] = await sql.fetchval(f"SELECT '{table}'::regclass::oid::int8")
+    attributes = read_attributes(await sql.fetch(ATTRIBUTES_QUERY, [*oids.values()]))
+    columns = [replace(column(name, "int4"), attnum=number) for number, name in enumerate(("id", "n"), 1)]
+    await session.execute(
+        "BEGIN; SAVEPOINT s; ALTER TABLE same DROP n, ADD n int DEFAULT 9; RELEASE s; TRUNCATE emptied;"
+        "LOCK TABLE locked; CREATE INDEX ON locked (n); COMMENT ON COLUMN locked.n IS 'a number'"
+    )
+    xid = int(await session.fetchval("SELECT pg_current_xact_id()::xid::text"))
+    sent = SentBeforeCommit(sql)
+    for statement, has_committed in (
+        ("SELECT", True),
+        ("PREPARE TRANSACTION 'p'", False),
+        ("COMMIT PREPARED 'p'", False),
+        ("SELECT", True),
+    ):
+        await session.execute(statement)
+        for table, oid in oids.items():
+            sent.note(xid, replace(relation(*columns, name=table), oid=oid), attributes[oid])
+        assert await sent.in_doubt(xid, has_committed=has_committed) == [oids["same"]], statement
 
 
 async def _is_equal(scene: Scene, *tables: str) -> None:

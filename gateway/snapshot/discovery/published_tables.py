@@ -21,9 +21,7 @@ from gateway.snapshot.table_task import RENAMED
 from gateway.snapshot.table_tasks import TableTasks
 
 _NOT_FOUND: Final = "it was not published for a time, or only just when the gateway ended"
-ALTERED: Final = (
-    "a column was renamed, or added with a default, in a transaction that was streamed or prepared before its commit"
-)
+ALTERED: Final = "columns were altered in a transaction that was streamed or prepared before its commit"
 HORIZON_STEP: Final = 50_000_000
 """The stored horizon of an unchanged table is renewed after this many transactions."""
 
@@ -253,8 +251,9 @@ class Discovery:
         return bool(new)
 
     def rows_in_doubt(self, oid: int, namespace: str, name: str) -> None:
-        """Read a relation again, because its rows were sent without the numbers of columns. The
-        lock of a prepared transaction keeps it from being read before that has ended."""
+        """Read a relation again, because its rows were sent without the numbers of columns, or with
+        those of others. The lock of a prepared transaction keeps it from being read before that has
+        ended."""
         tasks = self._tasks
         task = tasks.by_oid.get(oid)
         if task is not None and task.state.purpose in ("FILL", "REPLACE"):

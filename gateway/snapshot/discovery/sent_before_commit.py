@@ -27,6 +27,14 @@ from pg_catalog.pg_locks t
 where t.locktype = 'transactionid' and t.transactionid = $2::pg_catalog.text::pg_catalog.xid
   and t.mode = 'ExclusiveLock' and t.granted
 """
+_ALTERED_QUERY: Final = """
+select distinct attrelid::pg_catalog.int8 from pg_catalog.pg_attribute
+where attrelid = any ($1::pg_catalog.oid[]) and attnum > 0
+  and pg_catalog.age(xmax) <= pg_catalog.age($2::pg_catalog.text::pg_catalog.xid)
+"""
+"""Return those of the relations $1 of which the open transaction $2, or a subtransaction of it, has
+altered or dropped a column. Its id is then the xmax of the column's row, as other sessions see it.
+"""
 _LOOKS: Final = 20
 _LOOKS_APART_S: Final = 0.05
 
@@ -73,13 +81,17 @@ class SentBeforeCommit:
     async def in_doubt(self, xid: int, *, has_committed: bool) -> list[int]:
         """Return the relations in which existing rows may have other values now, or the same in
         columns of another name. If the transaction is only prepared, or its commit is not visible,
-        these are all whose columns the catalog did not explain. Raises classified errors."""
+        these are all whose columns the catalog did not explain, or that it has altered. Raises
+        classified errors."""
         sent = self._sent.pop(xid, {})
         if not sent:
             return []
-        if not has_committed or not await is_seen(self._sql, xid):
-            return [oid for oid, columns in sent.items() if not columns.were_explained]
+        is_visible = has_committed and await is_seen(self._sql, xid)
         with classified_errors(f"querying the columns that transaction {xid} has altered"):
+            if not is_visible:
+                altered = {row[0] for row in await self._sql.fetch(_ALTERED_QUERY, [*sent], str(xid))}
+                if await holds_lock(self._sql, 0, xid) is not None:  # so it had not ended before
+                    return [oid for oid, columns in sent.items() if oid in altered or not columns.were_explained]
             attributes = read_attributes(await self._sql.fetch(ATTRIBUTES_QUERY, [*sent]))
         return [oid for oid, columns in sent.items() if oid in attributes and columns.may_be_others(attributes[oid])]
 
