@@ -24,7 +24,7 @@ from schemas.classify_registry_answers import NOT_FOUND, Refused, error_of, is_p
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.compatibility_levels import CompatibilityLevels, LevelChange
 from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable, RegistryUnwilling
-from schemas.schema_metadata import is_of_other_prefix, recorded_oid
+from schemas.schema_metadata import recorded_oid
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
@@ -191,19 +191,23 @@ class RegistryClient:
                 yield _schema(found)
 
     async def find_relation(
-        self, relation_oid: int, prefix: str, subjects: Sequence[str], others: Collection[str] = ()
+        self,
+        relation_oid: int,
+        subjects: Sequence[str],
+        is_of_other: Callable[[str, Schema], bool],
+        others: Collection[str] = (),
     ) -> Schema | None:
         """Return the newest schema of the relation with this oid, which may have had other names;
         None if no subject has one. Each subject is read once, however many relations are sought:
-        what changes later, this client has registered. Schemas of other applications, and of
-        gateways with another topic prefix than `prefix`, are passed over, and those subjects of
+        what changes later, this client has registered. Schemas of other applications, and of other
+        gateways (`is_of_other`, by subject and schema), are passed over, and those subjects of
         `others` which the registry does not let this user read."""
         async with self._finding:
             unknown = [subject for subject in subjects if subject not in self._relation_oids]
             for start in range(0, len(unknown), _READ_AT_ONCE):
                 some = unknown[start : start + _READ_AT_ONCE]
                 for subject, read in zip(some, await self._records(some, others), strict=True):
-                    oid = None if read is None or is_of_other_prefix(read[1], prefix) else recorded_oid(read[1])
+                    oid = None if read is None or is_of_other(subject, read[1]) else recorded_oid(read[1])
                     self._relation_oids.setdefault(subject, oid)
         known = [subject for subject in subjects if self._relation_oids[subject] == relation_oid]
         found = [each for each in await self._records(known, others) if each and recorded_oid(each[1]) == relation_oid]

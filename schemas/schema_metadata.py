@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from schemas.relation import Attribute, Kind, MissingValue, TypeFacts
-from schemas.topic_names import avro_namespace
 
 Schema = dict[str, Any]
 
@@ -76,15 +75,6 @@ def recorded_relation(schema: Schema) -> tuple[str, str] | None:
     """Return the schema and the name of the relation."""
     relation = schema.get("pg.relation")
     return None if relation is None else (relation["schema"], relation["name"])
-
-
-def is_of_other_prefix(schema: Schema, prefix: str) -> bool:
-    """Return whether a gateway with another topic prefix wrote this schema of a relation. The
-    namespaces of Debezium's schemas do not tell."""
-    relation = recorded_relation(schema)
-    if relation is None or schema.get("name") != "Change":
-        return False
-    return bool(schema.get("namespace") != avro_namespace(prefix, *relation))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 from aiokafka.admin import NewTopic
@@ -27,9 +27,11 @@ from gateway.kafka.durability import COPIES, IN_SYNC, MIN_IN_SYNC, UNCLEAN, Dura
 from gateway.kafka.topic_admin import Refusal, TopicAdmin
 from gateway.startup.findings import OperatorWarning, report_of
 from gateway.startup.kafka_checks import check_position_topic, check_single_partition
+from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import (
     POSITION_TOPIC,
     SNAPSHOT_TOPIC,
+    avro_namespace,
     collision_name,
     debezium_topic,
     format_relation,
@@ -37,6 +39,7 @@ from schemas.topic_names import (
     relation_of_topic,
     topic_is_free,
     topic_names,
+    value_subject,
 )
 
 log = structlog.get_logger()
@@ -109,6 +112,19 @@ def refused_topic(refusal: Refusal) -> WalgateError:
             "--topic <prefix>. --resource-pattern-type prefixed), or create the topic yourself",
         )
     return StopForOperator(text, hint="change the setting that the broker rejects, or create the topic yourself")
+
+
+def is_of_other_prefix(settings: KafkaSettings, subject: str, schema: dict[str, Any]) -> bool:
+    """Return whether a gateway with another topic prefix, which may begin with this one, wrote this
+    schema of a relation. The namespace shows the prefix; in Debezium's format, it is whatever
+    precedes the relation's name in the topic."""
+    relation = recorded_relation(schema)
+    if relation is None:
+        return False
+    if schema.get("name") == "Change":
+        return bool(schema.get("namespace") != avro_namespace(settings.prefix, *relation))
+    own = map(value_subject, (debezium_topic(settings.prefix, *relation), *settings.topic_names.values()))
+    return subject.endswith(value_subject(debezium_topic("", *relation))) and subject not in own
 
 
 class Topics:

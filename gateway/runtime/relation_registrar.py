@@ -13,6 +13,7 @@ import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import asyncpg
 import structlog
@@ -22,7 +23,7 @@ from gateway.errors import NextSession, Retry, UnwritableRelation
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import BatchWriter
 from gateway.kafka.producer import Producer
-from gateway.kafka.topics import Name, Topics, compacted_without_key
+from gateway.kafka.topics import Name, Topics, compacted_without_key, is_of_other_prefix
 from gateway.names import qualified
 from gateway.pgoutput.relation import Relation, Type
 from gateway.postgres.classify_errors import DRIVER_ERRORS, classified_errors, classify_exception
@@ -120,7 +121,7 @@ class RelationRegistrar:
         self._producer = producer
         self._writer = writer
         self._columns = settings.columns
-        self._prefix = settings.kafka.prefix
+        self._is_of_other = partial(is_of_other_prefix, settings.kafka)
         self._publications = settings.source.publications
         self.excluded_tables = ExcludedTables(settings.source.excluded_tables, topics, marks=marks_excluded)
         self._is_first_epoch = is_first_epoch
@@ -408,7 +409,7 @@ class RelationRegistrar:
         topics = await self._topics.of_relations()
         subjects = [value_subject(topic) for topic in topics]
         others = {value_subject(topic) for topic in topics if self._topics.may_be_of_others(topic)}
-        return await self._registry.find_relation(description.oid, self._prefix, subjects, others) or {}
+        return await self._registry.find_relation(description.oid, subjects, self._is_of_other, others) or {}
 
     async def _look(self, relations: Sequence[Relation]) -> _Catalog:
         failpoint("before_catalog_query")

@@ -9,6 +9,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import httpx2
@@ -17,7 +18,11 @@ from confluent_kafka.schema_registry import AsyncSchemaRegistryClient, Schema, S
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from gateway.config.debezium import DebeziumSettings
+from gateway.config.kafka import KafkaSettings
+from gateway.debezium.envelope_schema import connect_relation, envelope_schema
 from gateway.events.row_encoder import RowEncoder
+from gateway.kafka.topics import is_of_other_prefix
 from gateway.local import Registry
 from gateway.schema_errors import topics_with_schema
 from schemas.change_schema import change_schema, key_schema
@@ -33,9 +38,9 @@ from schemas.errors import (
 )
 from schemas.records import LOGICAL_MESSAGE, POSITION, TRANSACTION_MARKER
 from schemas.registry_client import RegistryClient
-from schemas.relation import ColumnDescription
+from schemas.relation import ColumnDescription, Protect, Protection
 from schemas.schema_metadata import recorded_relation
-from schemas.topic_names import key_subject, value_subject
+from schemas.topic_names import debezium_topic, key_subject, value_subject
 from tests.events.rows import EVERYDAY, wire_row
 from tests.events.rows import relation as everyday_relation
 from tests.events.test_row_encoder import CONTEXT, encode, new
@@ -306,7 +311,7 @@ async def test_a_column_is_not_compared_with_that_of_a_dropped_table_of_the_same
 @pytest.mark.integration
 async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry, topic_prefix: str) -> None:
     """Among those of other tables, of other applications, of a gateway with a nested prefix and of
-    topics without a schema, also one registered meanwhile."""
+    topics without a schema, also one registered meanwhile. In Debezium's format, too."""
     names = ["a", "b", "c", "nothing", "proto", "text"]
     subjects = [value_subject(f"{topic_prefix}.public.{name}") for name in names]
     schemas_of = [
@@ -324,13 +329,29 @@ async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry,
         await before.register(
             subjects[-1], change_schema(replace(relation(column("id", "int8"), name="other"), oid=7), nested)
         )
+        hidden = replace(column("email", "text"), protection=Protection(Protect.DROP))
+        for prefix, name in ((topic_prefix, "own table"), (nested, "other table")):
+            topic = debezium_topic(prefix, "public", name)
+            described = replace(relation(column("id", "int8"), hidden, name=name), oid=10)
+            subjects.append(value_subject(topic))
+            await before.register(
+                subjects[-1], envelope_schema(connect_relation(described, [], [], DebeziumSettings()), topic)
+            )
+    kafka = KafkaSettings(prefix=topic_prefix)
+    is_of_other = partial(is_of_other_prefix, kafka)
     async with client(registry.url) as schemas:
-        first = await schemas.find_relation(7, topic_prefix, subjects)
+        first = await schemas.find_relation(7, subjects, is_of_other)
         assert first is not None and recorded_relation(first) == ("public", "a")
         await schemas.register(subjects[2], schemas_of[2])
-        second = await schemas.find_relation(7, topic_prefix, subjects)
+        second = await schemas.find_relation(7, subjects, is_of_other)
         assert second is not None and recorded_relation(second) == ("public", "c")
-        assert await schemas.find_relation(9, topic_prefix, subjects) is None
+        assert await schemas.find_relation(9, subjects, is_of_other) is None
+        own = await schemas.find_relation(10, subjects, is_of_other)
+        assert own is not None and recorded_relation(own) == ("public", "own table")
+    kafka.topic_names["public.other table"] = topic
+    async with client(registry.url) as schemas:
+        given = await schemas.find_relation(10, subjects, is_of_other)
+        assert given is not None and recorded_relation(given) == ("public", "other table")
 
 
 class BusyRegistry(RegistryClient):
@@ -364,13 +385,14 @@ async def test_requests_go_on_where_the_registry_limited_the_rate(monkeypatch: p
     monkeypatch.setattr("schemas.registry_client.asyncio.sleep", busy.pause)
     subjects = [f"{'t' * length}-value" for length in range(1, 40)]
     denied = "denied-value"
-    found = await busy.find_relation(39, "cdc", [*subjects, denied], {denied})
+    is_of_other = partial(is_of_other_prefix, KafkaSettings(prefix="cdc"))
+    found = await busy.find_relation(39, [*subjects, denied], is_of_other, {denied})
     assert found is not None and recorded_relation(found) == ("public", "t" * 39)
     assert busy.asked < 5 * len(subjects)
     assert await topics_with_schema(busy, ["t", "tt", "ttt"]) == ["t", "tt", "ttt"]
     assert await busy.register("tttt-value", busy.schema_of("tttt")) == 4
     with pytest.raises(RegistryDenied, match="403 .*other-denied-value") as caught:
-        await busy.find_relation(39, "cdc", [*subjects, denied, f"other-{denied}"], {denied})
+        await busy.find_relation(39, [*subjects, denied, f"other-{denied}"], is_of_other, {denied})
     assert "allow the gateway's user to read it" in caught.value.hint
     await busy.close()
 
