@@ -31,7 +31,7 @@ from gateway.debezium.written_checks import (
 from gateway.errors import Retry, StopForOperator
 from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
-from gateway.kafka.position_topic import true_ends
+from gateway.kafka.partition_reader import partition_reader, true_ends
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from gateway.pgoutput import letters
@@ -105,12 +105,7 @@ async def _written(
     schemas, limit_s = _Schemas(registry), settings.kafka.delivery_timeout_s
     progress = _Progress()
     found: dict[Place, Counter[str]] = {}
-    consumer = Consumer(
-        **settings.kafka.client_options(),
-        isolation_level="read_committed",
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-    )
+    consumer = partition_reader(settings.kafka)
     try:
         await consumer.start()
         places = [place for place in await consumer.partitions_below("") if place.topic in topics]

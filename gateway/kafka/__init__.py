@@ -3,6 +3,7 @@
     aiokafka_internals                              all that touches aiokafka's private attributes
     batches.py transaction_delivery.py producer.py  records -> batches -> Kafka transactions
     position_topic.py last_commit.py                what earlier runs have written
+    partition_reader.py                             consumers of given partitions, and their ends
     topics.py topic_admin.py durability.py          all topics: creation, loss, replicas; names of
                                                     the topics of relations
     fixed_topics.py                                 schemas and sinks of topics without a relation

@@ -12,8 +12,8 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.config.kafka import KafkaSettings
-from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
+from gateway.kafka.partition_reader import partition_reader
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from schemas.markers import COMMITTING
@@ -30,12 +30,7 @@ async def last_commit(settings: KafkaSettings, marker_topic: str, timeout_s: flo
     """Return the LSN and the Unix time in seconds of the last commit, or None if the newest markers
     contain no commit. Raises WalgateError."""
     place = TopicPartition(marker_topic, 0)
-    consumer = Consumer(
-        **settings.client_options(),
-        isolation_level="read_committed",
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-    )
+    consumer = partition_reader(settings)
     found: tuple[int, float] | None = None
     try:
         async with asyncio.timeout(timeout_s):

@@ -5,7 +5,7 @@ gateway/transactions/position.py encodes and decodes positions."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiokafka.errors import KafkaError
@@ -15,6 +15,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
 from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
+from gateway.kafka.partition_reader import partition_reader, true_ends
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
@@ -68,7 +69,7 @@ async def _reading(
     """Return a consumer, and the end offset of each partition. Errors name the topic of the first
     one."""
     topic = places[0].topic
-    consumer = _consumer(settings, "read_committed")
+    consumer = partition_reader(settings)
     try:
         async with asyncio.timeout(timeout_s):
             ends = await true_ends(settings, places)
@@ -110,25 +111,3 @@ async def _has_records(consumer: Consumer, place: TopicPartition, end: int) -> b
         if await consumer.getmany(place, timeout_ms=_POLL_MS, max_records=1):
             return True
     return False
-
-
-async def true_ends(settings: KafkaSettings, places: Collection[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the end offset of each partition. The records of open transactions are included; a
-    read_committed consumer would leave them out."""
-    consumer = _consumer(settings, "read_uncommitted")
-    try:
-        await consumer.start()
-        ends: dict[TopicPartition, int] = await consumer.end_offsets(list(places))
-        return ends
-    finally:
-        await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
-
-
-def _consumer(settings: KafkaSettings, isolation_level: str) -> Consumer:
-    return Consumer(
-        **settings.client_options(),
-        isolation_level=isolation_level,
-        enable_auto_commit=False,
-        auto_offset_reset="none",
-        request_timeout_ms=settings.request_timeout_s * 1000,
-    )
