@@ -78,6 +78,11 @@ class NextSession(Protocol):
         """Try the other hosts of the DSN first."""
         ...
 
+    def wait_for_answers(self, silence_limit_s: float) -> None:
+        """Take the server's silence for a failure only after this time, if the stream resumes at
+        the same LSN."""
+        ...
+
 
 class WalgateError(Exception):
     """The base class of all errors. `hint` says what the operator can do: a sentence, an SQL

@@ -175,18 +175,22 @@ async def connect_replication(
     largest_row: int = LARGEST_ROW,
     largest_message: int = LARGEST_MESSAGE,
     silence_limit_s: float = LONGEST_SILENCE_S,
+    wal_sender_timeout_s: float | None = None,
 ) -> ReplicationStream:
     """Open a logical replication connection to the database that `login` names. `capacity` is the
     size of the receive buffer in bytes. Only the head is kept of rows larger than `largest_row` and
     of logical messages larger than `largest_message` (receive_buffer.py).
 
-    TCP gives up the connection if data that was sent is not acknowledged for `silence_limit_s`.
+    TCP gives up the connection if data that was sent is not acknowledged for `silence_limit_s`. The
+    server closes it if it gets no status for `wal_sender_timeout_s` (None: the server's setting).
     Raises classified errors.
     """
     doing = "replication connection to PostgreSQL"
     # The text of a regclass depends on search_path: with an empty one, names outside pg_catalog
     # have their schema.
     settings = {**PINNED_SETTINGS, "search_path": "", "replication": "database"}
+    if wal_sender_timeout_s is not None:
+        settings["wal_sender_timeout"] = f"{wal_sender_timeout_s * 1000:.0f}ms"
     connection: Any = await log_in(
         _login(login),
         doing,

@@ -93,6 +93,12 @@ class ReplicationStream(asyncio.BufferedProtocol):
         except ValueError as error:
             raise FrameError("IDENTIFY_SYSTEM", 0, "a timeline and an LSN", "something else") from error
 
+    async def find_backend_pid(self) -> None:
+        """Set `backend_pid` to the process ID that the server itself gives. A proxy may have sent
+        another number at the login, as Neon's does. Only call this before `start`."""
+        (pid,) = await self._one_row("SELECT pg_catalog.pg_backend_pid()", 1, 30.0)
+        self.backend_pid = int(pid)
+
     async def timeline_history(self, timeline: int, timeout_s: float = 30.0) -> str:
         """Run TIMELINE_HISTORY. Only call this before `start`. Timeline 1 has no history (58P01).
         The result is for `check_promotion` in gateway/startup/timeline_checks.py."""

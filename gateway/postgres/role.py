@@ -117,7 +117,7 @@ WHERE t.relrowsecurity AND pg_catalog.row_security_active(t.relid)
 ORDER BY 1
 """
 _NAMED: Final = 20
-_PROVIDERS: Final = {"rds": "aws", "cloudsql": "google", "alloydb": "google", "azure": "azure"}
+_PROVIDERS: Final = {"rds": "aws", "cloudsql": "google", "alloydb": "google", "azure": "azure", "neon": "neon"}
 
 
 async def role_facts(
@@ -150,7 +150,8 @@ async def role_facts(
         is_superuser=row["is_superuser"],
         may_replicate=row["may_replicate"],
         reads_statistics=row["reads_statistics"],
-        is_pooled=row["pid"] != sql.get_server_pid(),
+        # Neon's proxy, which does not pool, gives each client a random process ID.
+        is_pooled=provider != "neon" and row["pid"] != sql.get_server_pid(),
         provider=provider,
         is_encrypted=row["encrypted"],
         is_local=row["local"],

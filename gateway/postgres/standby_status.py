@@ -7,6 +7,11 @@ The flush LSN is exactly the highest LSN given to `acknowledge`. It never decrea
 computed from anything else. gateway/runtime/kafka_transactions.py passes the resume LSN of a
 position, once that position is durable in Kafka.
 
+The gateway's session has a wal_sender_timeout of at most `LONGEST_TIMEOUT_S`. While the server
+decodes a transaction of which it sends nothing, it reads requests only once in half of this time.
+And with 0, a slot stays in use for as long as the operating system keeps the connection to a host
+that has disappeared.
+
 A status is sent at least every third of wal_sender_timeout, by a task that waits for nothing else.
 The server ends a connection that is silent for wal_sender_timeout, even while one huge message is
 being transferred. If the server requests a reply, one is sent at once, but at most ten times a
@@ -14,7 +19,10 @@ second. A server that shuts down asks again after each answer (`WalSndDone` in w
 that answered each request got 690,000 keepalives in 32 s).
 
 Two conditions end the connection from this side. Silence: nothing has arrived for half of
-`silence_limit_s`, and the server does not answer a request for a reply within the other half.
+`silence_limit_s`, and the server does not answer a request for a reply within the other half. A
+server can be silent for longer than that without a fault: before PostgreSQL 16, it neither reads
+nor sends while it decodes the rewrite of a table. Therefore the limit is doubled for a session that
+resumes where the last one has met silence (SessionMemory).
 Shutdown: the server keeps requesting replies although it gets them, because it waits for a flush
 LSN that cannot be reported yet. If the flush LSN does not advance for `LEAVE_AFTER_S`, the
 connection is ended. Otherwise `pg_ctl stop -m fast` would hang for as long as Kafka is down.
@@ -27,20 +35,44 @@ import time
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from gateway.errors import Retry, WalgateError
+from gateway.errors import NextSession, Retry, WalgateError
 from gateway.failpoints import failpoint
 from schemas.lsn import Lsn
 
 LEAST_INTERVAL_S: Final = 0.1
 LEAVE_AFTER_S: Final = 3.0
+LONGEST_TIMEOUT_S: Final = 20.0
 LONGEST_SILENCE_S: Final = 30.0
 # A short wal_sender_timeout shows how patient the server is; a busy server may still be slow to
 # answer.
 SHORTEST_SILENCE_S: Final = 5.0
+# In units of wal_sender_timeout. The server is asked after half of this time, and may take half of
+# wal_sender_timeout to read the request.
+_SILENCE: Final = 1.5
 # Two requests that are further apart do not belong to one shutdown: in normal operation the server
 # asks once in half of wal_sender_timeout.
 _STORM_GAP_S: Final = 0.5
-_NO_TIMEOUT_S: Final = 60.0
+
+
+def wal_sender_timeout_of(server_timeout_s: float) -> float:
+    """Return the wal_sender_timeout of the gateway's session, in seconds. `server_timeout_s` is the
+    server's setting, 0 if it is off."""
+    return min(server_timeout_s or LONGEST_TIMEOUT_S, LONGEST_TIMEOUT_S)
+
+
+class ServerSilent(Retry):
+    """Nothing has arrived for a time, although a reply was requested."""
+
+    def __init__(self, silence_s: float, silence_limit_s: float) -> None:
+        super().__init__(
+            f"PostgreSQL has sent nothing for {silence_s:.0f} s, although a reply was requested",
+            hint="either the connection is dead, or the server decodes changes that it does not send. In the latter case "
+            f"nothing needs to be done: at this place, the next session waits {2 * silence_limit_s:.0f} s for an answer",
+        )
+        self.silence_limit_s = silence_limit_s
+
+    def change(self, next_session: NextSession) -> None:
+        next_session.wait_for_answers(2 * self.silence_limit_s)
 
 
 class Link(Protocol):
@@ -60,8 +92,8 @@ class Link(Protocol):
 class StandbyStatus:
     """The received and the flushed LSN of one connection, and the task (`run`) that reports them.
 
-    `wal_sender_timeout_s` is the server's setting, 0 if it is off. `silence_limit_s` is derived
-    from this setting unless given.
+    `wal_sender_timeout_s` is the setting of the session. `silence_limit_s` is derived from it
+    unless given.
     """
 
     def __init__(
@@ -73,9 +105,9 @@ class StandbyStatus:
         silence_limit_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        timeout_s = wal_sender_timeout_s or _NO_TIMEOUT_S
-        self.interval_s = timeout_s / 3
-        self.silence_limit_s = silence_limit_s or max(min(timeout_s, LONGEST_SILENCE_S), SHORTEST_SILENCE_S)
+        self.interval_s = wal_sender_timeout_s / 3
+        longest_s = min(_SILENCE * wal_sender_timeout_s, LONGEST_SILENCE_S)
+        self.silence_limit_s = silence_limit_s or max(longest_s, SHORTEST_SILENCE_S)
         self.received_lsn = resume_lsn
         self.flush_lsn = resume_lsn
         self._link = link
@@ -155,7 +187,7 @@ class StandbyStatus:
         elif self._asked_at is not None and now - self._asked_at >= half_s:
             # The time counts from the gateway's request: if this process was stopped, or started
             # this task late, the silence is not the server's.
-            self._link.fail(Retry(f"PostgreSQL has sent nothing for {silence_s:.0f} s, although a reply was requested"))
+            self._link.fail(ServerSilent(silence_s, self.silence_limit_s))
             return None
         if self._must_leave(now):
             self._link.fail(Retry("PostgreSQL is shutting down, and changes that it sent are not yet durable in Kafka"))

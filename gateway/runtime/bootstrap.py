@@ -32,6 +32,7 @@ from gateway.observe.status_board import StatusBoard
 from gateway.postgres.connection import connect_replication
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.slot_creation_blockers import SlotCreationBlocker, naming_blockers
+from gateway.postgres.standby_status import wal_sender_timeout_of
 from gateway.postgres.wal_retention import cause_of
 from gateway.runtime.dialect import Dialect
 from gateway.runtime.relation_registrar import RelationRegistrar
@@ -249,7 +250,8 @@ class Bootstrap:
                 await self._topics.ensure_relations(self._catalog.relations)
                 failpoint("before_slot_creation")
                 catalog = self._catalog
-                async with naming_blockers(catalog.login, catalog.backend_pid, self._wait_for, self._note_blockers):
+                pid = await catalog.backend_pid()
+                async with naming_blockers(catalog.login, pid, self._wait_for, self._note_blockers):
                     lsn = await catalog.create_slot()
                 failpoint("after_slot_creation")
                 return lsn
@@ -257,9 +259,13 @@ class Bootstrap:
                 self._wait_for("the replication stream")
                 largest = self._settings.kafka.max_record_bytes
                 self._stream = await connect_replication(
-                    self._catalog.login, largest_row=HELD_FACTOR * largest, largest_message=largest
+                    self._catalog.login,
+                    largest_row=HELD_FACTOR * largest,
+                    largest_message=largest,
+                    wal_sender_timeout_s=wal_sender_timeout_of(self._catalog.server.wal_sender_timeout_s),
                 )
                 self._stack.push_async_callback(close, self._stream.close)
+                await self._stream.find_backend_pid()
                 return await self._stream.identify()
             case TimelineHistory(timeline):
                 return await self._stream.timeline_history(timeline)

@@ -29,7 +29,7 @@ from gateway.postgres.publication import filters_that_can_fail
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import Recovery, ended_transactions, recovery_of
 from gateway.postgres.server_message import ServerMessage
-from gateway.postgres.standby_status import StandbyStatus
+from gateway.postgres.standby_status import StandbyStatus, wal_sender_timeout_of
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
 from gateway.runtime.assign_column_rules import unused_rules
 from gateway.runtime.bootstrap import Bootstrap, StartResult
@@ -319,7 +319,12 @@ class Session:
             messages=source.messages or source.heartbeat_interval_s > 0 or self._settings.takes_snapshots,
             origin=source.origin,
         )
-        feedback = StandbyStatus(start.stream, position.resume_lsn, server.wal_sender_timeout_s)
+        feedback = StandbyStatus(
+            start.stream,
+            position.resume_lsn,
+            wal_sender_timeout_of(server.wal_sender_timeout_s),
+            silence_limit_s=memory.silence_limit_s(position.resume_lsn),
+        )
         # The start has judged the changes that were left out before harmless: the slot is older
         # than its publication.
         is_harmless = isinstance(memory.reported, LeftOut) and not memory.reported.whole_until

@@ -90,8 +90,19 @@ class SessionMemory:
     first."""
     ended: SessionEnd = field(default_factory=SessionEnd)
     """The end of the last session, for the methods that errors call."""
+    silence_limits_s: dict[Lsn, float] = field(default_factory=dict)
+    """The resume LSN of the last session that has met silence, with the limit for the next one that
+    begins there."""
     repeated_failure: RepeatedFailure | None = None
     """The failure that kept the last session from getting past a place in the WAL."""
+
+    def silence_limit_s(self, resume_lsn: Lsn) -> float | None:
+        """Return the limit for a stream that resumes at this LSN, or None for the usual one
+        (StandbyStatus)."""
+        return self.silence_limits_s.get(resume_lsn)
+
+    def wait_for_answers(self, silence_limit_s: float) -> None:
+        self.silence_limits_s = {self.ended.resume_lsn: silence_limit_s}
 
     def read_as_text(self) -> None:
         self.text_only = True

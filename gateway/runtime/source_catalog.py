@@ -89,10 +89,11 @@ class SourceCatalog:
     def server(self) -> ServerFacts:
         return self.facts.server
 
-    @property
-    def backend_pid(self) -> int:
-        """The process ID of the server process that answers these queries and creates the slot."""
-        pid: int = self._sql.get_server_pid()
+    async def backend_pid(self) -> int:
+        """Return the process ID of the server process that answers these queries and creates the
+        slot. Raises classified errors."""
+        with classified_errors("querying the process ID"):
+            pid: int = await self._sql.fetchval("SELECT pg_catalog.pg_backend_pid()")
         return pid
 
     @property

@@ -32,11 +32,13 @@ _WAL_LEVEL: Final[Mapping[str, str]] = {
     "aws": "set rds.logical_replication = 1 in the instance's parameter group (Aurora: the cluster's), then reboot it",
     "google": "set the flag cloudsql.logical_decoding = on (AlloyDB: alloydb.logical_decoding), which restarts the instance",
     "azure": "set the server parameter wal_level = LOGICAL, then restart the server",
+    "neon": "enable logical replication in the settings of the project, which restarts its computes",
 }
 _SET: Final[Mapping[str, str]] = {
     "aws": r"set \1 = \2 in the instance's parameter group (Aurora: the cluster's)",
     "google": r"set the flag \1 = \2",
     "azure": r"set the server parameter \1 = \2",
+    "neon": r"ask Neon's support to set \1 = \2",
 }
 
 
@@ -44,9 +46,9 @@ _SET: Final[Mapping[str, str]] = {
 class RoleFacts:
     """Facts about the role and its connection.
 
-    `provider` is aws, google, azure or "". `is_pooled` means that the process that answers is not
-    the one that accepted the login. `server_ahead_s` is the number of seconds by which the server's
-    clock is ahead of this host's.
+    `provider` is aws, google, azure, neon or "". `is_pooled` means that the process that answers is
+    not the one that accepted the login. `server_ahead_s` is the number of seconds by which the
+    server's clock is ahead of this host's.
 
     `unreadable` are published tables that the role may not SELECT from. Of the tables in
     `read_at_once`, it may SELECT the published columns, but not ctid. `keyless` are published

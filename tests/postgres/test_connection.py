@@ -247,6 +247,8 @@ async def test_identity_is_that_of_the_server(sql: asyncpg.Connection, database:
     found = await stream.identify()
     assert found.system_identifier == str(await sql.fetchval("SELECT system_identifier FROM pg_control_system()"))
     assert (found.timeline, found.database) == (1, database.name)
+    stream.backend_pid = 1_234_567_890  # as Neon's proxy says at the login
+    await stream.find_backend_pid()
     assert (
         await sql.fetchval("SELECT backend_type FROM pg_stat_activity WHERE pid = $1", stream.backend_pid)
         == "walsender"
@@ -316,6 +318,34 @@ async def test_idle_connection_lives_longer_than_the_timeout(sql: asyncpg.Connec
         await sql.execute("INSERT INTO t VALUES (1, 'late')")
         assert len(await read_until(stream, await wal_end(sql))) == 4
         task.cancel()
+
+
+async def test_a_server_that_decodes_what_it_does_not_send_answers(sql: asyncpg.Connection, database: Database) -> None:
+    """With its own timeout of five minutes, it would read no request before the end."""
+    start_lsn = await prepared_slot(database.dsn, database.name)
+    await sql.execute(
+        "CREATE TABLE slow (v text); CREATE PUBLICATION s FOR TABLE slow WHERE (md5(repeat(v, 500000)) = '') "
+        "WITH (publish = 'insert'); INSERT INTO slow SELECT 'x' FROM generate_series(1, 2000)"
+    )
+    end = await wal_end(sql)
+    stream = await connect_replication(f"{database.dsn}?wal_sender_timeout=5min", wal_sender_timeout_s=1)
+    await stream.start(database.name, start_lsn, pgoutput_options(180000, ["s"], streaming=False))
+
+    async def ask() -> None:
+        while True:
+            stream.send_standby_status(start_lsn, start_lsn, reply_requested=True)
+            await asyncio.sleep(0.1)
+
+    task = asyncio.create_task(ask())
+    try:
+        answers = 0
+        async with asyncio.timeout(60):
+            while all(lsn < end for _, lsn, *_ in (await stream.read()).frames):
+                answers += 1
+        assert answers >= 3
+    finally:
+        task.cancel()
+        await stream.close()
 
 
 async def test_reader_that_stops_reading_keeps_the_slot_and_little_memory(

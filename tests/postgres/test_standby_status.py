@@ -4,11 +4,19 @@ import asyncio
 from collections.abc import Callable
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.errors import Retry, WalgateError
-from gateway.postgres.standby_status import LEAST_INTERVAL_S, LEAVE_AFTER_S, StandbyStatus
+from gateway.postgres.standby_status import (
+    LEAST_INTERVAL_S,
+    LEAVE_AFTER_S,
+    ServerSilent,
+    StandbyStatus,
+    wal_sender_timeout_of,
+)
+from gateway.runtime.session_memory import SessionEnd, SessionMemory
 from schemas.lsn import Lsn
 
 
@@ -173,8 +181,8 @@ def test_server_that_asks_now_and_then_is_not_taken_for_stopping() -> None:
 def test_silent_server_is_asked_at_half_time_and_given_up_at_the_end() -> None:
     wire = Wire()
     status = wire.status(wal_sender_timeout_s=10)
-    pass_time(wire, status, 9.5)
-    assert [round(at - 1000, 3) for at, *_, ask in wire.sent if ask] == [5.0, 8.333]
+    pass_time(wire, status, 14.5)
+    assert [round(at - 1000, 3) for at, *_, ask in wire.sent if ask] == [7.5, 10.833, 14.167]
     assert wire.failure is None
     given_up_after(wire, status, 1)
 
@@ -188,7 +196,7 @@ def test_silent_server_that_answers_is_kept() -> None:
     wire = Wire()
     status = wire.status(wal_sender_timeout_s=10)
     for _ in range(20):
-        pass_time(wire, status, 6)
+        pass_time(wire, status, 8)
         assert wire.sent[-1][3] or wire.sent[-2][3]
         wire.arrived_at = wire.now
     assert wire.failure is None
@@ -215,8 +223,39 @@ def test_short_timeout_of_the_server_does_not_make_us_impatient() -> None:
 def test_silence_is_noticed_within_30_seconds_whatever_the_timeout() -> None:
     for timeout_s in (0, 60, 3600):
         wire = Wire()
-        pass_time(wire, wire.status(wal_sender_timeout_s=timeout_s), 31)
-        assert wire.failure is not None
+        pass_time(wire, wire.status(wal_sender_timeout_s=wal_sender_timeout_of(timeout_s)), 31)
+        assert isinstance(wire.failure, ServerSilent)
+
+
+@pytest.mark.parametrize("timeout_s", [5, 20])
+def test_a_server_that_reads_once_in_half_of_its_timeout_answers_in_time(timeout_s: float) -> None:
+    """WalSndUpdateProgress in walsender.c, while nothing of a transaction is sent: it reads what has
+    arrived when half of wal_sender_timeout has passed since it last read."""
+    wire = Wire()
+    status = wire.status(wal_sender_timeout_s=timeout_s)
+    for read_at in range(1, 200):
+        pass_time(wire, status, 1000 + read_at * timeout_s / 2 - wire.now)
+        if any(ask and wire.arrived_at <= at for at, *_, ask in wire.sent):
+            wire.arrived_at = wire.now
+    assert wire.failure is None
+
+
+def test_where_the_server_was_silent_the_next_session_waits_twice_as_long() -> None:
+    memory, place = SessionMemory(), Lsn(7)
+    limits: list[float] = []
+    wire = Wire()
+    for _ in range(3):
+        wire.arrived_at = wire.now
+        limit_s = memory.silence_limit_s(place)
+        status = StandbyStatus(wire, place, 20, silence_limit_s=limit_s, clock=lambda: wire.now)
+        pass_time(wire, status, 1000)
+        failure, wire.failure = wire.failure, None
+        assert failure is not None
+        memory.ended = SessionEnd(resume_lsn=place)
+        failure.change(memory)
+        limits.append(status.silence_limit_s)
+    assert limits == [30, 60, 120]
+    assert memory.silence_limit_s(Lsn(8)) is None
 
 
 async def test_task_wakes_for_an_acknowledgement() -> None:

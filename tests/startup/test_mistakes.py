@@ -700,6 +700,7 @@ def test_a_new_cluster_whose_configuration_is_not_ours_to_see_has_no_findings() 
         ("aws", "rds.logical_replication = 1"),
         ("google", "cloudsql.logical_decoding = on"),
         ("azure", "server parameter wal_level = LOGICAL"),
+        ("neon", "enable logical replication"),
     ],
 )
 def test_a_managed_server_is_told_its_own_remedy(provider: str, said: str) -> None:

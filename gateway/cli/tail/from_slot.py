@@ -29,7 +29,7 @@ from gateway.postgres.publication import publication_names
 from gateway.postgres.replication_stream import ReplicationStream
 from gateway.postgres.server import server_facts
 from gateway.postgres.slot_creation_blockers import naming_blockers
-from gateway.postgres.standby_status import StandbyStatus
+from gateway.postgres.standby_status import StandbyStatus, wal_sender_timeout_of
 from gateway.postgres.start_replication import pgoutput_options, protocol_version
 from schemas.lsn import Lsn
 from schemas.topic_names import format_relation
@@ -59,7 +59,8 @@ async def tail_slot(
             await _check_publications(sql, publications)
             await _warn_of_tables(sql, chosen)
         server = await server_facts(sql)
-        stream = await connect_replication(login)
+        timeout_s = wal_sender_timeout_of(server.wal_sender_timeout_s)
+        stream = await connect_replication(login, wal_sender_timeout_s=timeout_s)
         slot = f"walgate_tail_{stream.backend_pid}"
         try:
             async with naming_blockers(login, stream.backend_pid):
@@ -71,7 +72,7 @@ async def tail_slot(
             )
             await stream.start(slot, lsn, options)
             log.info("tailing", slot=slot, from_lsn=str(lsn), publications=list(publications))
-            feedback = StandbyStatus(stream, lsn, server.wal_sender_timeout_s)
+            feedback = StandbyStatus(stream, lsn, timeout_s)
             shower = MessageRenderer(protocol_version(server.version_num))
             await _copy(stream, feedback, shower, chosen, output)
         finally:
