@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any, Final, Protocol
 
 _BEHIND_A_GAP: Final = (
-    "either {} and writes a GAP marker for consumers (the slot's name and the topic prefix stay the same), or use a new "
+    "either {} and records the gap (the slot's name and the topic prefix stay the same), or use a new "
     "source.slot and a new kafka.prefix, in which case the old slot, if it still exists, must be dropped. Then, in either "
     "case, start the gateway and take a new snapshot of the tables (docs/gap.md)"
 )

@@ -24,7 +24,7 @@ def skip(
     config: ConfigOption = None,
 ) -> None:
     """Skip one transaction, for all its tables, at the next start. A SKIP marker takes its place in
-    the marker topic."""
+    the marker topic (not in Debezium's record format)."""
     from gateway.startup import position_changes
 
     with command():
@@ -62,8 +62,8 @@ def accept_gap(
         ),
     ] = False,
 ) -> None:
-    """Resume after changes were lost, with the same slot and prefix. A GAP marker informs
-    consumers."""
+    """Resume after changes were lost, with the same slot and prefix. A GAP marker informs consumers
+    (not in Debezium's record format)."""
     from gateway.startup import position_changes
 
     position = _carry_out(

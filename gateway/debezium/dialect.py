@@ -17,7 +17,6 @@ from gateway.debezium.key_checks import check_keys
 from gateway.debezium.record_writer import DebeziumTopics, DebeziumWriter, KeyedSink
 from gateway.debezium.registrar import DebeziumRelations
 from gateway.debezium.source_block import SourceNames
-from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas, message_sink
 from gateway.kafka.topics import Topics
@@ -36,6 +35,7 @@ from schemas.wire_format import frame
 class DebeziumDialect:
     """Debezium's record format."""
 
+    has_markers = False
     records_exclusions = False
     writes_before_commit = False
 
@@ -62,9 +62,6 @@ class DebeziumDialect:
             await registry.register(key_subject(transactions), TRANSACTION_KEY),
             await registry.register(key_subject(messages), MESSAGE_KEY),
         )
-
-    def epoch_markers(self, position: Position) -> list[Marker]:
-        return []
 
     async def find_written(
         self,

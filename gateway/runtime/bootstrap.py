@@ -19,6 +19,7 @@ import structlog
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
 from gateway.errors import Retry, RetrySlowly
+from gateway.events.marker_encoder import Marker
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.classify_errors import TopicDenied
@@ -270,8 +271,7 @@ class Bootstrap:
             case TimelineHistory(timeline):
                 return await self._stream.timeline_history(timeline)
             case Record(position, markers, forgets):
-                states = await self._states_of_former(position, forgets)
-                await self._delivery.deliver_now(list(markers), position, forgets, states)
+                await self._record(position, markers, forgets)
             case FindWritten(offset):
                 described = await self._catalog.describe_relations()
                 relations = {self._topics.possible_names((each.namespace, each.name))[0]: each for each in described}
@@ -386,10 +386,13 @@ class Bootstrap:
     async def _begin_epoch(self, position: Position, forgets: bytes | None) -> None:
         failpoint("before_epoch_marker")
         await open_message_topic(self._settings.kafka.prefix, self._topics, is_new=position.epoch == 1)
-        markers = self._dialect.epoch_markers(position)
-        states = await self._states_of_former(position, forgets)
-        await self._delivery.deliver_now(markers, position, forgets, states)
+        await self._record(position, (Marker("EPOCH", 0, position.resume_lsn),), forgets)
         failpoint("after_epoch_marker")
+
+    async def _record(self, position: Position, markers: tuple[Marker, ...], forgets: bytes | None) -> None:
+        states = await self._states_of_former(position, forgets)
+        written = list(markers) if self._dialect.has_markers else []
+        await self._delivery.deliver_now(written, position, forgets, states)
 
 
 async def _snapshot_values(kafka: KafkaSettings, topics: Topics, producer: Producer) -> dict[bytes, bytes]:

@@ -12,7 +12,6 @@ from typing import Protocol
 import asyncpg
 
 from gateway.config.settings import Settings
-from gateway.events.marker_encoder import Marker
 from gateway.kafka.batches import BatchWriter, TopicSink
 from gateway.kafka.fixed_topics import FixedSchemas
 from gateway.kafka.topics import Name, Topics
@@ -90,6 +89,8 @@ class DialectRelations(Protocol):
 class Dialect(Protocol):
     """The dialect of a session's records."""
 
+    has_markers: bool
+    """Whether the marker topic has EPOCH and GAP markers."""
     records_exclusions: bool
     """Whether consumers see what was left out, so that tables may be put in quarantine."""
     writes_before_commit: bool
@@ -102,10 +103,6 @@ class Dialect(Protocol):
 
     async def register_fixed_schemas(self, registry: RegistryClient) -> FixedSchemas:
         """Register the schemas of the fixed topics and return their ids. Raises SchemaError."""
-        ...
-
-    def epoch_markers(self, position: Position) -> list[Marker]:
-        """Return the markers of an epoch that begins."""
         ...
 
     async def find_written(

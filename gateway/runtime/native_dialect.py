@@ -12,7 +12,6 @@ import structlog
 from gateway.config.settings import Settings
 from gateway.errors import InternalError
 from gateway.events.logical_message import encode_logical_message
-from gateway.events.marker_encoder import Marker
 from gateway.events.missing_values import with_attributes
 from gateway.events.row_encoder import RowEncoder
 from gateway.kafka.batches import BatchWriter, TopicSink
@@ -186,6 +185,7 @@ class NativeRelations:
 class NativeDialect:
     """Walgate's own dialect (gateway/runtime/dialect.py)."""
 
+    has_markers = True
     records_exclusions = True
     writes_before_commit = True
 
@@ -201,9 +201,6 @@ class NativeDialect:
             await registry.register(value_subject(POSITION_TOPIC), POSITION),
             await registry.register(value_subject(message_topic(self._prefix)), LOGICAL_MESSAGE),
         )
-
-    def epoch_markers(self, position: Position) -> list[Marker]:
-        return [Marker("EPOCH", 0, position.resume_lsn)]
 
     async def find_written(
         self,

@@ -109,8 +109,8 @@ def _readmitting(position: Position, table: str) -> Record:
 def accept_gap(
     fresh_position: FreshPosition, expected: Expected, *, until_now: bool = False, released: str | None = None
 ) -> Steps:
-    """Record a gap after a loss: a position from which the stream goes on, and a GAP marker.
-    Returns the new position.
+    """Record a gap after a loss: a position from which the stream goes on, and a GAP marker if
+    the dialect has markers. Returns the new position.
 
     Without `until_now`, this is done only if the catalog proves the loss; with it, everything that
     the slot still holds is given up. `released` is the reason why the gateway itself advanced the
@@ -168,7 +168,7 @@ def accept_gap(
 def _unacceptable(
     stored: Stored, facts: Facts, position: Position, expected: Expected, *, until_now: bool
 ) -> Iterator[Finding]:
-    """Yield conditions that a GAP marker cannot repair. A server on an earlier timeline was
+    """Yield conditions under which a gap cannot be accepted. A server on an earlier timeline was
     restored, if the operator says so, and the DSN names no other host that may be the primary."""
     yield from (finding for finding in check_slot(facts, expected) if not isinstance(finding, DataGap))
     if not (until_now and expected.is_only_host):

@@ -126,8 +126,8 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Make the position durable together with markers -> None. A step of position changes only.
-    `forgets` is the key of a position that is deleted with it."""
+    """Make the position durable, together with the markers if the dialect has any -> None. A step
+    of position changes only. `forgets` is the key of a position that is deleted with it."""
 
     position: Position
     markers: tuple[Marker, ...] = ()

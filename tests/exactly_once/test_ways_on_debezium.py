@@ -165,6 +165,22 @@ async def _in_our_dialect(place: Place, said: str) -> None:
     await begin_anew(place)
 
 
+async def _slot_dropped(place: Place) -> None:
+    place.set(debezium__provide_transaction_metadata=True)
+    await place.sql.execute("SELECT pg_drop_replication_slot($1)", place.slot)
+    place.inserted.remove(max(place.inserted))  # committed since the gateway was stopped
+
+
+async def _gap_accepted(place: Place, said: str) -> None:
+    assert "run walgate accept-gap, which accepts the loss and records the gap" in said, said
+    await place.accept_gap()
+    await place.streams()
+    await place.stop()
+    reader = Reader(place.servers, str(place.gateway.settings["registry__url"]), [f"{place.prefix}.transaction"])
+    records = await reader.until(lambda record: record.value is not None and record.value["status"] == "END")
+    assert [record.value and record.value["status"] for record in records] == ["BEGIN", "END"]
+
+
 async def _unreadable(place: Place) -> None:
     """To an encoder that is broken."""
     place.gateway.code = SEEDED.format(error="ValueError")
@@ -188,6 +204,7 @@ WALKS: Mapping[str, Walk] = {
     "prepared": Walk("prepared transactions are sent before they commit", _prepared, _two_phase_taken_away, first=True),
     "dialect": Walk("were written with kafka.dialect = debezium", _with(kafka__dialect="walgate"), _set_as_told),
     "unreadable": Walk("column b: the value at byte", _unreadable, _left_out_and_reported),
+    "a gap": Walk("no longer exists; changes up to", _slot_dropped, _gap_accepted),
     "an unsupported type in a key": Walk("column at is part of the key", _key_of_an_unsupported_type, _set_as_told),
     "columns of one name": Walk("cols: ", _columns_of_one_name, _skipped_as_told),
     "columns of one name, in our dialect": Walk("cols: ", _columns_of_one_name, _in_our_dialect),
