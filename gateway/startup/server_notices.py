@@ -120,8 +120,9 @@ def _judge_left_out(left_out: LeftOut, may_be_older: bool, missing: tuple[str, .
         return DataGap(
             f"the server cannot send changes, because a publication did not exist when they were made ({left_out.message}); "
             f"{now}",
-            hint="if the publication was renamed, set source.publications to its new name and start the gateway. Otherwise, "
-            "changes to its tables can no longer be sent through this slot, and recreating the publication is not enough: "
+            hint="if source.publications was just changed, set it back and start the gateway: nothing is lost. If the "
+            "publication was renamed, set source.publications to its new name and start the gateway. Otherwise, changes to "
+            "its tables can no longer be sent through this slot, and recreating the publication is not enough: "
             + (
                 "first recreate the missing publications (CREATE PUBLICATION ... FOR TABLE ...), then "
                 if missing

@@ -291,7 +291,7 @@ def test_what_was_committed_before_changes_were_left_out_is_delivered_before_the
     started(renamed, STORED, reported=left_out)
     with pytest.raises(DataGap, match="cannot send changes") as caught:
         started(renamed, STORED, reported=replace(left_out, whole_until=ACTIVE.resume_lsn))
-    assert "if the publication was renamed, set source.publications to its new name" in caught.value.hint
+    assert "If the publication was renamed, set source.publications to its new name" in caught.value.hint
 
 
 def test_an_adopted_slot_that_is_older_than_its_publication_has_lost_nothing() -> None:
