@@ -3,6 +3,7 @@
     WalgateError
     +-- Retry             transient: start again from the durable position, with backoff
         +-- NeedsText     and request text, not binary
+        +-- SlotInUse     when another process no longer reads the slot, as a standby gateway does
     +-- RetrySlowly       needs a change elsewhere, which others may make (no free slot, password):
                           start again with a backoff of up to a minute
     +-- StopForOperator   needs the operator: configuration, incompatible schema, anything unknown
@@ -114,6 +115,10 @@ class NeedsText(Retry):
 
     def change(self, next_session: NextSession) -> None:
         next_session.read_as_text()
+
+
+class SlotInUse(Retry):
+    """Another process reads the slot. While that is so, this gateway is a standby gateway."""
 
 
 class RetrySlowly(WalgateError):

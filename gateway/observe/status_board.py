@@ -12,7 +12,7 @@ from heapq import nlargest
 from operator import itemgetter
 from typing import Final
 
-from gateway.errors import WalgateError
+from gateway.errors import SlotInUse, WalgateError
 from gateway.observe.lag import Progress, ReadProgress, WalClock, lag
 from gateway.observe.mirror_status import CommitTimes, MirrorStatus
 from gateway.observe.status_types import (
@@ -64,6 +64,7 @@ class StatusBoard:
         self._state: tuple[State, float] = ("starting", clock())
         self._awaits = "the first start"
         self._waiting_since: float | None = clock()
+        self._is_standby = False
         self.blocked_by: tuple[WalRetentionCause, ...] = ()
         """The causes for which the creation of the slot waits."""
         self._progress: ReadProgress | None = None
@@ -103,6 +104,7 @@ class StatusBoard:
             self._waiting_since = None
         self._awaits = what
         if not what:
+            self._is_standby = False
             self.blocked_by = ()
             self._errors_are_over(now)
         self._enter("waiting" if what else "streaming", now)
@@ -122,6 +124,7 @@ class StatusBoard:
     def failed(self, error: WalgateError, *, times: int = 0, since: str = "", resume_lsn: int = 0) -> None:
         """Record the error that ended a session. If the stream cannot get past a place in the WAL,
         `times` is how often the error occurred in a row at `resume_lsn`."""
+        self._is_standby = isinstance(error, SlotInUse)
         kind = type(error).__name__
         self.last_error = LastError(kind, error.message, error.hint, self._clock(), times, since, resume_lsn)
         former = self._recent_errors[-1] if self._recent_errors else None
@@ -202,11 +205,14 @@ class StatusBoard:
     # -- read by everybody
 
     def progress(self) -> Progress:
-        """Return the progress of the current stream, or of the last one. The delivered LSN never
-        decreases."""
+        """Return the progress of the current stream, or of the last one. That of a standby gateway
+        is what the slot's reader has confirmed. The delivered LSN never decreases."""
         read = self._progress
         if read is not None:
             self._last_progress = self._newer(read())
+        elif self._is_standby and self.slot is not None:
+            confirmed = replace(self._last_progress, delivered_lsn=self.slot.confirmed_flush_lsn)
+            self._last_progress = self._newer(replace(confirmed, undelivered_since=None, undelivered_transactions=0))
         if self._mirrors:
             self._commits.note(self._last_progress.marked_lsn, self._last_progress.marked_time)
         return self._last_progress
@@ -257,6 +263,10 @@ class StatusBoard:
         server_lsn = self.wal.lsn
         state, since = self._state
         waiting_for = self.waiting_for()
+        if waiting_for and state == "streaming":
+            state = "waiting"
+        elif self._is_standby and state == "waiting":
+            state = "standby"
         known = {(one.kind, one.title) for one in self.blocked_by}
         blockers = self.blocked_by + tuple(one for one in self.blockers if (one.kind, one.title) not in known)
         return GatewayStatus(
@@ -264,7 +274,7 @@ class StatusBoard:
             version=self._version,
             slot_name=self._slot_name,
             prefix=self._prefix,
-            state="waiting" if waiting_for and state == "streaming" else state,
+            state=state,
             since=since,
             waiting_for=waiting_for,
             waiting_since=self._waits_since(waiting_for),

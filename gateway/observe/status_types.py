@@ -16,8 +16,8 @@ from gateway.observe.table_status import QuarantinedTable, SnapshotStatus
 
 PartName = Literal["postgresql", "kafka", "registry"]
 PARTS: Final[tuple[PartName, ...]] = ("postgresql", "kafka", "registry")
-State = Literal["starting", "waiting", "streaming", "stopping", "down"]
-STATES: Final[tuple[State, ...]] = ("starting", "waiting", "streaming", "stopping")
+State = Literal["starting", "waiting", "standby", "streaming", "stopping", "down"]
+STATES: Final[tuple[State, ...]] = ("starting", "waiting", "standby", "streaming", "stopping")
 TITLES: Final[Mapping[PartName, str]] = {
     "postgresql": "PostgreSQL",
     "kafka": "Kafka",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from gateway.errors import ACCEPT_GAP, DataGap, Retry, StopForOperator
+from gateway.errors import ACCEPT_GAP, DataGap, SlotInUse, StopForOperator
 from gateway.startup.facts import Expected, Facts, ServerFacts, SlotFacts
 from gateway.startup.findings import Finding, OperatorWarning
 
@@ -18,7 +18,7 @@ def check_holder(facts: Facts, expected: Expected) -> Iterator[Finding]:
     because the holder may be moving the slot."""
     slot = facts.slot
     if slot is not None and slot.active_pid not in (None, expected.backend_pid):
-        yield Retry(
+        yield SlotInUse(
             f"slot {slot.name} is in use by process {slot.active_pid}",
             hint="if that process should not be reading this slot, end its session: SELECT "
             f"pg_terminate_backend({slot.active_pid})",

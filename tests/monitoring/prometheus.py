@@ -58,6 +58,8 @@ class Series:
 def _matches(value: str, op: str, text: str) -> bool:
     if op == "MatchOp.Equal":
         return value == text
+    if op == "MatchOp.NotEqual":
+        return value != text
     assert op == "MatchOp.Re", op
     return re.fullmatch(text, value) is not None
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-from gateway.errors import Retry
+from gateway.errors import Retry, SlotInUse
 from gateway.observe.lag import Progress
 from gateway.observe.metrics import EXCLUDED, OTHER_TOPICS, REGISTRY, TOPIC_LABELS, quarantined_label, show
 from gateway.observe.status_board import STALLED_S, StatusBoard
-from gateway.observe.status_types import Counts, WalRetentionCause
+from gateway.observe.status_types import Counts, SlotStatus, WalRetentionCause
 from gateway.observe.table_status import QuarantinedTable
 
 
@@ -71,6 +71,29 @@ def test_what_was_delivered_once_stays_delivered() -> None:
     status.watch(lambda: Progress(delivered_lsn=300), Counts)
     found = status.snapshot()
     assert (found.delivered_lsn, found.last_commit_lsn, found.last_commit_time) == (500, 400, 7.0)
+
+
+def test_a_standby_gateway_lags_as_far_as_the_reader_of_the_slot() -> None:
+    clock = Clock()
+    status = board(clock)
+    status.part_is_up("postgresql")
+    status.watch(lambda: Progress(received_lsn=500, delivered_lsn=400, undelivered_since=990.0), Counts)
+    status.wait_for("")
+    status.leave()
+    status.failed(SlotInUse("slot s is in use by process 7"))
+    status.wait_for("the restart of replication")
+    for clock.now in (1001.0, 1002.0, 1012.0):
+        status.wal.note(int(clock.now), clock.now, clock.now)
+        status.slot = SlotStatus("s", 7, 1, min(int(clock.now), 1002), "reserved", None)
+        found = status.snapshot()
+        assert (found.state, found.lag_seconds) == ("standby", max(clock.now - 1002.0, 0.0))
+    status.wait_for("Kafka")
+    assert status.snapshot().state == "standby", "as long as the takeover has not failed"
+    status.wait_for("")
+    assert status.snapshot().state == "streaming"
+    status.failed(Retry("Kafka is gone"))
+    status.wait_for("the restart of replication")
+    assert status.snapshot().state == "waiting"
 
 
 def test_ten_thousand_topics_share_labels() -> None:

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from gateway.local.ports import free_port
+from gateway.observe.http_client import ask_status
 from tests.conftest import Database
+from tests.monitoring.prometheus import NAME
 from tests.runtime.test_gateway import committed
 from tests.support.gateway_process import GatewayProcess
 from tests.support.topics import Topics
+from tests.support.watching import Recorded
 
 NewGateway = Callable[..., GatewayProcess]
 EXIT_CONFIGURATION = 78
@@ -122,12 +126,21 @@ async def test_a_second_gateway_waits_and_takes_over(
 ) -> None:
     sql = await database.connect()
     await sql.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION walgate FOR ALL TABLES")
-    first, second = new_gateway(), new_gateway()
+    seen = Recorded(free_port())
+    first, second = new_gateway(), new_gateway(http__port=str(seen.port))
     await first.streaming()
     second.start()
     await second.logged("is in use by process")
     await sql.execute("INSERT INTO t VALUES (1)")
     await committed(topics, topic_prefix, 1)
+    async with asyncio.timeout(60):
+        while (status := await asyncio.to_thread(ask_status, "127.0.0.1", seen.port) or {})["lag_seconds"] != 0.0:
+            await asyncio.sleep(0.2)
+    assert status["state"] == "standby" and status["delivered_lsn"] > 0
+    await seen.scrape()
+    values = {(dict(labels)[NAME], dict(labels).get("ended_by")): each[-1][1] for labels, each in seen.samples.items()}
+    assert values["walgate_connected", None] == 0 and not seen.raised("WalgateNotStreaming")
+    assert values["walgate_restarts_total", "SlotInUse"] > 0 and ("walgate_restarts_total", "Retry") not in values
     assert await first.stop() == 0
     await second.logged("streaming")
     await sql.execute("INSERT INTO t VALUES (2)")
