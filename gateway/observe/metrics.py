@@ -99,8 +99,8 @@ GAUGES: Final[dict[str, str]] = {
     "walgate_last_commit_timestamp_seconds": "Commit time of the newest transaction that is durable in Kafka (Unix).",
     "walgate_heartbeat_timestamp_seconds": "Commit time of the newest heartbeat that the resume LSN in Kafka has passed (Unix).",
     "walgate_undelivered_transactions": "Committed transactions that were received and are not yet durable in Kafka.",
-    "walgate_waiting_seconds": "Time for which the stream has not been read, or its changes have not been delivered; 0 if there "
-    "is no delay.",
+    "walgate_waiting_seconds": "Time for which the stream has not been read, its changes have not been delivered, or PostgreSQL "
+    "or Kafka has not answered a probe; 0 if there is no delay.",
     "walgate_last_error_timestamp_seconds": "Time of the last error after which replication was restarted (Unix). "
     "The error is shown in /status and in the log.",
     "walgate_failures_at_resume_lsn": "Number of times in a row that replication has failed with the same error at the same "
