@@ -43,7 +43,7 @@ def check_slot(facts: Facts, expected: Expected) -> Iterator[Finding]:
         there, wanted = (str(value).lower() for value in (slot.failover, expected.failover))
         yield OperatorWarning(
             f"slot {slot.name} has failover = {there}, but source.failover = {wanted}",
-            "stop the gateway, then run psql "
+            f"to keep it so, set source.failover = {there}. Otherwise stop the gateway, then run psql "
             f"\"dbname={slot.database} replication=database\" -c 'ALTER_REPLICATION_SLOT {slot.name} (FAILOVER {wanted})'",
         )
 

@@ -116,6 +116,11 @@ def test_a_slot_without_two_phase_is_a_warning_where_it_is_wanted() -> None:
     assert "without two_phase" in warning.message
 
 
+def test_a_slot_with_failover_can_stay_so_or_be_altered() -> None:
+    (warning,) = check_without_position(with_slot(failover=True), EXPECTED).warnings
+    assert "set source.failover = true" in warning.hint and "(FAILOVER false)" in warning.hint
+
+
 def test_failover_without_synchronized_slots_may_publish_phantoms() -> None:
     report = check_without_position(with_slot(failover=True), replace(EXPECTED, failover=True))
     assert ["new primary never had" in warning.message for warning in report.warnings] == [True]
