@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from spark_consumer.errors import SourceRefused, SourceUnavailable
 
 if TYPE_CHECKING:  # its import takes 0.3 s, and most Python workers never use a registry
+    from confluent_kafka.schema_registry import Schema as SchemaText
     from confluent_kafka.schema_registry import SchemaRegistryClient
 
 Schema = dict[str, Any]
 
 _NOT_FOUND = (40401, 40402, 40403)
 """Error codes for a missing subject, version or schema."""
+_HINT = "Check the options registry.url and registry.*, and that the gateway has written to this prefix."
 
 T = TypeVar("T")
 
@@ -41,58 +43,56 @@ class Registry:
         return found
 
     def schema(self, schema_id: int) -> Schema:
-        """Return the schema with this id. Raises SourceUnavailable."""
-        try:
-            text = self._client().get_schema(schema_id).schema_str
-        except Exception as problem:  # httpx's and the registry's own: the schema is not available
-            raise _unavailable(f"schema {schema_id}", problem) from problem
-        return _record(text, f"schema {schema_id}")
+        """Return the schema with this id. Raises SourceUnavailable, also if the registry does not
+        have it."""
+        found = self.find_schema(schema_id)
+        if found is None:
+            raise SourceUnavailable(f"the schema registry has no Avro record with the id {schema_id}", hint=_HINT)
+        return found
 
     def latest(self, subject: str) -> tuple[int, Schema]:
-        """Return the id and schema of the newest version of a subject. Raises SourceUnavailable,
-        also if there is no such subject."""
-        try:
-            # confluent_kafka's get_latest_version would return its first answer for ever
-            found = self._client().get_version(subject, "latest")
-        except Exception as problem:
-            raise _unavailable(f"subject {subject}", problem) from problem
-        if found.schema_id is None or found.schema is None:
-            raise SourceUnavailable(f"the schema registry returned no schema for subject {subject}")
-        return found.schema_id, _record(found.schema.schema_str, subject)
+        """Return what `find` returns. Raises SourceUnavailable, also if there is no Avro record."""
+        found = self.find(subject)
+        if found is None or not found[1]:
+            raise SourceUnavailable(f"the schema registry has no Avro record of subject {subject}", hint=_HINT)
+        return found
 
     def find(self, subject: str) -> tuple[int, Schema] | None:
-        """Return what `latest` returns; None if the registry has no such subject."""
-        return _if_found(partial(self.latest, subject))
+        """Return the id and schema of the newest version of a subject; None if the registry has no
+        such subject. The schema is empty if it is not an Avro record. Raises SourceUnavailable,
+        SourceRefused."""
+        # confluent_kafka's get_latest_version would return its first answer for ever
+        found = _answer(f"subject {subject}", lambda: self._client().get_version(subject, "latest"))
+        return None if found is None or found.schema_id is None else (found.schema_id, _record(found.schema))
 
     def find_schema(self, schema_id: int) -> Schema | None:
         """Return what `schema` returns; None if the registry has no such schema."""
-        return _if_found(partial(self.schema, schema_id))
+        return _record(_answer(f"schema {schema_id}", lambda: self._client().get_schema(schema_id))) or None
 
     def subjects(self, prefix: str) -> list[str]:
-        """Return the subjects that begin with `prefix`. Raises SourceUnavailable."""
+        """Return the subjects that begin with `prefix`. Raises SourceUnavailable, SourceRefused."""
         found: set[str] = set()
-        try:
-            # Read page by page, since Apicurio returns at most 1,000 subjects. A registry that does
-            # not support `offset` returns the same page again.
-            while page := set(self._client().get_subjects(subject_prefix=prefix, offset=len(found))) - found:
-                found |= page
-        except Exception as problem:
-            raise _unavailable(f"the subjects of {prefix}", problem) from problem
+
+        def page() -> list[str]:
+            return self._client().get_subjects(subject_prefix=prefix, offset=len(found))
+
+        # Read page by page, since Apicurio returns at most 1,000 subjects. A registry that does not
+        # support `offset` returns the same page again.
+        while more := set(_answer(f"the subjects of {prefix}", page) or ()) - found:
+            found |= more
         # Not every registry supports `subjectPrefix`.
         return sorted(subject for subject in found if subject.startswith(prefix))
 
     def versions(self, subject: str) -> dict[int, Schema]:
-        """Return all versions of a subject, schema id -> schema, oldest first. Raises
-        SourceUnavailable."""
-        try:
-            client = self._client()
-            found = [client.get_version(subject, version) for version in sorted(client.get_versions(subject))]
-        except Exception as problem:
-            raise _unavailable(f"the versions of subject {subject}", problem) from problem
+        """Return the versions of a subject that are Avro records, schema id -> schema, oldest
+        first. Raises SourceUnavailable, SourceRefused."""
+        what = f"the versions of subject {subject}"
+        numbers = _answer(what, lambda: self._client().get_versions(subject)) or []
+        found = [_answer(what, partial(self._client().get_version, subject, number)) for number in sorted(numbers)]
         return {
-            version.schema_id: _record(version.schema.schema_str, subject)
+            version.schema_id: schema
             for version in found
-            if version.schema_id is not None and version.schema is not None
+            if version is not None and version.schema_id is not None and (schema := _record(version.schema))
         }
 
 
@@ -102,20 +102,22 @@ def _close_clients() -> None:
         _clients.popitem()[1].close()
 
 
-def _if_found(ask: Callable[[], T]) -> T | None:
+def _answer(what: str, ask: Callable[[], T]) -> T | None:
+    """Return the registry's answer; None if it does not have what is asked for."""
     try:
         return ask()
-    except SourceUnavailable as problem:
-        if getattr(problem.__cause__, "error_code", None) in _NOT_FOUND:
+    except Exception as problem:  # httpx's and the registry's own
+        if getattr(problem, "error_code", None) in _NOT_FOUND:
             return None
-        raise
+        raise _unavailable(what, problem) from problem
 
 
-def _record(text: str | None, what: str) -> Schema:
-    schema = json.loads(text or "null")
-    if not isinstance(schema, dict):
-        raise SourceUnavailable(f"the schema registry returned no Avro record for {what}")
-    return schema
+def _record(found: SchemaText | None) -> Schema:
+    """Return an Avro record; an empty schema in place of any other."""
+    if found is None or found.schema_type not in ("AVRO", None):
+        return {}
+    schema = json.loads(found.schema_str or "null")
+    return schema if isinstance(schema, dict) else {}
 
 
 def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRefused:
@@ -129,10 +131,7 @@ def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRef
             )
     else:
         detail = f"{type(problem).__name__}: {problem}"
-    return SourceUnavailable(
-        f"the schema registry did not return {what}: {detail}",
-        hint="Check the options registry.url and registry.*, and that the gateway has written to this prefix.",
-    )
+    return SourceUnavailable(f"the schema registry did not return {what}: {detail}", hint=_HINT)
 
 
 class SchemaCache(dict[int, Schema]):

@@ -3,14 +3,12 @@ full name; otherwise `pg.relation` of its schema does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import (
     DEBEZIUM_TRANSACTION_RECORD,
-    is_hashed,
     message_topic,
     relation_of_topic,
+    topic_is_free,
     topic_names,
     transaction_topic,
     value_subject,
@@ -24,6 +22,8 @@ _SUFFIX = value_subject("")
 _tables: dict[tuple[str, str], TableName | None] = {}
 """Tables of topics without the table's full name, by registry and topic. A topic never changes its
 table."""
+_namespaces: dict[tuple[str, str], str | None] = {}
+"""Namespaces of schemas by registry and subject; None for those of other applications."""
 
 
 def table_of_topic(registry: Registry, prefix: str, topic: str) -> TableName | None:
@@ -52,42 +52,58 @@ def refuse_debezium(registry: Registry, prefix: str) -> None:
 
 
 def schemas_of_table(registry: Registry, prefix: str, table: TableName) -> dict[int, Schema]:
-    """Return all schemas of a table by id, the newest last. Raises SourceRefused, and
-    SourceUnavailable if the registry has no schema of the table.
+    """Return all schemas of a table by id, the newest last. Raises SourceUnavailable and
+    SourceRefused, also if the registry has no schema of the table, or shows none to this user.
 
-    The table may have had several topics: the setting kafka.topic_names can be changed.
+    The table may have had several topics: the setting kafka.topic_names can be changed. Subjects of
+    other applications are passed over.
     """
     namespace = table.record_namespace(prefix)
-    newest = {}
+    found: list[dict[int, Schema]] = []
+    refused = ""
     for subject in _subjects_of_table(registry, prefix, table):
-        found = registry.find(subject)
-        if found is not None and found[1].get("namespace") == namespace:
-            newest[subject] = found[0]
-    if not newest:
+        try:
+            if _namespace(registry, subject) == namespace:
+                found.append(registry.versions(subject))
+        except SourceRefused as problem:
+            refused = refused or str(problem)
+    if not any(found):
+        missing = f"the schema registry has no schema of {table} under the prefix {prefix!r}"
+        if refused:
+            raise SourceRefused(f"{missing} that this user may read: {refused}")
         raise SourceUnavailable(
-            f"the schema registry has no schema of {table} under the prefix {prefix!r}",
+            missing,
             hint="Check the options `prefix` and `registry.url`, and that the gateway has written to this prefix.",
         )
     schemas: dict[int, Schema] = {}
-    for subject in sorted(newest, key=lambda subject: newest[subject]):
-        schemas |= registry.versions(subject)
+    for versions in sorted(filter(None, found), key=lambda versions: next(reversed(versions))):
+        schemas |= versions
     return schemas
 
 
-def _subjects_of_table(registry: Registry, prefix: str, table: TableName) -> Iterator[str]:
-    """Yield the subjects that may be those of a table: of its default names, and of all topics that
-    the setting kafka.topic_names has named. The names of all other topics follow from their
+def _namespace(registry: Registry, subject: str) -> str | None:
+    """Return the namespace of a subject's newest schema; None if there is none."""
+    place = registry.settings.get("url", ""), subject
+    if place not in _namespaces:
+        found = registry.find(subject)
+        if found is None:  # there may be one later
+            return None
+        _namespaces[place] = found[1].get("namespace")
+    return _namespaces[place]
+
+
+def _subjects_of_table(registry: Registry, prefix: str, table: TableName) -> list[str]:
+    """Return the subjects that may be those of a table: of its default names, and of all topics
+    that the setting kafka.topic_names has named. The names of all other topics follow from their
     tables."""
-    yield from map(value_subject, topic_names(prefix, table.namespace, table.name))
+    default = [value_subject(topic) for topic in topic_names(prefix, table.namespace, table.name)]
     try:
         subjects = registry.subjects(f"{prefix}.")
     except SourceRefused:  # a reader may have the permission to read subjects, but not to list them
-        return
-    others = {transaction_topic(prefix), message_topic(prefix)}
-    for subject in subjects:
-        topic = subject.removesuffix(_SUFFIX)
-        if not (topic in others or topic == subject or is_hashed(topic) or relation_of_topic(prefix, topic)):
-            yield subject
+        return default
+    topics = [subject.removesuffix(_SUFFIX) for subject in subjects if subject.endswith(_SUFFIX)]
+    named = [value_subject(topic) for topic in topics if topic_is_free(prefix, topic)]
+    return ([subject for subject in default if subject in subjects] or default) + named
 
 
 def table_of_schema(schema: Schema) -> TableName | None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 
+from gateway.local.ports import HOST
 from schemas.topic_names import message_topic, topic_names, transaction_topic, value_subject
-from spark_consumer.errors import SourceUnavailable
+from spark_consumer.errors import SourceRefused, SourceUnavailable
 from spark_consumer.reader.registry import Registry
 from spark_consumer.reader.topics import schemas_of_table, table_of_topic
 from spark_consumer.reader.transactions import TransactionReader
@@ -86,20 +92,74 @@ def test_topics_and_tables_lead_to_each_other(feeder: Feeder) -> None:
         )
 
 
+@contextmanager
+def watched(url: str, denied: Collection[str]) -> Iterator[tuple[Registry, list[str]]]:
+    """The registry for a user who may not read some subjects, and the paths of the requests."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            status, content = 403, b"{}"
+            if not any(subject in self.path for subject in denied):
+                try:
+                    with urlopen(f"{url}{self.path}") as answer:
+                        status, content = 200, answer.read()
+                except HTTPError as error:
+                    status, content = error.code, error.read()
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((HOST, 0), Handler) as server:
+        threading.Thread(target=server.serve_forever).start()
+        try:
+            yield Registry({"url": f"http://{HOST}:{server.server_port}"}), asked
+        finally:
+            server.shutdown()
+
+
 def test_a_table_keeps_the_schemas_of_its_earlier_topics(feeder: Feeder) -> None:
     """After it got a name in kafka.topic_names, whose subject begins with the schema of then. A
-    table of another prefix has the same name."""
+    table of another prefix has the same name, and other applications use the prefix."""
     old, new = relation("items", {"id": INT8}, ("id",)), relation("items", {"id": INT8, "note": TEXT}, ("id",))
     topic = f"{feeder.prefix}.chosen-name"
-    ids = [feeder.table(old).schema_id, feeder.table(new, topic).schema_id]
-    registry, table = Registry({"url": feeder.registry_url}), TableName("public", "items")
-    prefix, feeder.prefix = feeder.prefix, f"{feeder.prefix}.other"
+    first = feeder.table(old)
+    ids = [first.schema_id, feeder.table(new, topic).schema_id]
+    prefix, table = feeder.prefix, TableName("public", "items")
+    feeder.prefix = f"{prefix}.other"
     other_id = feeder.table(relation("items", {"id": TEXT}, ("id",))).schema_id
     feeder.prefix = prefix
-    schemas = schemas_of_table(registry, prefix, table)
-    assert list(schemas) == ids and other_id not in ids
-    frame = table_frame(parse_options(feeder.options(), streaming=None), table)
-    assert [column.name for column in frame.schema.field("after").type] == ["id", "note"]
+    feeder.table(relation("secret", {"id": INT8}, ("id",)), f"{prefix}.secret")
+    foreign = {
+        "payments": ("PROTOBUF", 'syntax = "proto3"; message Payment { int32 id = 1; }'),
+        "text": ("AVRO", '"string"'),
+    }
+    with closing(SchemaRegistryClient(stock_registry.settings(feeder.registry_url))) as client:
+        for name, (form, text) in foreign.items():
+            client.register_schema(value_subject(f"{prefix}.{name}"), Schema(text, form))
+    with watched(feeder.registry_url, [f"{prefix}.secret-"]) as (registry, asked):
+        schemas = schemas_of_table(registry, prefix, table)
+        assert list(schemas) == ids and other_id not in ids
+        frame = table_frame(
+            parse_options(feeder.options(**{"registry.url": registry.settings["url"]}), streaming=None), table
+        )
+        assert [column.name for column in frame.schema.field("after").type] == ["id", "note"]
+        asked.clear()
+        assert schemas_of_table(registry, prefix, table) == schemas
+        subjects = {path.split("/")[2] for path in asked if path.startswith("/subjects/")}
+        assert subjects == {value_subject(name) for name in (first.topic, topic, f"{prefix}.secret")}
+        with pytest.raises(
+            SourceRefused, match=r"no schema of public\.secret .* this user may read: .*secret-value: 403"
+        ):
+            schemas_of_table(registry, prefix, TableName("public", "secret"))
+    with watched(feeder.registry_url, ["/subjects?", "--"]) as (registry, _):
+        assert list(schemas_of_table(registry, prefix, table)) == ids[:1]
 
 
 def test_the_newest_schema_is_asked_for_each_time(spark: SparkSession, feeder: Feeder) -> None:

@@ -11,7 +11,6 @@ import pytest
 
 from schemas.change_schema import change_schema
 from spark_consumer.columnar.head import OPERATIONS
-from spark_consumer.errors import SourceUnavailable
 from spark_consumer.reader import topics
 from spark_consumer.reader.markers import CommittedTransaction, Range
 from spark_consumer.reader.read_planning import Read
@@ -38,21 +37,15 @@ def transaction(number: int, schema_ids: tuple[int, ...], *topics: str) -> Commi
     )
 
 
-class NotFound(Exception):
-    error_code = 40403
-
-
 def test_a_missing_schema_of_another_table_stops_no_typed_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """Schema 3 was deleted; nothing needs schema 4."""
     asked: list[int] = []
 
-    def schema(_: Registry, schema_id: int) -> dict[str, Any]:
+    def find_schema(_: Registry, schema_id: int) -> dict[str, Any] | None:
         asked.append(schema_id)
-        if schema_id == 3:
-            raise SourceUnavailable("schema 3: 404") from NotFound()
-        return {1: ITEMS, 2: OTHER}[schema_id]
+        return {1: ITEMS, 2: OTHER, 3: None}[schema_id]
 
-    monkeypatch.setattr(Registry, "schema", schema)
+    monkeypatch.setattr(Registry, "find_schema", find_schema)
     chosen = options(table="public.items")
     transactions = [
         transaction(0, (1, 2, 3), "cdc.public.items", "cdc.public.other"),
