@@ -199,7 +199,8 @@ class Changelog:
         elif TABLE_FORMAT.exists(spark, location):
             applied = TABLE_FORMAT.applied_commit_lsn(spark, location, CHANGELOG)
         if applied < noted:
-            raise _lost_error(location, applied, noted)
+            state = "is missing" if applied < 0 else f"ends at {format_lsn(applied)}"
+            raise OF_CHANGELOG.lost_table(f"{location} {state}", f"has written it up to {format_lsn(noted)}")
         return applied
 
 
@@ -233,17 +234,6 @@ def _not_renamed(folder: str, target: str) -> MirrorError:
         f"{folder} could not be renamed to {target}",
         hint="Make sure that this process may rename directories there, and that no other program writes there. Then "
         "restart the query, which writes the micro-batch again: leave both directories to it.",
-    )
-
-
-def _lost_error(location: str, applied: int, noted: int) -> MirrorError:
-    state = "is missing" if applied < 0 else f"ends at {format_lsn(applied)}"
-    return MirrorError(
-        f"{location} {state}, although the changelog has written it up to {format_lsn(noted)}: the table was removed or "
-        "restored alone, and changes would be missing in it",
-        hint="Put the table back as the changelog last left it, and restart the query. Or continue without the table: restart "
-        "the query with --exclude and the table's name, which cannot be undone at this path. Or use another path and "
-        f"checkpoint location{OF_CHANGELOG.new_one}.",
     )
 
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Literal, TypeAlias
 
 from schemas.lsn import format_lsn, parse_lsn
-from spark_consumer.errors import MarkerError, OptionError, RangeExpired
+from spark_consumer.errors import MarkerError, MirrorError, OptionError, RangeExpired
 from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction
 
@@ -91,6 +91,16 @@ class Output:
     new_one: str
     keeps: str
     restart: str
+
+    def lost_table(self, state: str, recorded: str) -> MirrorError:
+        """Return the error about a table that lacks changes which the output has recorded."""
+        return MirrorError(
+            f"{state}, although the {self.name} {recorded}: the table was removed or restored alone, and changes would be "
+            "missing in it",
+            hint=f"Put the table back as the {self.name} last left it, and restart the query. Or continue without the table: "
+            "restart the query with --exclude and the table's name, which cannot be undone at this path. Or use another path "
+            f"and checkpoint location{self.new_one}.",
+        )
 
 
 OF_MIRROR = Output(

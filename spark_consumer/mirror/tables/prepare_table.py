@@ -32,6 +32,7 @@ from spark_consumer.mirror.tables.table_schema import MissingValue, TableSchema
 from spark_consumer.mirror.tables.table_schemas import TableSchemas
 from spark_consumer.mirror.tables.type_changes import misfits
 from spark_consumer.mirror.tables.write_table import NEW, ColumnRewrite, TableWork
+from spark_consumer.reader.positions import OF_MIRROR
 from spark_consumer.tables import TableName
 
 EMPTY, STOP, KEEP_AS = "empty", "stop", "keep-as"
@@ -120,7 +121,7 @@ class TablePreparation:
         recorded = -1 if last is None else last.tables.get(str(part.table), -1)
         if not TABLE_FORMAT.exists(spark, location):
             if recorded >= 0:
-                raise _lost_error(location, "is missing", recorded)
+                raise OF_MIRROR.lost_table(f"{location} is missing", f"has version {recorded} of it")
             part = self._of_one_relation(spark, location, part, own, NEW, last, names)
             self._note_rename(part.table, shape.oid, last)
             emptied = self._emptied.get(part.table)
@@ -137,7 +138,7 @@ class TablePreparation:
         applied = self._applied_commit_lsn(spark, part.table, location)
         version = self._applied[part.table][1]
         if version < recorded:
-            raise _lost_error(location, f"is at version {version}", recorded)
+            raise OF_MIRROR.lost_table(f"{location} is at version {version}", f"has version {recorded} of it")
         if applied > commit_lsn:
             raise MirrorError(
                 f"{location} has reached {format_lsn(applied)}, but the changes to be merged end at {format_lsn(commit_lsn)}: "
@@ -392,16 +393,6 @@ class TablePreparation:
         """Return whether the operator has overwritten the table since the last version."""
         known = None if last is None else last.tables.get(str(table))
         return known is not None and TABLE_FORMAT.was_overwritten(spark, location, known)
-
-
-def _lost_error(location: str, state: str, recorded: int) -> MirrorError:
-    return MirrorError(
-        f"{location} {state}, although the mirror has version {recorded} of it: the table was removed or restored alone, "
-        "and changes that the mirror has merged are missing in it",
-        hint="Put the table back as the mirror last left it, and restart the mirror. Or continue without the table: restart "
-        "the mirror with --exclude and the table's name, which cannot be undone at this path. Or use another path and "
-        "checkpoint location, and run walgate snapshot start for the tables.",
-    )
 
 
 def _doubts_between(
