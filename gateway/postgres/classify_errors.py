@@ -25,6 +25,7 @@ from gateway.errors import (
     StopForOperator,
     WalgateError,
 )
+from gateway.names import APPLICATION_NAME
 from gateway.postgres.server_message import ServerMessage
 from gateway.startup.reaction_by_sqlstate import UNKNOWN, is_of_place, next_step, next_step_at_login
 from gateway.startup.repeated_failure import DecodingFailed
@@ -179,7 +180,7 @@ def classify_exception(error: BaseException, doing: str, *, at_login: bool = Fal
     if isinstance(error, asyncpg.PostgresError):
         said = _server_message(error)
         return classify_at_login(said, doing) if at_login else classify(said, doing)
-    return _classify_network(error, doing)
+    return _classify_network(error, doing, at_login=at_login)
 
 
 def _server_message(error: asyncpg.PostgresError) -> ServerMessage:
@@ -225,9 +226,14 @@ NOT_WANTED = (
 )
 _RESTARTED = "if PostgreSQL was restarted, or has crashed, the gateway continues when it is back; otherwise see its log"
 _UNREACHABLE = "check that the server is running and accepts connections there (source.dsn, listen_addresses, firewall)"
+_NOT_ANSWERED = (
+    "if the query waits for a lock, the next attempt waits for it too, and this names the sessions that hold it: SELECT "
+    "pg_blocking_pids(pid), query FROM pg_stat_activity WHERE application_name = "
+    f"'{APPLICATION_NAME}' AND wait_event_type = 'Lock'. Otherwise, the server is overloaded or cannot be reached"
+)
 
 
-def _classify_network(error: BaseException, doing: str) -> WalgateError:
+def _classify_network(error: BaseException, doing: str, *, at_login: bool) -> WalgateError:
     text = f"{doing}: {type(error).__name__}: {error}"
     if isinstance(error, ssl.SSLCertVerificationError):
         return RetrySlowly(text, hint="check sslrootcert, the host name and the certificate's validity dates")
@@ -244,7 +250,8 @@ def _classify_network(error: BaseException, doing: str) -> WalgateError:
             "source.dsn",
         )
     if isinstance(error, TimeoutError):
-        return Retry(f"{doing}: timed out", hint=_UNREACHABLE)
+        is_limit = error.errno is None  # of the gateway for the query, not of TCP
+        return Retry(f"{doing}: timed out", hint=_NOT_ANSWERED if is_limit and not at_login else _UNREACHABLE)
     if isinstance(error, ConnectionRefusedError):
         return Retry(text, hint=_UNREACHABLE)
     if isinstance(error, OSError):

@@ -138,7 +138,7 @@ def obstacle(error: BaseException, name: tuple[str, str], role: str, fault: Faul
     is_private = sqlstate.startswith(PRIVATE)
     reason = f"reading {table}: {type(error).__name__} ({sqlstate})" if is_private else classified.message
     if passes_by_itself(error):
-        hint = "" if sqlstate == "55P03" or isinstance(classified, InternalError) else classified.hint
+        hint = "" if isinstance(classified, InternalError) else classified.hint
         return Obstacle(sqlstate, reason, hint, passes=True)
     if sqlstate == DENIED:
         return Obstacle(sqlstate, reason, _with_names(_PRIVILEGES, name, role), passes=False)

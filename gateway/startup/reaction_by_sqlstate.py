@@ -68,6 +68,11 @@ _TIMEOUT_OF_ROLE: Final = (
     "a timeout ended the session: check which role, database or configuration file sets it (pg_db_role_setting, pg_settings). "
     "ALTER ROLE <role> SET transaction_timeout = 0 applies to the gateway alone"
 )
+_LOCKED: Final = (
+    "another session has locked the table or one of its partitions, or waits to do so: SELECT pid, relation::regclass, mode, "
+    "granted FROM pg_locks WHERE locktype = 'relation' AND mode LIKE '%ExclusiveLock'. The gateway tries again until the lock is "
+    "released"
+)
 _LOG_OF_SERVER: Final = "the server's log says more"
 _OF_A_ROW: Final = (
     "an expression fails for a row. If the table has a row filter in a publication, correct the filter (ALTER PUBLICATION ... "
@@ -100,7 +105,7 @@ TABLE: Final[dict[str, tuple[type[WalgateError], str]]] = {
     "57P04": (Retry, "the database was dropped: restore it, or point source.dsn to another one"),
     "40": (Retry, ""),
     "72": (Retry, ""),
-    "55P03": (Retry, ""),
+    "55P03": (Retry, _LOCKED),
     "53": (RetrySlowly, "the server has no resources left for this: its log says more"),
     "53100": (RetrySlowly, "free disk space on the server"),
     "53200": (RetrySlowly, _OUT_OF_MEMORY),

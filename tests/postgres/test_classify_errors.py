@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import asyncpg
@@ -8,17 +9,21 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.errors import InternalError, NeedsText, Retry, RetrySlowly, StopForOperator, WalgateError
+from gateway.names import APPLICATION_NAME
 from gateway.postgres.classify_errors import (
     CannotDecode,
     LossReported,
     beside_stream,
+    classified_errors,
     classify,
     classify_exception,
     classify_in_stream,
     classify_notice,
 )
+from gateway.postgres.connection import connect_sql
 from gateway.postgres.server_message import ServerMessage
 from gateway.startup.reaction_by_sqlstate import OTHER, TABLE
+from tests.conftest import Database
 
 
 @pytest.mark.parametrize(
@@ -210,6 +215,39 @@ def test_an_error_within_the_stream_that_means_a_loss_is_judged_by_the_next_star
 )
 def test_exceptions_of_driver_and_socket_are_classified(raised: BaseException, kind: type[WalgateError]) -> None:
     assert type(classify_exception(raised, "connection")) is kind
+
+
+def sql_of(hint: str) -> str:
+    return hint[hint.index("SELECT") :].partition(". ")[0]
+
+
+@pytest.mark.integration
+async def test_hints_about_a_lock_have_sql_that_names_its_holder(database: Database) -> None:
+    holder, other, waiter = [await database.connect() for _ in range(3)]
+    await holder.execute("CREATE TABLE t ()")
+    await holder.execute("BEGIN; LOCK TABLE t")
+    sql = await connect_sql(database.dsn, search_path="public")
+    with pytest.raises(Retry, match="querying t: timed out") as timed_out, classified_errors("querying t"):
+        await sql.fetch("SELECT FROM t", timeout=0.1)
+    with pytest.raises(Retry, match="55P03") as refused, classified_errors("querying t"):
+        await sql.execute("SET lock_timeout = 1; SELECT FROM t")
+    sql.terminate()
+    locks = await other.fetch(sql_of(refused.value.hint))
+    assert (holder.get_server_pid(), "t") in [(row["pid"], row["relation"]) for row in locks]
+    await waiter.execute(f"SET application_name = {APPLICATION_NAME}")
+    waiting = asyncio.create_task(waiter.execute("SELECT FROM t"))
+    async with asyncio.timeout(10):
+        while not (found := await other.fetch(f"{sql_of(timed_out.value.hint)} AND datname = current_database()")):
+            await asyncio.sleep(0.02)
+    assert [tuple(row) for row in found] == [([holder.get_server_pid()], "SELECT FROM t")]
+    await holder.execute("ROLLBACK")
+    await waiting
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), TimeoutError(110, "Connection timed out")])
+def test_a_host_that_does_not_answer_is_said_to_be_unreachable(error: TimeoutError) -> None:
+    assert "firewall" in classify_exception(error, "connection", at_login=True).hint
+    assert ("firewall" in classify_exception(error, "query").hint) is bool(error.errno)
 
 
 def test_a_connection_that_was_cut_off_is_told_in_words_of_the_gateway() -> None:
