@@ -107,13 +107,19 @@ FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.rel
 WHERE c.oid = ANY ($1::oid[]) AND NOT c.relispartition
 """
 
+# pg_partition_tree would wait for partitions that another session has locked.
 FOREIGN: Final = """
-SELECT r.oid::int8 AS oid, n.nspname, c.relname
-FROM pg_catalog.pg_class AS r
-CROSS JOIN LATERAL pg_catalog.pg_partition_tree(r.oid) AS t
-JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND c.relkind = 'f'
+WITH RECURSIVE part (root, oid) AS (
+    SELECT r.oid, r.oid FROM pg_catalog.pg_class AS r WHERE r.oid = ANY ($1::oid[]) AND r.relkind = 'p'
+    UNION ALL
+    SELECT part.root, i.inhrelid
+    FROM part
+    JOIN pg_catalog.pg_inherits AS i ON i.inhparent = part.oid AND NOT i.inhdetachpending
+)
+SELECT part.root::int8 AS oid, n.nspname, c.relname
+FROM part
+JOIN pg_catalog.pg_class AS c ON c.oid = part.oid AND c.relkind = 'f'
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE r.oid = ANY ($1::oid[]) AND r.relkind = 'p'
 ORDER BY 1, 2, 3
 """
 
