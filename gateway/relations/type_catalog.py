@@ -212,14 +212,18 @@ def _facts(oid: int, rows: dict[int, _TypeRow], known: dict[int, TypeFacts]) -> 
 
 COLUMNS_QUERY: Final = """
 select a.attname::pg_catalog.text, a.attnotnull,
-       coalesce(pg_catalog.pg_get_expr(d.adbin, d.adrelid), '')
+       coalesce(pg_catalog.pg_get_expr(d.adbin, 0), '')
 from pg_catalog.pg_attribute a
 left join pg_catalog.pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum and a.attgenerated = ''
 where a.attrelid = $1::pg_catalog.oid and a.attnum > 0 and not a.attisdropped
 order by a.attnum
 """
 """Return the name of each column, whether the column is NOT NULL, and the expression of its
-default. $1 is the oid of the relation."""
+default. $1 is the oid of the relation.
+
+A default uses no columns, so pg_get_expr needs no relation. It would wait for one that another
+session has locked.
+"""
 
 KEY_QUERY: Final = """
 select i.indexrelid::pg_catalog.int8, a.attname::pg_catalog.text

@@ -9,7 +9,7 @@ import pytest
 
 from gateway.local import Kafka, Postgres, Registry
 from tests.support.proxy import FaultProxy
-from tests.support.slots import until_free
+from tests.support.slots import until_confirmed, until_free
 from tests.support.theatre import Theatre, theatre
 
 pytestmark = pytest.mark.integration
@@ -39,6 +39,26 @@ async def test_a_locked_table_stops_neither_the_others_nor_a_start(
             await insert_and_read(stage, 2)
         await holder.execute("INSERT INTO locked VALUES (1, 2)")
         (await stage.delivered(lambda found: found.rows("locked") == [{"id": 1, "more": 2}])).close()
+        await holder.close()
+        assert await stage.gateway.stop() == 0
+        assert "restarting" not in stage.gateway.log()
+
+
+async def test_a_locked_table_with_defaults_does_not_stop_the_others_in_debezium_format(
+    postgres: Postgres, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "gateway.log"
+    async with theatre(topic_prefix, postgres, kafka, registry, log, kafka__dialect="debezium") as stage:
+        await stage.sql.execute("CREATE TABLE locked (id serial PRIMARY KEY, at timestamptz DEFAULT now())")
+        await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
+        await stage.gateway.streaming()
+        assert await stage.gateway.stop() == 0
+        await stage.sql.execute("INSERT INTO locked DEFAULT VALUES")
+        holder = await postgres.connect(topic_prefix)
+        async with holder.transaction():
+            await holder.execute("LOCK TABLE locked")
+            await stage.gateway.streaming()
+            await until_confirmed(stage.sql, stage.name, timeout_s=30)
         await holder.close()
         assert await stage.gateway.stop() == 0
         assert "restarting" not in stage.gateway.log()
