@@ -37,11 +37,18 @@ select c.oid::pg_catalog.int8,
            when a.atthasmissing then
                pg_catalog.array_to_string(a.attmissingval::pg_catalog.text::pg_catalog.text[], ',')
            when c.relkind = 'p' and not a.attisdropped then (
+               with recursive part (oid) as (
+                   select c.oid
+                   union all
+                   select i.inhrelid
+                   from part
+                   join pg_catalog.pg_inherits i on i.inhparent = part.oid and not i.inhdetachpending
+               )
                select case when pg_catalog.count(distinct text) = 1 then pg_catalog.min(text) end
                from (select pg_catalog.array_to_string(l.attmissingval::pg_catalog.text::pg_catalog.text[], ',')
-                     from pg_catalog.pg_partition_tree(c.oid) p
-                     join pg_catalog.pg_attribute l on l.attrelid = p.relid and l.attname = a.attname
-                     where p.isleaf and l.atthasmissing and not l.attisdropped) of_leaf (text))
+                     from part
+                     join pg_catalog.pg_attribute l on l.attrelid = part.oid and l.attname = a.attname
+                     where l.atthasmissing and not l.attisdropped) of_leaf (text))
            end),
        exists (select from pg_catalog.pg_publication_rel r
                where r.prrelid = c.oid and pg_catalog.to_jsonb(r) ->> 'prattrs' is not null),
@@ -59,7 +66,8 @@ publication sends only some columns of the relation, and the oid and modifier of
 
 The missing value is the only element of attmissingval, an array. A partitioned table has no
 attmissingval, but its partitions do: they all have the same value if the column was added to all of
-them at once.
+them at once. The partitions are read from pg_inherits: pg_partition_tree would wait for each that
+another session has locked.
 """
 
 _LONGEST_LAG: Final = 1 << 27

@@ -14,6 +14,12 @@ from tests.support.theatre import Theatre, theatre
 
 pytestmark = pytest.mark.integration
 
+PARTITIONED = """
+CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id);
+CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10);
+CREATE TABLE high PARTITION OF parted FOR VALUES FROM (10) TO (20);
+"""
+
 
 async def insert_and_read(stage: Theatre, row_id: int) -> None:
     await stage.sql.execute("INSERT INTO other VALUES ($1)", row_id)
@@ -25,17 +31,19 @@ async def test_a_locked_table_stops_neither_the_others_nor_a_start(
 ) -> None:
     async with theatre(topic_prefix, postgres, kafka, registry, tmp_path / "gateway.log") as stage:
         await stage.sql.execute("CREATE TABLE locked (id int); CREATE TABLE other (id int PRIMARY KEY)")
-        await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES")
+        await stage.sql.execute(PARTITIONED)
+        await stage.sql.execute("CREATE PUBLICATION walgate FOR ALL TABLES WITH (publish_via_partition_root)")
         await stage.gateway.streaming(source__check_interval_s="0.1")
         holder = await postgres.connect(topic_prefix)
         async with holder.transaction():
-            await holder.execute("ALTER TABLE locked ADD more int")
+            await holder.execute("ALTER TABLE locked ADD more int; LOCK TABLE low")
             await stage.sql.execute("CREATE TABLE seen_by_the_check (id int PRIMARY KEY)")
             await stage.gateway.logged("public.seen_by_the_check")
             await insert_and_read(stage, 1)
             assert await stage.gateway.stop() == 0
             await until_free(stage.sql, stage.name)
             await stage.gateway.streaming()
+            await stage.sql.execute("INSERT INTO parted VALUES (11)")
             await insert_and_read(stage, 2)
         await holder.execute("INSERT INTO locked VALUES (1, 2)")
         (await stage.delivered(lambda found: found.rows("locked") == [{"id": 1, "more": 2}])).close()

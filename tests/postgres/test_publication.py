@@ -17,8 +17,18 @@ from gateway.pgoutput.decode import decode
 from gateway.pgoutput.relation import Relation
 from gateway.postgres import publication
 from gateway.postgres.connection import connect_sql
-from gateway.postgres.publication import PublicationLoader, publication_facts, published_tables, tables_that_held_rows
+from gateway.postgres.publication import (
+    PublicationLoader,
+    descent_of,
+    publication_facts,
+    published_tables,
+    tables_that_held_rows,
+)
 from gateway.postgres.role import role_facts
+from gateway.relations.attributes import ATTRIBUTES_QUERY, read_attributes
+from gateway.relations.type_catalog import COLUMNS_QUERY, KEY_QUERY, TYPES_QUERY
+from gateway.snapshot.discovery.unsent_changes import Comparison
+from gateway.snapshot.read_plan import survey
 from gateway.startup.facts import PublicationFacts
 from tests.conftest import Database
 
@@ -330,24 +340,49 @@ async def test_a_filter_is_the_same_however_it_is_spelled(database: Database) ->
     assert await row_filter() not in (first, None)
 
 
+LOCKED = """
+CREATE TABLE t (id serial PRIMARY KEY, at timestamptz NOT NULL DEFAULT now(), two int GENERATED ALWAYS AS (1 + 1) STORED);
+CREATE TABLE root (id int) PARTITION BY RANGE (id);
+CREATE TABLE sub PARTITION OF root FOR VALUES FROM (0) TO (10) PARTITION BY RANGE (id);
+CREATE TABLE leaf PARTITION OF sub FOR VALUES FROM (0) TO (10);
+CREATE FOREIGN DATA WRAPPER far; CREATE SERVER far FOREIGN DATA WRAPPER far;
+CREATE FOREIGN TABLE away PARTITION OF root FOR VALUES FROM (10) TO (20) SERVER far;
+ALTER TABLE root ADD same text DEFAULT 'x';
+CREATE PUBLICATION p FOR TABLE t, root WITH (publish_via_partition_root);
+"""
+
+
 async def test_nothing_waits_for_a_table_that_is_locked(source: Database) -> None:
     holder = await source.connect()
-    await holder.execute("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION p FOR ALL TABLES")
+    await holder.execute(LOCKED)
     if source.server.version >= 15:
         await holder.execute("CREATE PUBLICATION q FOR TABLE t (id) WHERE (id > 5)")
-    async with holder.transaction():
-        await holder.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
-        sql = await connect_sql(source.dsn, search_path="public")
-        try:
-            await sql.execute("SET lock_timeout = 1")
+    await holder.execute("BEGIN; LOCK t, root; REINDEX TABLE t; ALTER SEQUENCE t_id_seq RENAME TO t_seq")
+    sql = await connect_sql(source.dsn, search_path="public")
+    try:
+        await sql.execute("SET lock_timeout = 1")
+        for name in ("t", "leaf", "away"):
             with pytest.raises(asyncpg.LockNotAvailableError):
-                await sql.execute("SELECT FROM t")
-            facts = await publication_facts(sql, ["p", "q"])
-            assert await published_tables(sql, ["p", "q"], 9) == [("public", "t")]
-            assert not (await role_facts(sql, ["p", "q"])).unreadable
-        finally:
-            sql.terminate()
-    assert {relation.full_name for each in facts.values() for relation in each.relations} == {"public.t"}
+                await sql.execute(f"SELECT FROM {name}")
+        facts = await publication_facts(sql, ["p", "q"])
+        relations = {relation.name: relation for each in facts.values() for relation in each.relations}
+        assert await published_tables(sql, ["p", "q"], 9) == [("public", "root"), ("public", "t")]
+        assert not (await role_facts(sql, ["p", "q"])).unreadable
+        assert await tables_that_held_rows(sql, ["p", "q"], [*relations.values()]) == []
+        oid, root = relations["t"].relation_oid, relations["root"].relation_oid
+        leaf = await sql.fetchval("SELECT 'leaf'::regclass::oid::int8")
+        assert root in (await descent_of(sql, leaf, root)).ancestors
+        surveyed = await survey(sql, ["p", "q"], [oid, root], prints_filters=False)
+        assert surveyed[root].foreign_names == ('"public"."away"',) and oid in surveyed
+        assert (await Comparison(sql, ["p", "q"]).check([oid, root])).contents.keys() == {oid, root}
+        columns = await sql.fetch(COLUMNS_QUERY, oid)
+        assert [row[2] for row in columns] == ["nextval('t_id_seq'::regclass)", "now()", ""]
+        assert [row[1] for row in await sql.fetch(KEY_QUERY, oid)] == ["id"]
+        attributes = read_attributes(await sql.fetch(ATTRIBUTES_QUERY, [oid, root]))
+        assert [each.missing for each in attributes[root]] == [None, b"x"]
+        await sql.fetch(TYPES_QUERY, [2205, *(attribute.type_oid for attribute in attributes[oid])])
+    finally:
+        sql.terminate()
 
 
 CHANGES = (
