@@ -57,7 +57,7 @@ class Job:
     progress: str
     http: str
     spark: SparkChoice
-    start: Callable[[Run], Callable[[Any, int], None]]
+    start: Callable[[Any, Run], Callable[[Any, int], None]]
     check: Callable[[Any, Run], MirrorState | None]
     finish: Callable[..., None] | None = None
 
@@ -121,9 +121,7 @@ def mirror(
 
     appending: list[AppendingMirror] = []
 
-    def start(run: Run) -> Callable[[Any, int], None]:
-        if appending:  # the query before has failed; its merges go on
-            return appending[0].apply
+    def create(run: Run) -> AppendingMirror:
         if progress == "lines":
             print(_told_of_merges(merge_every), flush=True)
         made = AppendingMirror(
@@ -143,9 +141,15 @@ def mirror(
             run.working,
             run.merged,
         )
-        appending.append(made)
         run.check = made.check
-        return made.apply
+        return made
+
+    def start(spark: Any, run: Run) -> Callable[[Any, int], None]:
+        if not appending:  # one for all queries of this process, since the merges go on if a query fails
+            appending.append(create(run))
+        if not once:  # then `finish` merges what waits
+            run.when_available(lambda: appending[0].open(spark))
+        return appending[0].apply
 
     def check(spark: Any, run: Run) -> MirrorState | None:
         from spark_consumer.jobs.checkpoint_checks import check_mirror_has
@@ -290,7 +294,7 @@ def consume(
 
     changelogs: list[Changelog] = []
 
-    def start(run: Run) -> Callable[[Any, int], None]:
+    def start(_spark: Any, run: Run) -> Callable[[Any, int], None]:
         if not changelogs:  # one for all queries of this process, which thereby opens the changelog once
             changelogs.append(Changelog(path, format, SchemaCache(run.options.registry), run.report))
         return changelogs[0].apply
@@ -425,7 +429,7 @@ def _run_query(job: Job, run: Run) -> None:
 
     def query() -> Any:
         frame = spark.readStream.format("walgate").options(**given).load()
-        apply = run.interruptible(noting_topic(job.start(run), job.path, run.options.marker_topic))
+        apply = run.interruptible(noting_topic(job.start(spark, run), job.path, run.options.marker_topic))
         writer = frame.writeStream.foreachBatch(apply).option("checkpointLocation", job.checkpoint)
         writer = writer.queryName(job.name)
         return (writer.trigger(availableNow=True) if job.once else writer.trigger(processingTime="0 seconds")).start()

@@ -41,9 +41,10 @@ _POOL = "batches"
 
 @dataclass
 class AppendingMirror:
-    """Mirror that is written batch by batch: `apply` is the function for foreachBatch, and `finish`
-    is called after the last batch. `path`, `schemas`, `report`, `tables`, `exclude`,
-    `on_recreated`, `deletion_vectors`, `strict` and `catalog`: as for merger.Merger.
+    """Mirror that is written batch by batch: `open` is called before the first batch, `apply` is
+    the function for foreachBatch, and `finish` is called after the last batch. `path`, `schemas`,
+    `report`, `tables`, `exclude`, `on_recreated`, `deletion_vectors`, `strict` and `catalog`: as
+    for merger.Merger.
 
     `merge_every_s`: seconds from one merge to the next; None: see MergeThread; 0: each batch waits
     until it is merged, unless `walgate merge` has the merges; infinity: only `finish` or another
@@ -133,6 +134,14 @@ class AppendingMirror:
         """Raise the error that ended the merges. `apply` does so too, but it is not called while
         nothing arrives. This may be called from any thread."""
         self._merges.thread.check()
+
+    def open(self, spark: SparkSession) -> None:
+        """Take over the mirror, and start the merges, of which the first applies at once what an
+        earlier run has left. Do nothing if there is no mirror yet, or this has been done. Without
+        this call, the first batch does it, which Spark makes only when the source commits. Raise
+        MirrorError."""
+        if self._merges.session is None and TABLE_FORMAT.exists(spark, changes_path(self.path)):
+            self._open(spark)
 
     def _open(self, spark: SparkSession) -> None:
         """Take over the mirror, and start the merges."""
