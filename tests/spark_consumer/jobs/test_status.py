@@ -85,8 +85,7 @@ def test_what_a_job_says_within_its_first_batch_is_true(
     appended_lsn = insert(feeder, items, 2)
     end = AppendingMirror.finish
     monkeypatch.setattr(AppendingMirror, "finish", lambda mirror, session, merge: end(mirror, session, merge=False))
-    until = ("--until-lsn", format_lsn(appended_lsn), "--merge-every", "inf")
-    assert run_here(spark, "mirror", feeder, path, *until) == (0, "")
+    assert run_here(spark, "mirror", feeder, path, "--once", "--merge-every", "inf") == (0, "")
     taken, offset = state_of(spark, str(path)), last_offset(spark, f"{path}/checkpoint")
     assert taken is not None and offset is not None
     assert (taken.commit_lsn, taken.merged_lsn, offset["commit_lsn"]) == (appended_lsn, merged_lsn, appended_lsn)
