@@ -1,8 +1,9 @@
 """The file `<path>/_position`, a line of JSON: how far a mirror or changelog is complete, and which
 process writes it.
 
-A changelog writes the file after each batch. A mirror writes it only after a batch without rows,
-which appends nothing; for other batches, `changes` shows how far the mirror is complete.
+A changelog writes the file after each batch. A mirror writes it only after a batch without new
+rows, such as a repeated one, which appends nothing. For other batches, `changes` shows how far the
+mirror is complete.
 """
 
 from __future__ import annotations

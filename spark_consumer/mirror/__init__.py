@@ -23,11 +23,11 @@
                         where tables are stored, and what the mirror needs of their format; only
                         delta/ knows Delta
 
-A micro-batch is one commit to `changes`. A merge cuts what was appended into slices, and for each
-slice writes the tables and, last, a row of the manifest. `versions` reads the tables as of the last
-row, and applies later changes from `changes` to them. So it shows the same changes before and after
-a merge, except those that only a merge can apply (unmerged_overlay.py), and never a slice that is
-half written.
+A micro-batch with new rows is one commit to `changes`. A merge cuts what was appended into slices,
+and for each slice writes the tables and, last, a row of the manifest. `versions` reads the tables
+as of the last row, and applies later changes from `changes` to them. So it shows the same changes
+before and after a merge, except those that only a merge can apply (unmerged_overlay.py), and never
+a slice that is half written.
 
 In: rows of source.frames.RAW, and value schemas. Out: what paths.py lists, reports and verdicts.
 This package must not know Kafka, the registry or the command line (jobs): it gets value schemas

@@ -1,11 +1,11 @@
 """Committed changes of all tables, appended once and stored as they are in Kafka: those that are
 not merged yet, and merged ones for the time of the retention.
 
-`<path>/changes` has the columns COLUMNS. It contains table marks too: rows with what a marker says
-about a table (reader/table_marks.py). The rows that a batch writes to a file are sorted by table;
-those of a compacted file are not. Each batch is one commit, which notes the commit LSN up to which
-all changes have been appended. `<path>/schemas` has the JSON text of the changes' value schemas, so
-that neither merging nor reading needs Kafka or the registry.
+`<path>/changes` has the columns COLUMNS. It contains table marks too: rows whose `value` is what a
+marker says about a table, as JSON (reader/table_marks.py). The rows that a batch writes to a file
+are sorted by table; those of a compacted file are not. Each batch with new rows is one commit,
+which notes the commit LSN up to which all changes have been appended. `<path>/schemas` has the JSON
+text of the changes' value schemas, so that neither merging nor reading needs Kafka or the registry.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Compaction and removal, so that the files, logs and manifest of a mirror do not grow with its
 age.
 
-manifest   versions of the mirror older than the retention are removed, except the newest of them:
-           reads as of the beginning of the retention start from it
+manifest   versions of the mirror that were recorded before the retention began are removed, except
+           the newest of them: reads as of the beginning of the retention start from it
 changes    changes that this version contains are removed; small files are compacted after merges,
            in two sizes, so that a change is rewritten about twice; checkpoints of the log are
            written
@@ -51,10 +51,11 @@ class Maintenance:
     _session: SparkSession | None = field(default=None, init=False)
 
     def run_if_due(self, spark: SparkSession, tables: Iterable[str], *, compacts: bool) -> tuple[str, ...]:
-        """Remove what is too old, about once an hour, or once in `retention_s` if that is less.
-        Compact tables that have enough new versions and, if `compacts`, `changes`. `tables`: those
-        of the newest version. Return a message for each step that failed: the mirror continues
-        without that step, and tries it again at the next removal."""
+        """Remove what is too old, about once an hour, or once in `retention_s` if that is less,
+        unless there were few merges since (see `remove`). Compact tables that have enough new
+        versions and, if `compacts`, `changes`. `tables`: those of the newest version. Return a
+        message for each step that failed: the mirror continues without that step, and tries it
+        again at the next removal."""
         is_due = time.monotonic() >= self._due
         if is_due:
             self._failed.clear()

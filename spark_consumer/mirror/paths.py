@@ -1,6 +1,6 @@
 """Locations of the parts of a mirror.
 
-<path>/tables/<schema>/<table>    one table for each relation; names are escaped as in topics
+<path>/tables/<schema>/<table>    one table for each name of a relation, escaped as in topics
 <path>/manifest                   one row for each slice of a merge: see version_manifest.py
 <path>/changes, <path>/schemas    appended changes, and their value schemas: see changes.py
 <path>/kept/<schema>/<table>/<oid> a relation that was dropped and recreated, as it was before
@@ -9,7 +9,8 @@
                                   snapshot_keys.py
 <path>/differences                differences that a VERIFY has found: see verify/comparison.py
 <path>/verdicts                   result of each table's last snapshot: see schemas/verdict.py
-<path>/_position                  last batch without rows: see output_position.py
+<path>/_position                  last batch without new rows: see output_position.py
+<path>/_topic                     name of the marker topic: see jobs/checkpoint_checks.py
 <path>/checkpoint                 Spark's checkpoint
 """
 

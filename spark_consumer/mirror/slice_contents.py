@@ -56,8 +56,9 @@ class TablePart:
 
 @dataclass(frozen=True, slots=True)
 class BatchContent:
-    """Contents of a set of changes. `commit_lsn`, `commit_time`: those of the last change or, in a
-    slice, of its end, which may be a mark; `parts`: one for each table, largest first."""
+    """Contents of a set of changes. `commit_lsn`: that of the last change or, in a slice, of its
+    end, which may be a mark. `commit_time`: the latest one, which may be that of an earlier change.
+    `parts`: one for each table, largest first."""
 
     commit_lsn: int
     commit_time: datetime | None

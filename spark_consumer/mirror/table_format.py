@@ -3,8 +3,10 @@
 A table is identified by its location. Each commit makes a version of the table. A commit may note a
 number for an application, such as a commit LSN; a write is skipped if the table has reached its
 number. A commit may also have a text, `note` (the `notes` of report.py are messages for the
-operator). `mirror/delta` has the only implementation, which `storage.py` chooses. Nothing else in
-the mirror knows Delta's log, files, properties, settings or dialect of SQL (tests/test_walls.py).
+operator). `mirror/delta` has the only implementation, which `storage.py` chooses. Reading without
+Spark is not part of the interface: `local/local_tables.py` chooses its implementation. Nothing
+else in the mirror knows Delta's log, files, properties, settings or dialect of SQL
+(tests/test_walls.py).
 """
 
 from __future__ import annotations

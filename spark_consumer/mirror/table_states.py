@@ -11,14 +11,15 @@ VERIFY     rows read are compared with those in the table, which stays as it is
 A table may be
 
 filling    not complete, since its FILL has not ended: it cannot be read. During a FILL of all
-           tables, a new table is filling from its first rows on
+           tables, a new table is filling from its first rows to its own end or that of the whole
 incomplete filling, and only the end of its own FILL or REPLACE makes it complete: its FILL has
            begun, and may have been cancelled since; or it had rows during a FILL of all tables that
            was cancelled
 frozen     in quarantine (EXCLUDED): versions of the mirror keep the table's last version until a
-           FILL or REPLACE whose beginning was read has ended, or another relation has the name;
-           rows that arrive meanwhile are written to the table, but no version has them, and
-           unmerged_overlay.py leaves them out. During a FILL the table is filling, too
+           FILL or REPLACE whose beginning was read has ended, or another relation has the name.
+           Rows that arrive meanwhile are written to the table, but no version has them, and
+           unmerged_overlay.py leaves them out. A table that is in no version yet is added to one
+           with its first rows, as incomplete. During a FILL the table is filling, too
 stale      frozen, or not filled or replaced since a gap, in which changes were lost
 
 The state follows from the first rows of new tables, and from table marks: what a marker says about

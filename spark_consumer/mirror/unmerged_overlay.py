@@ -6,8 +6,8 @@ fold/replica_identity.py), and the rows that a merge would write are returned as
 overlay ends before a change that only a merge can apply: see table_states.first_unreadable and
 slice_contents.empty_relations.
 
-If the unmerged changes are a backlog, each table that is requested is read separately, and folded
-by Spark's workers.
+If there are more than READ_HERE unmerged changes, those of each table are read when it is
+requested. Spark's workers fold them if this table alone has more than READ_HERE.
 """
 
 from __future__ import annotations

@@ -55,11 +55,11 @@ class RecordedVersion:
     """A version of the mirror. `tables`: name -> version of each table, as of the transaction at
     `commit_lsn`. Tables that are still filling are included: see `complete`.
 
-    `batch`: the last micro-batch that the merging process had appended; 0 if none. `keys`: key
-    columns of each table, none for an append-only one. `scope`: the only tables of the mirror, if
-    it is limited to some. `oids`: oid of the relation that each table mirrors. `schema_ids`: newest
-    value schema of each table. `table_states`: TableStates.text, in the column `standing` of the
-    manifest.
+    `batch`: the last micro-batch that the merging process had appended when the merge began; 0 if
+    none. A later version may have its changes. `keys`: key columns of each table, none for an
+    append-only one. `scope`: the only tables of the mirror, if it is limited to some. `oids`: oid
+    of the relation that each table mirrors. `schema_ids`: newest value schema of each table.
+    `table_states`: TableStates.text, in the column `standing` of the manifest.
     """
 
     batch: int
@@ -79,7 +79,7 @@ class RecordedVersion:
 
     @property
     def complete(self) -> dict[str, int]:
-        """Tables whose snapshot is complete, with their versions."""
+        """Tables that are not filling (table_states.py), with their versions."""
         filling = TableStates.of(self.table_states).filling
         return {name: version for name, version in self.tables.items() if name not in filling}
 

@@ -34,9 +34,9 @@ from spark_consumer.tables import TableName
 class MirrorVersion(Mapping[str, DataFrame]):
     """The complete tables as of one commit, by name: `read(...)["public.orders"]`.
 
-    `filling`: tables whose snapshot has not ended yet. `stale`: tables that differ from the source,
-    and why: a table in quarantine is not updated, and after a gap every table is stale until it has
-    been loaded again.
+    `filling`: tables that cannot be read yet, since they may lack rows (table_states.py). `stale`:
+    tables that differ from the source, and why: a table in quarantine is not updated, and after a
+    gap every table is stale until it has been loaded again.
     """
 
     def __init__(self, source: RecordedVersion, frames: Mapping[str, Callable[[], DataFrame]]) -> None:

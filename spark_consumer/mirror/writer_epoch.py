@@ -3,8 +3,9 @@ to the writer that took it last.
 
 A writer that takes a right notes an epoch, in `changes` for the appends and in the manifest for the
 merges. An epoch is a number above that of the former writer, taken from the clock so that no two
-are equal. A job has both rights, unless `walgate merge` has taken the merges. A job that finds
-another epoch of the appends stops. If only the merges have another one, it continues to append.
+are equal. A job that merges has both rights, unless `walgate merge` has taken the merges. A job
+that finds another epoch of the appends stops. If only the merges have another one, it continues to
+append.
 
 At its end, also after an error, `walgate merge` notes that its epoch is given back, and the job
 takes the merges again when its next merge is due. If `walgate merge` was killed, nobody knows

@@ -1,10 +1,10 @@
 """Mirror that appends each batch at once and merges it into the tables later, in another thread.
 
-A batch is one commit to `changes`, however many tables it has; nothing is decoded or folded for it.
-Every `merge_every_s` seconds the merges beside the batches (background_merges.py) apply the
-appended changes to the tables, reading them from `changes` instead of Kafka. `versions.read`
-combines the tables with the changes that are not merged yet. The merges also apply the changes that
-an earlier run has left, so that the first batch does not wait for them.
+A batch with new rows is one commit to `changes`, however many tables it has; nothing is decoded or
+folded for it. Every `merge_every_s` seconds the merges beside the batches (background_merges.py)
+apply the appended changes to the tables, reading them from `changes` instead of Kafka.
+`versions.read` combines the tables with the changes that are not merged yet. The merges also apply
+the changes that an earlier run has left, so that the first batch does not wait for them.
 """
 
 from __future__ import annotations
@@ -254,7 +254,8 @@ class AppendingMirror:
 
     def finish(self, spark: SparkSession, *, merge: bool) -> None:
         """Wait for the running merge, then, if `merge`, merge everything that was appended, unless
-        `walgate merge` has the merges (BackgroundMerges.finish). Raise MirrorError."""
+        `walgate merge` has the merges (BackgroundMerges.finish). Without `merge`, as after a
+        signal, the next run or `walgate merge` merges the rest. Raise MirrorError."""
         self._merges.thread.end()
         self.check()
         if not merge or (self._merges.session is None and not TABLE_FORMAT.exists(spark, changes_path(self.path))):

@@ -1,7 +1,8 @@
 """Compaction of Delta tables, and removal of log entries and files that no version needs.
 
 Log entries are removed up to a version, as Delta's protocol describes it (log_entries.py), and
-files by VACUUM. Both are kept for a grace period after their retention has ended.
+files by VACUUM. Files are kept for a grace period after their retention has ended. So are log
+entries of tables of which only the newest version is needed (`tidy_log`, `keep_newest`).
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A slice is cut where the key changes, so that each table has one key in every slice. Rows become a
 log of changes if the table loses its key, and a log becomes rows if it gets one. Rows whose key
-becomes another one stay as they are. They must have a value in each of its columns; otherwise, no
-later change would match them.
+becomes another one stay as they are. Among them, the new key must be unique and not null.
+Otherwise, a later change would not match exactly one row, and the merge raises MirrorError.
 
 A relation that was dropped and recreated, or renamed to this name, has another oid. The table may
 have rows of the former relation, which are removed, kept as a copy, or an error (--on-recreated).

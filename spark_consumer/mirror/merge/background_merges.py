@@ -77,9 +77,10 @@ class BackgroundMerges:
         after the first smaller batch, or when MANY_CHANGES are unmerged; otherwise, `every_s` after
         its last batch.
 
-        The end of a snapshot is merged at once, since only a merge applies and reports it. So is
-        the first batch of a new mirror, unless it is part of a backlog, so that the mirror can soon
-        be read. Nothing is requested here if `every_s` is 0, since AppendingMirror then calls
+        The end of a snapshot is merged at once, since only a merge reports it, and only a merge
+        can apply some of these (table_states.first_unreadable). So is the first batch of a new
+        mirror, unless it is part of a backlog, so that programs that read the tables directly soon
+        find them. Nothing is requested here if `every_s` is 0, since AppendingMirror then calls
         `merge_now` after each batch.
         """
         self._batch = batch
@@ -106,9 +107,10 @@ class BackgroundMerges:
         self._merge(TABLES_AT_ONCE)
 
     def _merge_in_background(self) -> None:
-        """Merge while batches run. Batches need cores too, so merges get half of the cores, and
-        write at most one table for each of them, unless a backlog has just been read or batches
-        wait for them. The cores are counted for each merge, since executors may have been added."""
+        """Merge while batches run. Batches need cores too: a small job of a merge has half as many
+        tasks as there are cores, and no more tables than that are written at once. These limits do
+        not apply after a backlog, or if batches wait for the merge. The cores are counted for each
+        merge, since executors may have been added."""
         assert self.session is not None
         if self.has_backlog or self.every_s == 0:
             self._merge(TABLES_AT_ONCE)

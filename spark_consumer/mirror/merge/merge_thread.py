@@ -20,10 +20,10 @@ PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 
 class MergeThread:
     """Thread that runs `merge`. `every_s`: least number of seconds from the start of one merge to
-    that of the next; None: MERGE_EVERY_S, or up to MERGE_AT_LEAST_EVERY_S if merges would take more
-    than MERGES_SHARE of the time. `retrying`: called with the error of a merge that will be
-    retried, and the seconds until then. `merged`: called after each call of `merge` without an
-    error, also one that merged nothing.
+    that of the next, unless that is requested at once. None: MERGE_EVERY_S, or up to
+    MERGE_AT_LEAST_EVERY_S if merges would take more than MERGES_SHARE of the time. `retrying`:
+    called with the error of a merge that will be retried, and the seconds until then. `merged`:
+    called after each call of `merge` without an error, also one that merged nothing.
 
     idle --want, postpone--> waiting --every_s over, or at_once--> merging --> idle
     waiting --postpone--> waiting, every_s from now on

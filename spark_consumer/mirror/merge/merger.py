@@ -1,8 +1,8 @@
 """Merge what was appended to a mirror's `changes` into its tables: whole transactions, in slices
 (merge_slices.py). The changes of a slice are one commit of each table, then one version of the
-mirror. A change of a table's columns or key may be a commit of its own before that one. Surplus
-rows of a REPLACE, and rows of a former relation that a FILL has found empty, are deleted in a
-commit after it.
+mirror. A change of a table's columns or key may be a commit of its own before that of the table.
+Surplus rows of a REPLACE are deleted in a commit after it, as are the rows of a former relation if
+a FILL has found the new one empty.
 
 A merge can be repeated after a crash: each table notes the commit LSN up to which it has changes,
 and takes only later ones (tables/prepare_table.py, delta/delta_write.py). If a table was written,
