@@ -124,19 +124,35 @@ def check_new_checkpoint(run: Run, taken_lsn: int, output: Output = OF_MIRROR) -
         )
 
 
-def noting_topic(apply: Callable[[DataFrame, int], None], path: str, topic: str) -> Callable[[DataFrame, int], None]:
-    """Return a function that calls `apply`, and notes after its first batch that the output is made
-    from this marker topic. Before, it is not certain that the checkpoint belongs to the topic."""
-    noted = False
+class TopicNote:
+    """The note that the output at `path` is made from the marker topic `topic`. It is made after the
+    first batch: before, it is not certain that the checkpoint belongs to the topic."""
 
-    def batch(frame: DataFrame, number: int) -> None:
-        nonlocal noted
-        apply(frame, number)
-        if not noted:
-            write_text(frame.sparkSession, f"{path}/{_TOPIC}", topic)
-            noted = True
+    def __init__(self, path: str, topic: str) -> None:
+        self._path, self._topic = path, topic
+        self._has_batch = False
+        self._is_made = False
 
-    return batch
+    def after_first(self, apply: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
+        """Return a function that calls `apply`, and makes the note after its first batch."""
+
+        def batch(frame: DataFrame, number: int) -> None:
+            self._has_batch = True
+            apply(frame, number)
+            self._make(frame.sparkSession)
+
+        return batch
+
+    def make_up(self, spark: SparkSession) -> None:
+        """Make the note if the query was stopped between its first batch and the note, because the
+        batch has reached `--until-lsn`."""
+        if self._has_batch:
+            self._make(spark)
+
+    def _make(self, spark: SparkSession) -> None:
+        if not self._is_made:
+            write_text(spark, f"{self._path}/{_TOPIC}", self._topic)
+            self._is_made = True
 
 
 def _check_topic(spark: SparkSession, run: Run, path: str, output: Output) -> None:

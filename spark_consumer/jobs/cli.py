@@ -396,7 +396,7 @@ def _run(job: Job) -> None:
 
 
 def _run_query(job: Job, run: Run) -> None:
-    from spark_consumer.jobs.checkpoint_checks import check_new_checkpoint, is_new, last_offset, noting_topic
+    from spark_consumer.jobs.checkpoint_checks import TopicNote, check_new_checkpoint, is_new, last_offset
     from spark_consumer.source.datasource import ENDS_AVAILABLE_NOW
     from spark_consumer.source.options import parse_options
 
@@ -427,15 +427,19 @@ def _run_query(job: Job, run: Run) -> None:
         known = [position for position in positions if position is not None]
         run.begins_at(max(known) if known else resolve(run.options.starting, run.log))
 
+    note = TopicNote(job.path, run.options.marker_topic)
+
     def query() -> Any:
         frame = spark.readStream.format("walgate").options(**given).load()
-        apply = run.interruptible(noting_topic(job.start(spark, run), job.path, run.options.marker_topic))
+        apply = run.interruptible(note.after_first(job.start(spark, run)))
         writer = frame.writeStream.foreachBatch(apply).option("checkpointLocation", job.checkpoint)
         writer = writer.queryName(job.name)
         return (writer.trigger(availableNow=True) if job.once else writer.trigger(processingTime="0 seconds")).start()
 
     repeats = job.once and not ENDS_AVAILABLE_NOW
     run.run_query(query, outages=not job.once, until_position=run.log.bounds()[1] if repeats else None)
+    if not run.stopping.is_set():
+        note.make_up(spark)
     if job.finish is not None:
         job.finish(spark, is_done=(job.once or bool(job.until_lsn)) and not run.stopping.is_set())
     spark.stop()
