@@ -1,7 +1,7 @@
 """Switches the recording of the stream's changes on and off. Changes are recorded while a snapshot
 is in progress, and always if rows are reselected (debezium.reselect_unavailable_values). Recording
-begins before the first boundary is emitted, so the judge has the ids of all earlier transactions
-when a table begins."""
+begins before the first boundary is emitted, so the judge has the ids of all transactions from then
+until a table begins."""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ logical messages, so that rows cause no additional work.
     ordinary transaction    its keys are collected as they arrive and recorded at its COMMIT: no
                             other transaction ends in between
     streamed, prepared      the relations that it changes are recorded, and the keys for rule T
-                            (rules/stale_rows.py); its xid counts from its commit on
+                            (rules/stale_rows.py), which count once it is prepared or committed;
+                            its xid counts from its commit on
     TRUNCATE                its xid counts for all keys
 """
 

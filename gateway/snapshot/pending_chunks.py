@@ -19,7 +19,7 @@ streaming of in-progress transactions is off in the next session."""
 
 
 class ChunksAreStreamed(Retry):
-    """The server streams each transaction of the snapshot before it commits."""
+    """The server has streamed STREAMED_IN_A_ROW transactions of the snapshot in a row."""
 
     def change(self, next_session: NextSession) -> None:
         next_session.read_whole()
@@ -28,8 +28,9 @@ class ChunksAreStreamed(Retry):
 @dataclass(slots=True, eq=False)
 class SnapshotBoundary:
     """A transaction that only emits a message. Where it commits, its tables begin or end, and
-    SNAPSHOT_BEGIN or SNAPSHOT_END markers are published (Debezium's format has none). A boundary
-    without tasks ends the snapshot as a whole. The command `cancel` ends it without a boundary.
+    SNAPSHOT_BEGIN or SNAPSHOT_END markers are published (Debezium's format has none). The boundary
+    that ends the last table, or one without tasks, ends the snapshot as a whole. `cancel` ends it
+    without a boundary.
 
     `kind` is "begin" or "end". `is_last`: no other table was being read, or waited to be, when it
     was emitted.

@@ -222,7 +222,8 @@ class ReaderTasks:
     async def _block(self, task: TableTask, error: BaseException, sql: asyncpg.Connection | None, chunk: Chunk) -> None:
         """Log an error of one table and block the table for a while. The other tables and the
         stream go on, even if the reader's session has ended."""
-        if task.is_blocked(time.monotonic()):  # another reader has logged it meanwhile
+        # Another reader has logged it meanwhile, or the table begins again, perhaps with another plan.
+        if task.is_blocked(time.monotonic()) or not _is_current(task, chunk):
             return
         # No other reader begins with the table while this one looks for the reason.
         self._tasks.block([task], time.monotonic() + BLOCKED_S)

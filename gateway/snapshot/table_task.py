@@ -407,11 +407,12 @@ class TableTask:
     def pop_keys_to_reselect(self) -> KeysToReadAgain:
         """Return the keys of rows whose UPDATEs left values out, and forget them, because a
         reselection reads them."""
-        return (
-            self._progress.pop_keys_to_reselect()
-            if self._progress is not None and self.records_keys
-            else KeysToReadAgain()
-        )
+        if self._progress is None or not self.records_keys:
+            return KeysToReadAgain()
+        keys = self._progress.pop_keys_to_reselect()
+        if not keys:  # so there is no reselection, which would write the segments
+            self._void_segments += keys.pop_dirty()
+        return keys
 
     def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
         """Return the records that have changed since they were last written. `prepared` has the

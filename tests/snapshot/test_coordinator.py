@@ -26,7 +26,7 @@ from gateway.snapshot.rules.table_progress import Chunk, TableProgress
 from gateway.snapshot.rules.visibility import parse_visibility
 from gateway.snapshot.sql import EMIT
 from gateway.snapshot.stored_state import RESELECT, TableState
-from gateway.snapshot.table_errors import TOO_LARGE, Obstacle
+from gateway.snapshot.table_errors import TOO_LARGE, Obstacle, TableTooLarge
 from gateway.snapshot.table_task import CHANGED, HOPELESS_ATTEMPTS, TableTask
 from gateway.transactions.transaction import CHUNK_PREFIX
 from tests.snapshot.conftest import NOT_ASKED, Transactions, task_of
@@ -296,6 +296,45 @@ def test_a_table_that_did_not_fit_is_readable_once_it_is_read_in_ranges(judge: S
     assert task.is_hopeless
     task.chunk_read(Chunk(table, 2, range=TidRange(0, 0, 7)))
     assert not task.is_hopeless
+
+
+async def test_a_chunk_that_fails_after_its_table_was_set_up_anew_does_not_take_the_new_read_plan(
+    snapshot: SnapshotCoordinator, judge: StalenessJudge
+) -> None:
+    table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20, is_read_at_once=True)
+    task = task_of(1, "t", table, SimpleNamespace(surveyed=None, unreachable=()))
+    snapshot._recorder.judge = judge
+    table.begin(suspects=[7])
+    chunk = table.next_chunk()
+    assert chunk is not None
+    table.committed_without_keys(7)  # it was open when the table began, so the table begins again
+    plan = task.plan
+    await snapshot._readers._block(task, TableTooLarge("too large", hint="h"), None, chunk)
+    assert plan is not None and task.plan is plan and not task.is_blocked(time.monotonic())
+
+
+def test_segments_of_keys_that_were_all_read_are_removed_at_the_end(judge: StalenessJudge) -> None:
+    """With debezium.reselect_unavailable_values, too, where the remaining keys are read after it."""
+    table = TableProgress(judge, [Leaf(1, 1, 1)], 1 << 20, reselects=True)
+    task = task_of(1, "t", table, SimpleNamespace())
+    table.begin()
+    chunk = table.next_chunk()
+    assert chunk is not None
+    for number in range(600):  # UPDATEs that leave values out: two segments
+        table.record_unchanged_toast(b"%d" % number, b"%d" % number)
+    table.snapshot_taken(chunk, parse_visibility("11:11:"))
+    table.published(chunk, 1, 0)
+    stored = task.take_states(b"", b"position", set())
+    assert len(stored) > 1
+    while (chunk := table.next_chunk()) is not None:
+        table.snapshot_taken(chunk, parse_visibility("12:12:"))
+        table.published(chunk, 1, 0)
+    table.nothing_left()
+    assert not task.pop_keys_to_reselect()
+    table.end()
+    ended = task.take_states(b"", b"position", set())
+    assert stored.keys() == ended.keys()
+    assert max(len(value) for key, value in ended.items() if b"." in key) < 10
 
 
 @pytest.mark.parametrize("purpose", ["FILL", "REPLACE", "VERIFY", RESELECT, None])

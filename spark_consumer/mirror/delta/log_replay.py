@@ -2,7 +2,8 @@
 Parquet files with pyarrow.
 
 It supports the tables that this package writes (classic checkpoints, column mapping by name,
-deletion vectors, no partitions), and refuses anything else. Protocol:
+deletion vectors, no partitions). It does not look for other features, except that it refuses a
+table whose files lack the columns by which it is partitioned. Protocol:
 https://github.com/delta-io/delta/blob/master/PROTOCOL.md
 """
 
@@ -43,6 +44,7 @@ class DeltaFiles:
     schema: pa.Schema = field(default_factory=lambda: pa.schema([]))
     files: dict[tuple[str, str | None], dict[str, Any] | None] = field(default_factory=dict)
     transactions: dict[str, int] = field(default_factory=dict)
+    partitioned_by: list[str] = field(default_factory=list)
 
     def batches(self) -> Iterator[pa.Table]:
         """Yield one Arrow table for each file. A column that the file does not have is null, of
@@ -50,6 +52,8 @@ class DeltaFiles:
         for (path, _), vector in self.files.items():
             file = pq.ParquetFile(self.folder / unquote(path), coerce_int96_timestamp_unit="us")
             there = set(file.schema_arrow.names)
+            if any(self.columns[name] not in there for name in self.partitioned_by):  # only in the log
+                raise MirrorError(f"{self.folder} is partitioned", hint="Read it with Spark.")
             read = file.read(columns=[physical for physical in self.columns.values() if physical in there])
             columns = [
                 read[physical] if physical in there else pa.nulls(len(read)) for physical in self.columns.values()
@@ -72,6 +76,7 @@ class DeltaFiles:
         if transaction := action.get("txn"):
             self.transactions[transaction["appId"]] = transaction["version"]
         if metadata := action.get("metaData"):
+            self.partitioned_by = metadata.get("partitionColumns") or []
             fields = json.loads(metadata["schemaString"])["fields"]
             physical = "delta.columnMapping.physicalName"
             self.columns = {item["name"]: item["metadata"].get(physical, item["name"]) for item in fields}

@@ -1,9 +1,9 @@
 """Slices of appended changes, each of which a merge applies in one step.
 
 Within a slice, a table has one key, and the newest type of each column holds the values of the
-earlier ones. Exceptions are changes of a key (replica_identity.change_of_key) or of a type
-(type_changes.py) within one transaction. Snapshots end, and chunks that a VERIFY has read are
-compared, after all changes of their slice are written. A slice ends before
+earlier ones. Another key or type within one transaction is an error or an exception
+(replica_identity.change_of_key, type_changes.py). Snapshots end, and chunks that a VERIFY has read
+are compared, after all changes of their slice are written. A slice ends before
 
     the quarantine of a table, so that the table's last state is in a version
     the beginning of a second snapshot of a table, if one has ended in the slice

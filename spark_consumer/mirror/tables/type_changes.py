@@ -1,9 +1,9 @@
 """Changes of the types of a table's columns, and where a set of changes is cut because of them.
 
 Records are decoded in the columns of the newest version among them. If the values of an older
-version may not fit there, the records before the change are merged first, and the values in the
-table are cast with all other rows (tables/rewrite_columns.py). Within one transaction that is not
-possible: values that do not fit are null, which is reported as a doubt.
+version may not fit there, the records before the change are merged first. The values in the table
+are then cast with all other rows (tables/rewrite_columns.py). Within one transaction, that is an
+error in a column of the key. Elsewhere, values that do not fit are null, reported as a doubt.
 """
 
 from __future__ import annotations
