@@ -21,6 +21,7 @@ from aiokafka.errors import (
     SaslAuthenticationFailed,
     TopicAuthorizationFailedError,
     TransactionalIdAuthorizationFailed,
+    UnknownError,
     UnsupportedSaslMechanismError,
 )
 
@@ -55,6 +56,12 @@ _NO_TLS: Final = (
 )
 _CERTIFICATE: Final = (
     "this listener requires a client certificate that it trusts: set kafka.ssl_cert_file and kafka.ssl_key_file"
+)
+_UNKNOWN: Final = (
+    "the broker's log has the reason. A topic with cleanup.policy=compact refuses records without a key: those of the marker "
+    "topic (<prefix>.transaction), of <prefix>.message, and of tables without a replica identity. To correct the topic: "
+    "kafka-configs.sh --bootstrap-server ... --alter --entity-type topics --entity-name <topic> --add-config "
+    "cleanup.policy=delete"
 )
 
 
@@ -103,6 +110,8 @@ def classify(error: BaseException, doing: str, right: str = WRITING) -> WalgateE
         )
     if hint := _hint_of(error):
         return RetrySlowly(text, hint=hint)
+    if isinstance(error, UnknownError):
+        return Retry(text, hint=_UNKNOWN)
     if isinstance(error, KafkaConnectionError):
         return Retry(text, hint=_UNREACHABLE)
     if isinstance(error, TimeoutError):

@@ -129,8 +129,12 @@ class Producer:
 
     async def abort(self) -> None:
         """Abort the open transaction, if any: until it has ended, no other slot's gateway can read
-        the position topic to its end. The request is sent only once, and the producer is not used
-        afterwards."""
+        the position topic to its end. The next producer would abort it too, but may come late or
+        never. If the commit has been requested, it is left to the next producer: it may have
+        happened.
+
+        The request is sent only once, after each batch has been answered, and the producer is not
+        used afterwards. Hence, no batch of the transaction can arrive after its end."""
         if self._transactional.is_in_transaction:
             await close_with_timeout(self._transactional.abort_transaction(), STOP_TIMEOUT_S)
 

@@ -18,7 +18,6 @@ import structlog
 
 from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
-from gateway.errors import Retry, RetrySlowly
 from gateway.events.marker_encoder import Marker
 from gateway.failpoints import failpoint
 from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
@@ -326,7 +325,7 @@ class Bootstrap:
         failpoint("before_producer_start")
         kafka = self._settings.kafka
         self._producer = Producer(kafka, self._catalog.transactional_id)
-        self._stack.push_async_exit(self._give_up_producer)
+        self._stack.push_async_callback(self._give_up_producer)
         await self._producer.start()
         failpoint("after_producer_start")
 
@@ -339,12 +338,11 @@ class Bootstrap:
         finally:
             await former.abandon()
 
-    async def _give_up_producer(self, _: object, error: BaseException | None, *__: object) -> None:
-        await to_the_end(self._end_producer(error))
+    async def _give_up_producer(self) -> None:
+        await to_the_end(self._end_producer())
 
-    async def _end_producer(self, error: BaseException | None) -> None:
-        if not isinstance(error, (Retry, RetrySlowly)):  # no next session will abort it soon
-            await self._producer.abort()
+    async def _end_producer(self) -> None:
+        await self._producer.abort()
         await self._producer.abandon()
         failpoint("producer_abandoned")
 

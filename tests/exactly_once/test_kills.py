@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource  # type: ignore[attr-defined]
 
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
@@ -120,7 +121,18 @@ async def test_a_gateway_that_ends_leaves_no_transaction_open(
     ) as scene:
         await scene.streaming()
         await scene.commits()
+        admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        _set_cleanup_policy(admin, f"{topic_prefix}.transaction", "compact")  # markers have no key
         session = Session(await database.connect(), scene.workload_random)
+        await session.begin("a marker that the broker refuses")
+        await session.insert("plain", 1)
+        await session.end()
+        await scene.gateway.logged("restarting", times=3)  # the next attempt is made in 0.8 s at the earliest
+        assert await scene.gateway.stop() == 0
+        assert "UnknownError" in scene.gateway.log() and "add-config cleanup.policy=delete" in scene.gateway.log()
+        await scene.until_nothing_is_open("work.plain")
+        _set_cleanup_policy(admin, f"{topic_prefix}.transaction", "delete")
+        await scene.streaming()
         await session.begin("one row too large")
         await session.insert("plain", 20_000)
         await session.insert("plain", 1, filling=200_000)
@@ -130,6 +142,12 @@ async def test_a_gateway_that_ends_leaves_no_transaction_open(
         await scene.until_nothing_is_open("work.plain")
         sent = await scene.end(f"{topic_prefix}.work.plain", "read_uncommitted")
         assert sent > 1000, "the Kafka transaction had not begun"
+
+
+def _set_cleanup_policy(admin: AdminClient, topic: str, policy: str) -> None:
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 async def test_a_position_that_is_none_stops_the_start(
