@@ -107,7 +107,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/postgres/credentials.py without_authority", ""): _MENDED,
     ("gateway/postgres/start_replication.py pgoutput_options", ""): _OLDER,
     ("gateway/postgres/authentication.py not_postgresql", ""): _SERVICE,
-    ("gateway/runtime/assign_column_rules.py _check_key", ""): _STATE,
+    ("gateway/runtime/assign_column_rules.py _unfit_for_key", ""): _STATE,
     ("gateway/runtime/assign_column_rules.py _renamed", ""): "runtime/test_assign_column_rules.py::"
     "test_a_column_that_leaves_its_rule_by_a_new_name_stops_the_gateway_until_the_rule_follows",
     ("gateway/schema_errors.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
@@ -216,7 +216,7 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/kafka/topics.py deleted_topics", ""), _OTHER),
     (("gateway/kafka/topics.py refused_topic", ""), _OTHER),
     (("gateway/postgres/classify_errors.py classify", "is too large for the server to send"), _WITHOUT),
-    (("gateway/runtime/assign_column_rules.py _check_key", ""), _OTHER),
+    (("gateway/runtime/assign_column_rules.py _unfit_for_key", ""), _OTHER),
     (("gateway/runtime/stored_positions.py refuse_other_dialect", ""), _DIALECT),
     (
         ("gateway/runtime/stored_positions.py own_position", ""),

@@ -13,16 +13,17 @@ from fnmatch import translate
 
 from gateway.config.settings import Settings
 from gateway.names import in_any_schema
-from gateway.runtime.assign_column_rules import unused_rules
+from gateway.runtime.assign_column_rules import rules_unfit_for_keys, unused_rules
 from gateway.startup.facts import Facts
-from gateway.startup.findings import OperatorWarning
+from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.publication_checks import some_names
 from schemas.topic_names import format_relation, topic_names
 
 
-def check_patterns(settings: Settings, facts: Facts) -> Iterator[OperatorWarning]:
-    """Warn about patterns that match published names only if case is ignored, and about rules for
-    columns that match no column."""
+def check_patterns(settings: Settings, facts: Facts) -> Iterator[Finding]:
+    """Warn about patterns that match published names only if case is ignored, or only the end of a
+    name, and about rules for columns that match no column. Refuse rules that match a column of a
+    key and may not."""
     relations = [
         relation
         for publication in facts.publications.values()
@@ -32,22 +33,21 @@ def check_patterns(settings: Settings, facts: Facts) -> Iterator[OperatorWarning
     quoted = sorted({format_relation(relation.namespace, relation.name) for relation in relations})
     topics = sorted({topic_names(settings.kafka.prefix, r.namespace, r.name)[0] for r in relations})
     excluded = {pattern: translate(in_any_schema(pattern)) for pattern in settings.source.excluded_tables}
-    yield from _differ_in_case("source.excluded_tables", excluded.items(), tables)
+    yield from _misses("source.excluded_tables", excluded.items(), tables)
     rules = [rule.pattern for rule in settings.errors.tables]
-    yield from _differ_in_case("errors.tables", zip(rules, rules, strict=True), tables)
+    yield from _misses("errors.tables", zip(rules, rules, strict=True), tables)
     overrides = [override.pattern for override in settings.kafka.topics]
-    yield from _differ_in_case("kafka.topics", zip(overrides, overrides, strict=True), topics)
+    yield from _misses("kafka.topics", zip(overrides, overrides, strict=True), topics)
     named = {table: re.escape(table) for table in settings.kafka.topic_names}
-    yield from _differ_in_case("kafka.topic_names", named.items(), quoted)
+    yield from _misses("kafka.topic_names", named.items(), quoted)
     if relations:
         yield from unused_rules(settings.columns, facts.publications.values())
+    yield from rules_unfit_for_keys(settings.columns, facts.publications.values())
 
 
-def _differ_in_case(
-    setting: str, expressions: Iterable[tuple[str, str]], names: list[str]
-) -> Iterator[OperatorWarning]:
-    """Warn about patterns that match names only if case is ignored. `expressions` has each pattern
-    as it is written, and as a regular expression."""
+def _misses(setting: str, expressions: Iterable[tuple[str, str]], names: list[str]) -> Iterator[OperatorWarning]:
+    """Warn about patterns that match names only if case is ignored, or only what follows a dot.
+    `expressions` has each pattern as it is written, and as a regular expression."""
     for pattern, expression in expressions:
         if any(re.fullmatch(expression, name) for name in names):
             continue
@@ -58,3 +58,15 @@ def _differ_in_case(
                 f"{some_names(near)}",
                 "write the name as PostgreSQL stores it: names without double quotes are stored in lower case",
             )
+        ends = [name for name in names if any(re.fullmatch(expression, end) for end in _ends(name))]
+        if ends:
+            yield OperatorWarning(
+                f"{setting}: {pattern} matches nothing that is published; it matches only the end of {some_names(ends)}",
+                "write an expression that matches the whole name",
+            )
+
+
+def _ends(name: str) -> Iterator[str]:
+    """Yield what follows each dot of a name."""
+    while name := name.partition(".")[2]:
+        yield name

@@ -93,8 +93,11 @@ SELECT jsonb_build_object(
         FROM part_of AS o JOIN pg_catalog.pg_class AS l ON l.oid = o.relid AND l.relkind = 'r'
         JOIN pg_catalog.pg_namespace AS pn ON pn.oid = l.relnamespace
         WHERE o.ancestor = c.oid AND l.relreplident <> c.relreplident) END,
-    'has_primary_key', EXISTS (SELECT FROM pg_catalog.pg_index AS i
-                               WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate))
+    'primary_key', CASE c.relreplident WHEN 'f' THEN (
+        SELECT jsonb_agg(a.attname) FROM pg_catalog.pg_index AS i
+        CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) AS k (attnum)
+        JOIN pg_catalog.pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+        WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) END)
 FROM published AS t
 JOIN publication AS p ON p.oid = t.publication
 JOIN pg_catalog.pg_class AS c ON c.oid = t.relid AND (c.relkind = 'r' OR c.relkind = 'p' AND p.pubviaroot) {of_wanted}
@@ -285,7 +288,7 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         columns=tuple(PublishedColumn(*column) for column in row["columns"] or ()),
         row_filter=row["row_filter"],
         generated_identity=tuple(row["generated_identity"] or ()),
-        has_primary_key=row["has_primary_key"],
+        primary_key=tuple(row["primary_key"] or ()),
         has_column_list=row["has_column_list"],
         other_identity=tuple(row["other_identity"] or ()),
     )

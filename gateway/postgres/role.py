@@ -130,7 +130,7 @@ async def role_facts(
     keyless = set()
     for relation in (relation for each in facts.values() for relation in each.relations):
         columns.setdefault(relation.relation_oid, []).extend(column.name for column in relation.columns)
-        if not relation.has_key:
+        if not relation.key_columns:
             keyless.add(relation.relation_oid)
     with classified_errors("querying the role"):
         # A table without a key, or with an array in it, is read through its root.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from gateway.config.columns import ColumnRule, ColumnSettings
@@ -20,13 +20,12 @@ def protect(description: RelationDescription, settings: ColumnSettings) -> Relat
     matches a column of the key."""
     if not settings.rules:
         return description
+    _refuse_in_key(description, description.identity_columns, settings)
     hash_key = settings.hash_key.get_secret_value().encode() if settings.hash_key else b""
     columns = []
     for column in description.columns:
         rule = settings.rule_of(description.namespace, description.name, column.name)
         if rule is not None:
-            if column.identity:
-                _check_key(description, column, rule)
             key = hash_key if rule.action == "hash" else b""
             column = replace(column, protection=Protection(Protect(rule.action), rule.length or 0, key))
         columns.append(column)
@@ -36,28 +35,51 @@ def protect(description: RelationDescription, settings: ColumnSettings) -> Relat
 def check_key(description: RelationDescription, key: Iterable[int], settings: ColumnSettings) -> None:
     """Check the rules for `key`, the indexes of the columns in the records' key. In Debezium's
     dialect, these columns may differ from those of the replica identity. Raises StopForOperator."""
-    for at in key:
-        column = description.columns[at]
-        rule = settings.rule_of(description.namespace, description.name, column.name)
-        if rule is not None:
-            _check_key(description, column, rule)
+    _refuse_in_key(description, (description.columns[at] for at in key), settings)
 
 
-def _check_key(description: RelationDescription, column: ColumnDescription, rule: ColumnRule) -> None:
-    if rule.in_key:
-        return
-    if rule.action == "hash":
-        hint = "set in_key = true in the rule: the record's key and the fields old_key and before will then contain the hash"
-    else:
-        hint = (
-            "set action = hash and in_key = true in the rule, which keeps keys distinct, or exclude the column from the "
-            "rule's pattern"
+def _refuse_in_key(
+    description: RelationDescription, key: Iterable[ColumnDescription], settings: ColumnSettings
+) -> None:
+    for error in _unfit_for_key(description.namespace, description.name, (column.name for column in key), settings):
+        raise error
+
+
+def _unfit_for_key(
+    namespace: str, table: str, key: Iterable[str], settings: ColumnSettings
+) -> Iterator[StopForOperator]:
+    """Yield an error for each column of the key that a rule without in_key matches."""
+    for column in key:
+        rule = settings.rule_of(namespace, table, column)
+        if rule is None or rule.in_key:
+            continue
+        if rule.action == "hash":
+            hint = "set in_key = true in the rule: the record's key and the fields old_key and before will then contain the hash"
+        else:
+            hint = (
+                "set action = hash and in_key = true in the rule, which keeps keys distinct, or exclude the column from the "
+                "rule's pattern"
+            )
+        yield StopForOperator(
+            f"{namespace}.{table}, column {column} is part of the key, so the rule in [[columns]] with the pattern "
+            f"{rule.pattern} ({rule.action}) cannot be applied to it",
+            hint=hint,
         )
-    raise StopForOperator(
-        f"{description.qualified_name}, column {column.name} is part of the key, so the rule in [[columns]] with the "
-        f"pattern {rule.pattern} ({rule.action}) cannot be applied to it",
-        hint=hint,
-    )
+
+
+def rules_unfit_for_keys(
+    settings: ColumnSettings, publications: Iterable[PublicationFacts]
+) -> Iterator[StopForOperator]:
+    """Yield an error for each column of a published table's key that a rule without in_key
+    matches."""
+    keys = {
+        (relation.namespace, relation.name): relation.key_columns
+        for facts in publications
+        for relation in facts.relations
+        if {column.name for column in relation.columns}.issuperset(relation.key_columns)
+    }
+    for (namespace, table), key in keys.items():
+        yield from _unfit_for_key(namespace, table, key, settings)
 
 
 class ColumnsUnknown(RetrySlowly):

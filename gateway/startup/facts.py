@@ -101,7 +101,7 @@ class PublishedRelation:
     columns: tuple[PublishedColumn, ...]
     row_filter: str | None  # pg_node_tree: to be compared, and searched by filters.py
     generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
-    has_primary_key: bool = True  # a primary key that is not deferrable
+    primary_key: tuple[str, ...] = ()  # of FULL, if it is not deferrable
     has_column_list: bool = True
     other_identity: tuple[str, ...] = ()  # partitions with another replica identity, if rows are sent as their root's
 
@@ -114,10 +114,10 @@ class PublishedRelation:
         return self.replica_identity == "FULL" or bool(self.identity_columns)
 
     @property
-    def has_key(self) -> bool:
-        """Return whether the table's records have a key; with REPLICA IDENTITY FULL, that is the
-        primary key."""
-        return self.has_primary_key if self.replica_identity == "FULL" else bool(self.identity_columns)
+    def key_columns(self) -> tuple[str, ...]:
+        """Return the columns of the records' key, if all of them are sent; with REPLICA IDENTITY
+        FULL, those of the primary key."""
+        return self.primary_key if self.replica_identity == "FULL" else self.identity_columns
 
 
 @dataclass(frozen=True, slots=True)

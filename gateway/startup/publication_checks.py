@@ -108,7 +108,7 @@ def _partitions_of_other_identity(facts: Facts) -> Iterator[Finding]:
 
 def _without_keys(facts: Facts) -> Iterator[Finding]:
     relations = (relation for publication in facts.publications.values() for relation in publication.relations)
-    without = sorted({relation.full_name for relation in relations if not relation.has_key})
+    without = sorted({relation.full_name for relation in relations if not relation.key_columns})
     if without:
         yield OperatorWarning(
             f"records of these tables have no key: {some_names(without)}. Their replica identity has no key columns "

@@ -140,6 +140,8 @@ async def test_publication_facts_hold_tables_columns_types_and_identities(sql: a
         CREATE TABLE "Od""d"."T 1" (b text, gone int, id int, n numeric(12, 2), m mood, PRIMARY KEY (id, b));
         ALTER TABLE "Od""d"."T 1" DROP COLUMN gone;
         CREATE TABLE t_full (x int); ALTER TABLE t_full REPLICA IDENTITY FULL;
+        CREATE TABLE t_whole (x int, y int, z int, PRIMARY KEY (z, y) INCLUDE (x));
+        ALTER TABLE t_whole REPLICA IDENTITY FULL;
         CREATE TABLE t_index (x int NOT NULL, y int NOT NULL, z int PRIMARY KEY);
         CREATE UNIQUE INDEX by_y ON t_index (y) INCLUDE (x); ALTER TABLE t_index REPLICA IDENTITY USING INDEX by_y;
         CREATE TABLE t_none (x int PRIMARY KEY); ALTER TABLE t_none REPLICA IDENTITY NOTHING;
@@ -166,6 +168,8 @@ async def test_publication_facts_hold_tables_columns_types_and_identities(sql: a
     }
     assert relations["t_index"].identity_columns == ("y",)
     assert relations["t_full"].has_identity and relations["t_full"].identity_columns == ()
+    assert (relations["t_full"].key_columns, odd.key_columns) == ((), ("id", "b"))
+    assert set(relations["t_whole"].key_columns) == {"y", "z"}
     assert [column.name for column in relations["t_nokey"].columns] == ["x"]
     mood = await sql.fetchval("SELECT 'mood'::regtype::oid")
     assert published_types(found) == {23, 25, 1700, mood}
