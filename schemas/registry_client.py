@@ -12,6 +12,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -23,7 +24,14 @@ import httpx2
 from schemas.classify_registry_answers import NOT_FOUND, Refused, error_of, is_page, no_registry
 from schemas.compatibility import TypeChange, added_columns, incompatible_columns
 from schemas.compatibility_levels import CompatibilityLevels, LevelChange
-from schemas.errors import IncompatibleSchema, RegistryDenied, RegistryRefused, RegistryUnavailable, RegistryUnwilling
+from schemas.errors import (
+    IncompatibleSchema,
+    RegistryDenied,
+    RegistryRefused,
+    RegistryUnavailable,
+    RegistryUnwilling,
+    SchemaError,
+)
 from schemas.schema_metadata import recorded_oid
 
 Schema = dict[str, Any]
@@ -156,6 +164,12 @@ class RegistryClient:
             known = _schema(await self._ask("GET", f"/schemas/ids/{schema_id}"))
             self._schemas[schema_id] = known
         return known
+
+    async def mode(self) -> str:
+        """Return the registry's mode, such as READWRITE or READONLY; "" if it tells none."""
+        with suppress(SchemaError):
+            return str((await self._ask("GET", "/mode")).get("mode", ""))
+        return ""
 
     async def latest(self, subject: str) -> Schema | None:
         """Return the newest version of a subject, or None if there is none. The result is not

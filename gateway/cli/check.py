@@ -301,6 +301,10 @@ class _Check:
             async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
                 await client.latest(value_subject(POSITION_TOPIC))
                 self._registry_answers = True
+                if (mode := await client.mode()).startswith("READONLY"):
+                    message = f"the schema registry is in mode {mode}, so that no new schema can be registered"
+                    remedy = "set its mode to READWRITE (PUT /mode of its API): a first start waits until then"
+                    self._report.add("registry", [OperatorWarning(message, remedy)])
                 await refuse_other_dialect(client, self._settings.kafka)
         except WalgateError as error:
             self._report.add("registry", [error])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,14 +20,16 @@ TOKEN = "a-token"
 
 
 @contextmanager
-def registry_that_wants_a_token() -> Iterator[str]:
+def registry_that_wants_a_token(mode: str) -> Iterator[str]:
     """Its URL. It has no subject yet."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             is_known = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+            is_found = is_known and self.path == "/mode"
             body = b'{"error_code": 40401, "message": "Subject not found"}' if is_known else b"{}"
-            self.send_response(404 if is_known else 401)
+            body = json.dumps({"mode": mode}).encode() if is_found else body
+            self.send_response(200 if is_found else 404 if is_known else 401)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
@@ -47,7 +50,7 @@ def registry_that_wants_a_token() -> Iterator[str]:
 async def test_the_registry_is_asked_with_the_token_of_the_settings(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(TOKEN)
-    with registry_that_wants_a_token() as url:
+    with registry_that_wants_a_token("READWRITE") as url:
         for file, outcome in ((token, "ok"), (None, "waits")):
             values: dict[str, Any] = {
                 "source": {"dsn": "postgresql://u@127.0.0.1:1/d"},
@@ -56,6 +59,10 @@ async def test_the_registry_is_asked_with_the_token_of_the_settings(tmp_path: Pa
             }
             (found,) = [one for one in await run_check(Settings(**values)) if one.area == "registry"]
             assert found.outcome == outcome, found
+    with registry_that_wants_a_token("READONLY") as url:
+        values["registry"] = {"url": url, "token_file": token}
+        found, _ = [one for one in await run_check(Settings(**values)) if one.area == "registry"]
+        assert found.outcome == "warning" and "mode READONLY" in found.message, found
 
 
 @contextmanager
