@@ -145,6 +145,13 @@ class KafkaSettings(TokenSettings):
                 raise ValueError("expected host:port, comma-separated; an IPv6 address in brackets")
         return value
 
+    @field_validator("replication_factor")
+    @classmethod
+    def _is_replica_count(cls, value: int) -> int:
+        if value == 0:
+            raise ValueError("a topic needs at least one replica; -1 is the broker's default")
+        return value
+
     @field_validator("prefix")
     @classmethod
     def _is_prefix(cls, value: str) -> str:

@@ -176,6 +176,7 @@ def test_secrets_are_not_printed() -> None:
     [
         ("WALGATE_SOURCE__SLOT", "No Slot", "source.slot"),
         ("WALGATE_KAFKA__PARTITIONS", "0", "kafka.partitions"),
+        ("WALGATE_KAFKA__REPLICATION_FACTOR", "0", "kafka.replication_factor"),
         ("WALGATE_KAFKA__DELIVERY", "sometimes", "kafka.delivery"),
         ("WALGATE_KAFKA__PREFIX", "a b", "kafka.prefix"),
         ("WALGATE_KAFKA__PREFIX", "shop/cdc", "kafka.prefix: a prefix must consist of 1 to 60 characters"),
