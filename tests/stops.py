@@ -71,7 +71,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/kafka_checks.py check_brokers", "accept requests of at most"): _CHECK,
     ("gateway/startup/kafka_checks.py check_single_partition", "commit order"): _STATE,
     ("gateway/startup/kafka_checks.py check_single_partition", ""): _SPLIT,
-    ("gateway/startup/kafka_checks.py check_position_topic", ""): _SHARED,
+    ("gateway/startup/kafka_checks.py check_compacted", ""): _SHARED,
     ("gateway/startup/kafka_checks.py _topic", ""): _CHECK,
     ("gateway/startup/server_notices.py _judge_left_out", "the server cannot send changes"): _GAP,
     ("gateway/startup/server_notices.py _judge_left_out", "was created before its publication"): _BEFORE,

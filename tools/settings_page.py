@@ -65,7 +65,8 @@ port = 8088
 
 In the DSN, the characters `/ ? # @ : %` of a password must be percent-encoded (`%2F %3F %23 %40 %3A %25`). A pattern of
 `kafka.topics` is a regular expression that must match a topic's whole name. It applies to topics that the gateway creates:
-existing topics are not changed.
+existing topics are not changed. The `cleanup.policy` of `walgate.position` and `walgate.snapshot` is always `compact`; that of
+`cdc.transaction` and `cdc.message` is always `delete`, except with `kafka.dialect = "debezium"`.
 """
 
 

@@ -256,15 +256,17 @@ class _Check:
         listeners = [await probe_listener(address, kafka) for address in addresses]
         if not self._report.add("kafka", check_bootstrap(listeners, expected)):
             return None
-        topics = Topics(kafka, expected.marker_topic, set(), lambda _: None)
+        compacted = self._settings.debezium.compacted_topics
+        topics = Topics(kafka, expected.marker_topic, set(), lambda _: None, compacted=compacted)
         own = [POSITION_TOPIC, expected.marker_topic, message_topic(kafka.prefix)]
         if self._settings.takes_snapshots:
             own.append(SNAPSHOT_TOPIC)
-        tables = self._table_topics = [topics.possible_names(relation)[0] for relation in self._relations()]
+        possible = [topics.possible_names(relation) for relation in self._relations()]
+        tables = self._table_topics = [names[0] for names in possible]
         try:
             if not await self._advertised(addresses, expected):
                 return None
-            facts = await kafka_facts(kafka, expected, [*own, *tables], [*own, *tables[:1]], topics.new_topic)
+            facts = await kafka_facts(kafka, expected, own, possible, topics.new_topic)
         except WalgateError as error:
             self._report.add("kafka", [error])
             return None

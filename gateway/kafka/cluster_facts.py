@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Final, TypeVar
 
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import KafkaError, for_code
+from aiokafka.errors import InvalidTopicError, KafkaError, for_code
 
 from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.classify_errors import classify
+from gateway.kafka.durability import COPIES
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from gateway.startup.kafka_checks import CLUSTER, KafkaExpected, KafkaFacts, Refused, TopicFacts
@@ -38,19 +40,21 @@ async def advertised_addresses(settings: KafkaSettings) -> list[str]:
 async def kafka_facts(
     settings: KafkaSettings,
     expected: KafkaExpected,
-    topics: Iterable[str],
-    new: Iterable[str],
+    own: Iterable[str],
+    tables: Iterable[Sequence[str]],
     new_topic: Callable[[str, int], NewTopic],
 ) -> KafkaFacts:
-    """Return facts about the brokers, about those of `topics` that exist, and about requests that
-    would be refused. One such request is the creation of those topics in `new` that do not exist.
-    `new_topic` describes a new topic, given its name and replication factor. Raises
-    WalgateError."""
+    """Return facts about the brokers, about the gateway's own topics and those of tables, and about
+    requests that would be refused. `tables` has the possible names of each table's topic.
+
+    One such request is the creation of the topics that do not exist; of those of tables with the
+    same configuration, only one is looked at. `new_topic` describes a new topic, given its name and
+    replication factor. Raises WalgateError."""
     admin = Admin(**settings.client_options(), request_timeout_ms=int(TIMEOUT_S * 1000))
     try:
         await _limited(admin.start(), "connecting to Kafka")
         return await _limited(
-            _look(admin, expected, list(topics), list(new), new_topic), "reading the cluster's metadata"
+            _look(admin, expected, list(own), list(tables), new_topic), "reading the cluster's metadata"
         )
     finally:
         await close_with_timeout(admin.close(), STOP_TIMEOUT_S)
@@ -67,16 +71,17 @@ async def _limited(awaitable: Awaitable[T], doing: str) -> T:
 async def _look(
     admin: Admin,
     expected: KafkaExpected,
-    names: list[str],
-    new: list[str],
+    own: list[str],
+    tables: list[Sequence[str]],
     new_topic: Callable[[str, int], NewTopic],
 ) -> KafkaFacts:
     brokers = (await admin.describe_cluster())["brokers"]
-    found = await admin.metadata(names)
+    found = await admin.metadata([*own, *chain.from_iterable(tables)])
+    other_names = set(chain.from_iterable(names[1:] for names in tables))
     refusals = [
         Refused("Describe", facts["topic"], for_code(facts["error_code"]).__name__)
         for facts in found
-        if facts["error_code"] not in (0, _UNKNOWN_TOPIC)
+        if facts["error_code"] not in (0, _UNKNOWN_TOPIC) and facts["topic"] not in other_names
     ]
     there = {facts["topic"]: facts for facts in found if facts["error_code"] == 0}
     config, refused = await _config(admin, ConfigResourceType.BROKER, [str(brokers[0]["node_id"])])
@@ -86,10 +91,31 @@ async def _look(
     factor = expected.replication_factor
     if factor < 0:
         factor = int(of_broker.get("default.replication.factor", "1"))
-    refusals += await _would_refuse(admin, [new_topic(name, factor) for name in new if name not in there])
+    new = [new_topic(name, factor) for name in own if name not in there]
+    of_tables = [new_topic(names[0], factor) for names in reversed(tables) if there.keys().isdisjoint(names)]
+    new += {(topic.num_partitions, str(topic.topic_configs)): topic for topic in of_tables}.values()
+    with_other_name = {names[0] for names in tables if len(names) > 1}
+    refusals += [
+        refused
+        for refused in await _would_refuse(admin, new)
+        if refused.error != InvalidTopicError.__name__ or refused.on not in with_other_name
+    ]
     refusals += await _may_not_write(admin, expected.transactional_id, list(there))
     topics = {name: _topic(facts, configs.get(name, {})) for name, facts in there.items()}
-    return KafkaFacts(len(brokers), of_broker, topics, tuple(refusals))
+    unknown = {facts["topic"] for facts in found if facts["error_code"] == _UNKNOWN_TOPIC}
+    copies = max(factor, min(COPIES, len(brokers)))
+    new_topics = {
+        topic.name: TopicFacts(
+            topic.name,
+            topic.num_partitions,
+            copies if topic.name in own else factor,
+            config=topic.topic_configs,
+            is_new=True,
+        )
+        for topic in new
+        if topic.name in unknown
+    }
+    return KafkaFacts(len(brokers), of_broker, topics, tuple(refusals), new_topics)
 
 
 def _topic(facts: Mapping[str, Any], config: Mapping[str, str]) -> TopicFacts:

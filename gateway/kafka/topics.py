@@ -26,7 +26,7 @@ from gateway.failpoints import failpoint
 from gateway.kafka.durability import COPIES, IN_SYNC, MIN_IN_SYNC, UNCLEAN, Durability, cautions, durability_of
 from gateway.kafka.topic_admin import Refusal, TopicAdmin
 from gateway.startup.findings import OperatorWarning, report_of
-from gateway.startup.kafka_checks import check_position_topic, check_single_partition
+from gateway.startup.kafka_checks import check_compacted, check_single_partition
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import (
     POSITION_TOPIC,
@@ -53,7 +53,6 @@ _MANY = 100
 """From this number of new topics on, the log counts them but does not name them."""
 
 _COMPACTED = {
-    "cleanup.policy": "compact",
     # Every Kafka transaction writes a position, and a start reads them all: compaction must keep
     # up.
     "segment.ms": "600000",
@@ -150,6 +149,7 @@ class Topics:
         self._warn = warn
         self._unchecked: dict[str, int] = {}
         self._seen = seen
+        self._marker_topic = marker_topic
         self._single = {marker_topic, POSITION_TOPIC, SNAPSHOT_TOPIC}
         self._admin = TopicAdmin(settings)
         self._partition_counts: dict[str, int] = {}
@@ -276,7 +276,7 @@ class Topics:
     def _is_debeziums(self, topic: str) -> bool:
         """Return whether a Debezium connector may have created the topic earlier. Nothing depends
         on the order of the records in such a topic."""
-        return self._settings.dialect == "debezium" and topic != POSITION_TOPIC
+        return self._settings.dialect == "debezium" and topic == self._marker_topic
 
     async def refuse_deleted(self, missing: Iterable[str]) -> None:
         """Raise an error about topics that existed earlier and that the broker does not know:
@@ -365,7 +365,17 @@ class Topics:
                 config |= override.config
                 if override.partitions is not None and topic not in self._single:
                     partitions = override.partitions
+        config |= self._required_policy(topic)
         return NewTopic(topic, partitions, replication_factor, topic_configs=config)
+
+    def _required_policy(self, topic: str) -> dict[str, str]:
+        """Return the cleanup.policy that a topic must have, whatever kafka.topics says: markers and
+        logical decoding messages have no key, and a compacted topic refuses such records."""
+        if topic in (POSITION_TOPIC, SNAPSHOT_TOPIC):
+            return {"cleanup.policy": "compact"}
+        if self._settings.dialect == "walgate" and topic in (self._marker_topic, message_topic(self._settings.prefix)):
+            return {"cleanup.policy": "delete"}
+        return {}
 
     def makes_compacted(self, topic: str) -> bool:
         """Return whether the settings make this topic compacted. Such a topic refuses records
@@ -373,8 +383,8 @@ class Topics:
         policy: str | None = self.new_topic(topic, 1).topic_configs.get("cleanup.policy")
         return policy == "compact"
 
-    async def check_position_topic(self) -> None:
-        """Raise an error unless the position topic is compacted: retention could delete a
-        position."""
-        config = (await self._admin.topic_configs([POSITION_TOPIC], ["cleanup.policy"]))[POSITION_TOPIC]
-        report_of(check_position_topic(POSITION_TOPIC, config)).raise_errors()
+    async def check_compacted(self, topic: str) -> None:
+        """Raise an error unless the topic is compacted: retention could delete a position or the
+        state of a snapshot."""
+        config = (await self._admin.topic_configs([topic], ["cleanup.policy"]))[topic]
+        report_of(check_compacted(topic, config)).raise_errors()

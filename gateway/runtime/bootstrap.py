@@ -139,6 +139,7 @@ class StartResult:
         are written. Call it after the fence, when no other gateway writes them any more."""
         kafka = self._settings.kafka
         values = await _snapshot_values(kafka, self.topics, self.producer)
+        await self.topics.check_compacted(SNAPSHOT_TOPIC)
         return await self._decoded(of_slot(self.position.key, values))
 
     async def _decoded(self, values: dict[bytes, bytes]) -> tuple[StoredStates, bytes]:
@@ -303,7 +304,7 @@ class Bootstrap:
         await self._topics.start()
         self._stack.push_async_callback(close, self._topics.close)
         await self._topics.ensure([POSITION_TOPIC, transaction_topic(prefix)])
-        await self._topics.check_position_topic()
+        await self._topics.check_compacted(POSITION_TOPIC)
         self._wait_for("the schema registry")
         self._registry = self._registry_client()
         self._stack.push_async_callback(close, self._registry.close)

@@ -11,6 +11,7 @@ from gateway.startup.findings import Finding, OperatorWarning
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted
 
 CLUSTER: Final = "the cluster"
+_POLICY: Final = "cleanup.policy"
 _DAY_MS: Final = 24 * 3600 * 1000
 _MIRROR_MS: Final = 3 * _DAY_MS
 """Retention below three days is reported: a mirror that is down for a long weekend would have to
@@ -55,6 +56,15 @@ class TopicFacts:
     """The smallest number of replicas of any of its partitions."""
     leaderless: int = 0
     config: Mapping[str, str] = field(default_factory=dict)
+    is_new: bool = False
+    """Whether the topic does not exist. The gateway would create it with this configuration, which
+    does not contain what it inherits from the brokers."""
+
+    def remedy(self, name: str, value: object) -> str:
+        """Return how to give a configuration of the topic this value."""
+        if self.is_new:
+            return f'in kafka.topics, set "{name}" = "{value}" for {self.name}'
+        return f"{_ALTER_TOPIC.format(self.name)}{name}={value}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,9 @@ class KafkaFacts:
     config: Mapping[str, str]
     topics: Mapping[str, TopicFacts]
     refusals: tuple[Refused, ...] = ()
+    new_topics: Mapping[str, TopicFacts] = field(default_factory=dict)
+    """Topics that the gateway would create. Of the tables' topics with the same configuration, only
+    one is here."""
 
     @property
     def unseen(self) -> frozenset[str]:
@@ -168,15 +181,14 @@ def _brokers_there(count: int) -> str:
 
 
 def check_topics(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
-    """Check the gateway's topics as they are, and as the brokers would create them."""
-    for name in (expected.position_topic, expected.marker_topic):
-        topic = facts.topics.get(name)
-        if topic is not None:
-            yield from check_single_partition(name, topic.partitions)
-    position = facts.topics.get(expected.position_topic)
-    if position is not None and position.config:
-        yield from check_position_topic(position.name, position.config)
+    """Check the gateway's topics as they are, and as the gateway would create them."""
     for topic in facts.topics.values():
+        is_compacted = topic.name in (expected.position_topic, SNAPSHOT_TOPIC)
+        if is_compacted or (topic.name == expected.marker_topic and expected.counts_records):
+            yield from check_single_partition(topic.name, topic.partitions)
+        if is_compacted and topic.config:
+            yield from check_compacted(topic.name, topic.config)
+    for topic in (*facts.topics.values(), *facts.new_topics.values()):
         yield from _topic(topic, expected)
     yield from _retention(facts, expected)
 
@@ -207,11 +219,20 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
         )
 
 
-def check_position_topic(name: str, config: Mapping[str, str]) -> Iterator[Finding]:
-    """Refuse a position topic that is not compacted: retention would delete positions, which must
-    be durable."""
-    policy = config.get("cleanup.policy", "")
-    if policy != "compact":
+def check_compacted(name: str, config: Mapping[str, str]) -> Iterator[Finding]:
+    """Refuse a topic of positions or snapshots that is not compacted: retention would delete their
+    states, which must be durable."""
+    policy = config.get(_POLICY, "")
+    if policy == "compact":
+        return
+    if name == SNAPSHOT_TOPIC:
+        yield StopForOperator(
+            f"topic {name} has cleanup.policy={policy}: retention would delete the progress of snapshots",
+            hint="kafka-configs.sh --bootstrap-server ... --alter --entity-type topics "
+            f"--entity-name {name} --add-config cleanup.policy=compact (if retention has deleted progress already, also take a "
+            "new snapshot of the unfinished tables: walgate snapshot start)",
+        )
+    else:
         yield StopForOperator(
             f"topic {name} has cleanup.policy={policy}: retention would delete the resume LSNs",
             hint="kafka-configs.sh --bootstrap-server ... --alter --entity-type topics "
@@ -234,27 +255,36 @@ def _topic(topic: TopicFacts, expected: KafkaExpected) -> Iterator[Finding]:
             f"topic {topic.name} has {counted(topic.replicas, 'replica')}, but its min.insync.replicas is {least}: "
             f"{_fewer_replicas(topic.replicas)}",
             "add replicas (kafka-reassign-partitions.sh), or lower the minimum: "
-            f"{alter}min.insync.replicas={max(topic.replicas - 1, 1)}",
+            + topic.remedy("min.insync.replicas", max(topic.replicas - 1, 1)),
         )
     if topic.name == expected.position_topic:
         return
-    if topic.name == expected.marker_topic and "compact" in config.get("cleanup.policy", ""):
+    policy = config.get(_POLICY, "delete")
+    removes_counted = topic.name != SNAPSHOT_TOPIC and expected.counts_records and "compact" in policy
+    if removes_counted and topic.name == expected.marker_topic:
         yield StopForOperator(
             f"topic {topic.name} is compacted: markers have no key, so Kafka would reject them",
             hint=f"{alter}cleanup.policy=delete",
         )
-    elif topic.name != SNAPSHOT_TOPIC and expected.counts_records and "compact" in config.get("cleanup.policy", ""):
+    elif removes_counted:
         yield OperatorWarning(
             f"topic {topic.name} is compacted: Kafka removes records that the markers count, and a consumer that misses one "
             "stops; records without a key are rejected",
-            f"{alter}cleanup.policy=delete",
+            topic.remedy(_POLICY, "delete"),
         )
     largest = _number(config, "max.message.bytes")
     if largest is not None and largest < expected.max_record_bytes:
         yield OperatorWarning(
             f"topic {topic.name} accepts record batches of at most {largest} bytes, but kafka.max_record_bytes is "
             f"{expected.max_record_bytes}: a row larger than the topic's limit stops the gateway",
-            f"{alter}max.message.bytes={expected.max_record_bytes}",
+            topic.remedy("max.message.bytes", expected.max_record_bytes),
+        )
+    kept = _number(config, "retention.bytes")
+    if kept is not None and 0 <= kept < expected.max_record_bytes and "delete" in policy:
+        yield OperatorWarning(
+            f"topic {topic.name} keeps only about {kept} bytes of each partition, less than one record may have "
+            f"(kafka.max_record_bytes = {expected.max_record_bytes}): a consumer that falls behind misses records, and stops",
+            topic.remedy("retention.bytes", -1),
         )
 
 
@@ -268,10 +298,11 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
             "mirror with a new snapshot of its tables",
             "before the first start, set kafka.retention_ms to -1, or to the longest time (in ms) that a consumer may be down",
         )
-    marker = facts.topics.get(expected.marker_topic)
-    kept = _number(marker.config, "retention.ms") if marker is not None else None
-    for topic in facts.topics.values():
-        own = _number(topic.config, "retention.ms")
+    topics = {**facts.new_topics, **facts.topics}
+    marker = topics.get(expected.marker_topic)
+    kept = _own_retention_ms(marker, of_new) if marker is not None else None
+    for topic in topics.values():
+        own = _own_retention_ms(topic, of_new)
         is_read_by_marker = topic.name not in (expected.marker_topic, expected.position_topic, SNAPSHOT_TOPIC)
         if (
             not is_read_by_marker
@@ -280,19 +311,24 @@ def _retention(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding]:
             or "delete" not in topic.config.get("cleanup.policy", "delete")
         ):
             continue
-        alter = f"{_ALTER_TOPIC.format(topic.name)}retention.ms="
         if kept is not None and (kept < 0 or own < kept):
             yield OperatorWarning(
                 f"topic {topic.name} keeps records {_hours(own)}, but {expected.marker_topic} keeps them "
                 f"{_hours(kept)}: a consumer that starts at the oldest marker misses records, and stops",
-                f"{alter}{kept}",
+                topic.remedy("retention.ms", kept),
             )
-        elif own < _MIRROR_MS:
+        elif own < _MIRROR_MS and not (topic.is_new and own == of_new):
             yield OperatorWarning(
                 f"topic {topic.name} keeps records {_hours(own)}: a mirror that is down for longer stops, and must be replaced "
                 "by a new mirror with a new snapshot of its tables",
-                f"to keep them forever: {alter}-1. Or set, instead of -1, the longest time (in ms) that a consumer may be down",
+                f"to keep them forever: {topic.remedy('retention.ms', -1)}. Or set, instead of -1, the longest time (in ms) that "
+                "a consumer may be down",
             )
+
+
+def _own_retention_ms(topic: TopicFacts, of_new: int | None) -> int | None:
+    own = _number(topic.config, "retention.ms")
+    return of_new if own is None and topic.is_new else own
 
 
 def _broker_retention_ms(config: Mapping[str, str]) -> int | None:
@@ -342,7 +378,7 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
 
 def _must_see(on: str, expected: KafkaExpected) -> bool:
     """Return whether a start, not only this check, needs to see the configuration."""
-    return on == expected.position_topic or (on == CLUSTER and expected.replication_factor < 0)
+    return on in (expected.position_topic, SNAPSHOT_TOPIC) or (on == CLUSTER and expected.replication_factor < 0)
 
 
 def _resource(on: str, expected: KafkaExpected) -> str:

@@ -199,6 +199,20 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
     await place.finds("stops", "kafka.transaction_timeout_s is 2000", "= 900", kafka={"transaction_timeout_s": 2000})
     await place.finds("stops", "requests of at most 104857600 bytes", kafka={"max_record_bytes": 200 << 20})
     await place.finds("warning", "keep records for 1 h", kafka={"retention_ms": 3_600_000})
+    for config, table, outcome, words in (
+        ({"retention.ms": "7d"}, "t", "stops", ("would reject the request to create", "7d", "kafka.topics")),
+        ({"max.message.bytes": "2000"}, "u", "warning", ("of at most 2000 bytes", "in kafka.topics")),
+        ({"cleanup.policy": "compact"}, ".*", "warning", ("is compacted", f"for {place.prefix}.public.f")),
+    ):
+        override = {"pattern": rf"{place.prefix}\.public\.{table}", "config": config}
+        await place.finds(outcome, *words, kafka={"topics": [override]})
+    for policy, outcomes in (
+        ("compact", {"ok", "warning"}),
+        ("delete", {"ok"}),
+    ):  # the gateway's own topics keep theirs
+        override = {"pattern": ".*", "config": {"cleanup.policy": policy}}
+        checked = await run_check(place.settings(kafka={"topics": [override]}))
+        assert {one.outcome for one in checked if one.area == "kafka"} == outcomes, render(checked)
     await place.finds(
         "waits",
         "not point to a schema registry",
@@ -214,9 +228,15 @@ async def _topics_and_rights(place: Place, account: dict[str, Any]) -> None:
     markers = f"{place.prefix}.transaction"
     table = f"{place.prefix}.public.t"
     for future in admin.create_topics(
-        [NewTopic(markers, 2, 1), NewTopic(table, 1, 1, config={"max.message.bytes": "1048588"})]
+        [
+            NewTopic(markers, 2, 1),
+            NewTopic(table, 1, 1, config={"max.message.bytes": "1048588"}),
+            NewTopic(f"{place.prefix}.public_f", 1, 1),  # another name is left for the topic of f
+        ]
     ).values():
         future.result(30)
+    checked = await run_check(place.settings())
+    assert not any(f"{place.prefix}.public.f" in one.message for one in checked), render(checked)
     await place.finds("stops", f"{markers} has 2 partitions", "another kafka.prefix")
     await place.finds(
         "warning", f"{table} accepts record batches of at most 1048588 bytes", "max.message.bytes=16777216"

@@ -320,6 +320,14 @@ async def _positions_may_be_deleted(place: Place) -> None:
     await place.set_topic(POSITION_TOPIC, "cleanup.policy", "delete")
 
 
+async def _states_may_be_deleted(place: Place) -> None:
+    place.set(snapshot__mode="initial")
+    await place.streams()
+    await place.stop()
+    await place.insert()
+    await place.set_topic(SNAPSHOT_TOPIC, "cleanup.policy", "delete")
+
+
 async def _markers_deleted(place: Place) -> None:
     await place.delete_topic(f"{place.prefix}.transaction")
     await place.new_topic(f"{place.prefix}.transaction")
@@ -497,6 +505,9 @@ SHARED: dict[str, Walk] = {
     ),
     "snapshot": Walk("does not contain the state of a snapshot", _junk_state, _read_again, first=True),
     "positions deletable": Walk("retention would delete the resume LSNs", _positions_may_be_deleted, _topic_as_told),
+    "states deletable": Walk(
+        "retention would delete the progress of snapshots", _states_may_be_deleted, _topic_as_told, first=True
+    ),
 }
 
 

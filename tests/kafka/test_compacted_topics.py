@@ -1,14 +1,20 @@
-"""debezium.compacted_topics: which new topics keep the last record of each key."""
+"""Which new topics keep only the last record of each key."""
 
 from __future__ import annotations
 
+from typing import Literal
+
+import pytest
+
 from gateway.config.kafka import KafkaSettings, TopicOverride
 from gateway.kafka.topics import Topics
-from schemas.topic_names import POSITION_TOPIC, message_topic, transaction_topic
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, message_topic, transaction_topic
 
 
-def topics(*overrides: TopicOverride, compacted: bool = True) -> Topics:
-    settings = KafkaSettings(dialect="debezium", prefix="shop", topics=overrides)
+def topics(
+    *overrides: TopicOverride, compacted: bool = True, dialect: Literal["walgate", "debezium"] = "debezium"
+) -> Topics:
+    settings = KafkaSettings(dialect=dialect, prefix="shop", topics=overrides)
     return Topics(settings, transaction_topic("shop"), set(), lambda _: None, compacted=compacted)
 
 
@@ -22,3 +28,11 @@ async def test_topics_of_tables_are_compacted_and_no_others() -> None:
 async def test_a_topic_of_its_own_kind_stays_so() -> None:
     made = topics(TopicOverride(pattern="shop.public.log", config={"cleanup.policy": "delete"}))
     assert made.makes_compacted("shop.public.orders") and not made.makes_compacted("shop.public.log")
+
+
+@pytest.mark.parametrize("policy", ["compact", "delete"])
+async def test_a_pattern_that_matches_all_topics_leaves_those_of_the_gateway_as_they_must_be(policy: str) -> None:
+    made = topics(TopicOverride(pattern=".*", config={"cleanup.policy": policy}), compacted=False, dialect="walgate")
+    assert made.makes_compacted(POSITION_TOPIC) and made.makes_compacted(SNAPSHOT_TOPIC)
+    assert not made.makes_compacted(transaction_topic("shop")) and not made.makes_compacted(message_topic("shop"))
+    assert made.makes_compacted("shop.public.orders") == (policy == "compact")

@@ -144,6 +144,14 @@ def topic(name: str, *, partitions: int | None = None, replicas: int = 3, leader
     return World(brokers=replace(BROKERS, topics={**TOPICS, name: changed}))
 
 
+def new_topic(**config: str) -> World:
+    name = "cdc.shop.items"
+    changed = {"max.message.bytes": str(16 << 20), "retention.ms": "-1"} | {
+        k.replace("_", "."): v for k, v in config.items()
+    }
+    return World(brokers=replace(BROKERS, new_topics={name: TopicFacts(name, 3, 3, config=changed, is_new=True)}))
+
+
 def refused(operation: str, on: str, error: str, reason: str = "") -> World:
     return World(brokers=replace(BROKERS, refusals=(Refused(operation, on, error, reason),)))
 
@@ -527,6 +535,20 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "cleanup.policy=compact",
     ),
     (
+        "states in parts",
+        topic("walgate.snapshot", partitions=3),
+        STOP,
+        "walgate.snapshot has 3 partitions",
+        "start the incomplete snapshots again",
+    ),
+    (
+        "states deleted",
+        topic("walgate.snapshot", cleanup_policy="delete"),
+        STOP,
+        "retention would delete the progress of snapshots",
+        "--entity-name walgate.snapshot --add-config cleanup.policy=compact",
+    ),
+    (
         "markers compacted",
         topic("cdc.transaction", cleanup_policy="compact"),
         STOP,
@@ -553,6 +575,34 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         WARN,
         "keeps records for 1 h, but cdc.transaction keeps them forever",
         "retention.ms=-1",
+    ),
+    (
+        "markers die by size",
+        topic("cdc.transaction", retention_bytes="100000"),
+        WARN,
+        "cdc.transaction keeps only about 100000 bytes",
+        "--entity-name cdc.transaction --add-config retention.bytes=-1",
+    ),
+    (
+        "record size of a new topic",
+        new_topic(max_message_bytes="2000"),
+        WARN,
+        "cdc.shop.items accepts record batches of at most 2000 bytes",
+        'in kafka.topics, set "max.message.bytes" = "16777216" for cdc.shop.items',
+    ),
+    (
+        "rows of a new topic compacted",
+        new_topic(cleanup_policy="compact"),
+        WARN,
+        "cdc.shop.items is compacted",
+        'in kafka.topics, set "cleanup.policy" = "delete"',
+    ),
+    (
+        "rows of a new topic die before markers",
+        new_topic(retention_ms="3600000"),
+        WARN,
+        "cdc.shop.items keeps records for 1 h, but cdc.transaction keeps them forever",
+        'in kafka.topics, set "retention.ms" = "-1"',
     ),
     (
         "no leader",
