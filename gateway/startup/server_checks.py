@@ -18,8 +18,9 @@ NEWEST_VERSION: Final = 18
 _ADDS_TABLES_SAFELY: Final = {14: 140018, 15: 150013, 16: 160009, 17: 170005}
 """The first releases in which invalidations reach transactions that are open while ALTER
 PUBLICATION commits (release notes of May 2025)."""
-
-
+_FILLS_OLD_ROWS: Final = {15: 150006, 16: 160002}
+"""The first releases in which an old row has the constant default of a column that was added after
+the row was written, not NULL (release notes of February 2024)."""
 _DECODES_AGAIN: Final = "14.19, 15.14, 16.10, 17.6"
 _MAY_NOT_DECODE: Final = frozenset({140018, 150013, 160009, 170005})
 """The releases in _ADDS_TABLES_SAFELY, whose correction sends too many invalidations; the releases
@@ -48,6 +49,13 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
             "this version of PostgreSQL may leave out changes to a table, without any notice, if a transaction that has "
             "changed it is open while ALTER PUBLICATION ... ADD TABLE commits",
             f"upgrade to {_DECODES_AGAIN} or newer; until then, add tables as described in docs/tables.md",
+        )
+    if server.version_num < _FILLS_OLD_ROWS.get(major, 0):
+        yield OperatorWarning(
+            "this version of PostgreSQL sends NULL instead of a column's default in old rows that were written before the column "
+            "was added, of tables with REPLICA IDENTITY FULL. If a row filter uses the column, UPDATEs and DELETEs can be "
+            "lost",
+            "upgrade to 15.6, 16.2 or newer; until then, rewrite such a table (VACUUM FULL) after ADD COLUMN ... DEFAULT",
         )
     if server.version_num in _MAY_NOT_DECODE:
         yield OperatorWarning(

@@ -111,6 +111,15 @@ def test_doubt_is_a_warning_with_a_hint(facts: Facts, said: str) -> None:
     assert warning.hint
 
 
+@pytest.mark.parametrize(
+    ("version", "is_told"),
+    [(140005, 0), (150000, 1), (150005, 1), (150006, 0), (160001, 1), (160002, 0), (170000, 0), (180006, 0)],
+)
+def test_old_rows_without_the_defaults_of_new_columns_are_told_of(version: int, is_told: int) -> None:
+    found = check_without_position(with_server(version_num=version), EXPECTED).warnings
+    assert sum("sends NULL instead of a column's default" in warning.message for warning in found) == is_told
+
+
 def test_a_slot_without_two_phase_is_a_warning_where_it_is_wanted() -> None:
     (warning,) = check_without_position(FACTS, replace(EXPECTED, two_phase=True)).warnings
     assert "without two_phase" in warning.message
