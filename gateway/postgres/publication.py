@@ -86,7 +86,12 @@ SELECT jsonb_build_object(
     'publication', p.pubname, 'relation_oid', c.oid::bigint, 'namespace', n.nspname, 'name', c.relname,
     'row_filter', chosen.row_filter, 'relreplident', c.relreplident, 'relkind', c.relkind,
     'has_column_list', chosen.attnums IS NOT NULL, 'columns', columns.columns,
-    'identity', keys.identity, 'generated_identity', keys.generated,
+    'identity', keys.identity, 'generated_identity', CASE WHEN c.relreplident <> 'f' THEN keys.generated ELSE (
+        SELECT jsonb_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute AS a
+        WHERE a.attrelid = c.oid AND a.attgenerated <> '' AND NOT a.attisdropped) END,
+    'filter_leaves_identity', EXISTS (
+        SELECT FROM regexp_matches(chosen.row_filter, ':varattno (-?[0-9]+)', 'g') AS used
+        WHERE NOT used[1]::int2 = ANY (keys.attnums)),
     'is_sent_as_root', c.oid IN (SELECT part.relid FROM part WHERE part.pubviaroot),
     'other_identity', CASE WHEN c.relkind = 'p' THEN (
         SELECT jsonb_agg(pg_catalog.format('%I.%I', pn.nspname, l.relname) ORDER BY l.oid)
@@ -112,7 +117,7 @@ CROSS JOIN LATERAL (
       AND CASE WHEN chosen.attnums IS NULL THEN a.attgenerated = '' OR a.attgenerated = 's' AND p.sends_stored
                ELSE a.attnum = ANY (chosen.attnums) END) AS columns
 CROSS JOIN LATERAL (
-    SELECT jsonb_agg(a.attname ORDER BY k.place) AS identity,
+    SELECT jsonb_agg(a.attname ORDER BY k.place) AS identity, array_agg(a.attnum) AS attnums,
            jsonb_agg(a.attname ORDER BY k.place) FILTER (WHERE a.attgenerated <> '') AS generated
     FROM pg_catalog.pg_index AS i
     CROSS JOIN LATERAL unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k (attnum, place)
@@ -122,8 +127,8 @@ CROSS JOIN LATERAL (
 ORDER BY p.pubname, n.nspname, c.relname
 """
 # Additions of PostgreSQL 15: schemas, column lists, row filters. The column lists and filters of a
-# table do not apply if its schema is published too. A filter is only compared and never shown, so
-# the parsed form suffices, without the locations in its SQL.
+# table do not apply if its schema is published too. A filter is only compared and searched, and
+# never shown, so the parsed form suffices, without the locations in its SQL.
 _NAMED_BY_SCHEMA: Final = """UNION
     SELECT p.oid, c.oid FROM publication AS p
     JOIN pg_catalog.pg_publication_namespace AS s ON s.pnpubid = p.oid JOIN publishable AS c ON c.relnamespace = s.pnnspid
@@ -290,6 +295,7 @@ def _relation(row: dict[str, Any]) -> PublishedRelation:
         generated_identity=tuple(row["generated_identity"] or ()),
         primary_key=tuple(row["primary_key"] or ()),
         has_column_list=row["has_column_list"],
+        filter_leaves_identity=row["filter_leaves_identity"],
         other_identity=tuple(row["other_identity"] or ()),
     )
 

@@ -100,9 +100,10 @@ class PublishedRelation:
     identity_columns: tuple[str, ...]  # of DEFAULT and INDEX; empty if the index does not exist
     columns: tuple[PublishedColumn, ...]
     row_filter: str | None  # pg_node_tree: to be compared, and searched by filters.py
-    generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated
+    generated_identity: tuple[str, ...] = ()  # those of identity_columns that are generated; of FULL, all such columns
     primary_key: tuple[str, ...] = ()  # of FULL, if it is not deferrable
-    has_column_list: bool = True
+    has_column_list: bool = False
+    filter_leaves_identity: bool = False  # the row filter uses columns outside of the replica identity
     other_identity: tuple[str, ...] = ()  # partitions with another replica identity, if rows are sent as their root's
 
     @property

@@ -88,6 +88,70 @@ def _identities(facts: Facts) -> Iterator[Finding]:
             "REPLICA IDENTITY DEFAULT; or run ALTER TABLE ... REPLICA IDENTITY FULL (ALTER TABLE "
             f"{without[0]} REPLICA IDENTITY FULL, for example)",
         )
+    for publication in facts.publications.values():
+        if publication.actions & {"update", "delete"}:
+            yield from _identities_left_out(publication, facts.server.version_num)
+
+
+def _identities_left_out(publication: PublicationFacts, version_num: int) -> Iterator[Finding]:
+    """Warn about tables on which PostgreSQL rejects UPDATE and DELETE because the publication does
+    not send the replica identity, or filters by other columns. A key that is sent in part is judged
+    by `_keys_sent_in_part`."""
+    relations = (*publication.relations, *publication.excluded, *publication.sent_as_root)
+    unlisted = [each for each in relations if each.has_column_list and _sends_no_identity(each)]
+    unsent = [
+        each
+        for each in relations
+        if version_num >= 180000 and each.replica_identity == "FULL" and not each.has_column_list
+        if not _sent(each).issuperset(each.generated_identity)
+    ]
+    filtered = [each for each in relations if each.filter_leaves_identity]
+    name = quote_identifier(publication.name)
+    for what, found, hint in (
+        (
+            "with a column list that does not contain the replica identity",
+            unlisted,
+            (
+                f"in one transaction, run ALTER PUBLICATION {name} DROP TABLE ..., then ALTER PUBLICATION {name} ADD TABLE ... "
+                "(columns), containing all columns of the replica identity. With REPLICA IDENTITY FULL, a table cannot "
+                "have a column list: run ALTER TABLE ... REPLICA IDENTITY DEFAULT first, or publish all columns"
+            ),
+        ),
+        (
+            "with REPLICA IDENTITY FULL and generated columns",
+            unsent,
+            (
+                f"ALTER PUBLICATION {name} SET (publish_generated_columns = stored). Virtual generated columns cannot be "
+                "published: for tables with such columns, ALTER TABLE ... REPLICA IDENTITY DEFAULT, with a primary key"
+            ),
+        ),
+        (
+            "with a row filter that uses columns outside of the replica identity",
+            filtered,
+            (
+                "for each of these tables without a column list, run ALTER TABLE ... REPLICA IDENTITY FULL; or use only columns "
+                f"of the replica identity in the row filter: in one transaction, run ALTER PUBLICATION {name} DROP TABLE ..., "
+                f"then ALTER PUBLICATION {name} ADD TABLE ... WHERE (...)"
+            ),
+        ),
+    ):
+        if found:
+            yield OperatorWarning(
+                f"UPDATE and DELETE fail in PostgreSQL on tables {what}, as publication {publication.name} publishes them: "
+                f"{some_names(sorted(each.full_name for each in found))}",
+                hint,
+            )
+
+
+def _sends_no_identity(relation: PublishedRelation) -> bool:
+    """Return whether a column list leaves out the replica identity. With REPLICA IDENTITY FULL,
+    PostgreSQL accepts no list."""
+    identity = relation.identity_columns
+    return relation.replica_identity == "FULL" or (bool(identity) and _sent(relation).isdisjoint(identity))
+
+
+def _sent(relation: PublishedRelation) -> set[str]:
+    return {column.name for column in relation.columns}
 
 
 def _partitions_of_other_identity(facts: Facts) -> Iterator[Finding]:
@@ -194,13 +258,12 @@ def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
     is published and, before 18, for generated columns."""
     for publication in facts.publications.values():
         for relation in publication.relations:
-            sent = {column.name for column in relation.columns}
+            sent = _sent(relation)
             missing = [name for name in relation.identity_columns if name not in sent]
-            if missing and len(missing) < len(relation.identity_columns):
-                table = qualified(relation.namespace, relation.name)
-                if set(missing) <= set(relation.generated_identity):
-                    yield _without_key(facts, publication, relation, missing)
-                    continue
+            table = qualified(relation.namespace, relation.name)
+            if missing and set(missing) <= set(relation.generated_identity):
+                yield _without_key(facts, publication, relation, missing)
+            elif missing and len(missing) < len(relation.identity_columns):
                 yield StopForOperator(
                     f"the column list of publication {publication.name} leaves out {', '.join(missing)}, part of the replica "
                     f"identity of {relation.full_name}: rows that differ only in that part would have the same key",
@@ -215,21 +278,29 @@ def _without_key(
     facts: Facts, publication: PublicationFacts, relation: PublishedRelation, missing: Sequence[str]
 ) -> OperatorWarning:
     """Warn about an identity whose generated columns are not sent. PostgreSQL 18 rejects UPDATE and
-    DELETE on such a table; earlier versions send them without the columns that identify the row."""
+    DELETE on such a table. Earlier versions do so if it has a column list, and else send them
+    without the columns that identify the row."""
     table = qualified(relation.namespace, relation.name)
     said = (
         f"publication {publication.name} does not send generated columns of the table's replica identity: "
         f"{', '.join(missing)}"
     )
+    are_rejected = facts.server.version_num >= 180000 or relation.has_column_list
+    effect = (
+        "PostgreSQL rejects UPDATE and DELETE on the table"
+        if are_rejected
+        else "UPDATE and DELETE events do not identify the row"
+    )
+    said = f"events of {relation.full_name} have no key, and {effect}: {said}"
     if facts.server.version_num >= 180000:
         return OperatorWarning(
-            f"events of {relation.full_name} have no key, and PostgreSQL rejects UPDATE and DELETE on the table: {said}",
+            said,
             "if the publication has a column list for the table, add these columns to the list (in one transaction, ALTER "
             "PUBLICATION ... DROP TABLE ..., then ADD TABLE ... (columns)). Otherwise: ALTER PUBLICATION "
             f"{quote_identifier(publication.name)} SET (publish_generated_columns = stored)",
         )
     return OperatorWarning(
-        f"events of {relation.full_name} have no key, and UPDATE and DELETE events do not identify the row: {said}",
+        said,
         f"if the publication has no column list for the table: ALTER TABLE {table} REPLICA IDENTITY FULL, so that UPDATE and "
         f"DELETE events contain the old row. Otherwise: ALTER TABLE {table} REPLICA IDENTITY USING INDEX ..., with a unique "
         "index whose columns are all in the list",

@@ -125,8 +125,8 @@ def check_new_checkpoint(run: Run, taken_lsn: int, output: Output = OF_MIRROR) -
 
 
 class TopicNote:
-    """The note that the output at `path` is made from the marker topic `topic`. It is made after the
-    first batch: before, it is not certain that the checkpoint belongs to the topic."""
+    """The note that the output at `path` is made from the marker topic `topic`. The first batch
+    makes it at its end: before, it is not certain that the checkpoint belongs to the topic."""
 
     def __init__(self, path: str, topic: str) -> None:
         self._path, self._topic = path, topic

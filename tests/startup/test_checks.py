@@ -68,7 +68,9 @@ def test_what_is_as_it_must_be_has_no_findings() -> None:
                 FACTS,
                 publications={
                     "p": PUBLICATION,
-                    "q": replace(PUBLICATION, name="q", relations=(replace(ORDERS, columns=(ID,)),)),
+                    "q": replace(
+                        PUBLICATION, name="q", relations=(replace(ORDERS, columns=(ID,), has_column_list=True),)
+                    ),
                 },
             ),
             replace(EXPECTED, publications=("p", "q")),

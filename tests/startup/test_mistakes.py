@@ -285,6 +285,34 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "add these columns to the column list",
     ),
     (
+        "no key in the list",
+        published(replace(ORDERS, identity_columns=("part",), has_column_list=True)),
+        WARN,
+        "a column list that does not contain the replica identity, as publication p publishes them: shop.orders",
+        'ALTER PUBLICATION "p" DROP TABLE',
+    ),
+    (
+        "a list with FULL",
+        published(replace(ORDERS, replica_identity="FULL", has_column_list=True)),
+        WARN,
+        "a column list that does not contain the replica identity, as publication p publishes them: shop.orders",
+        "REPLICA IDENTITY DEFAULT first",
+    ),
+    (
+        "generated columns with FULL",
+        published(replace(ORDERS, replica_identity="FULL", generated_identity=("twice",))),
+        WARN,
+        "REPLICA IDENTITY FULL and generated columns, as publication p publishes them: shop.orders",
+        "publish_generated_columns = stored",
+    ),
+    (
+        "a filter by other columns",
+        published(replace(ORDERS, filter_leaves_identity=True)),
+        WARN,
+        "a row filter that uses columns outside of the replica identity, as publication p publishes them: shop.orders",
+        "REPLICA IDENTITY FULL",
+    ),
+    (
         "no updates",
         World(facts=with_publication(actions=frozenset({"insert", "truncate"}))),
         WARN,
@@ -298,7 +326,9 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
                 FACTS,
                 publications={
                     "p": PUBLICATION,
-                    "q": replace(PUBLICATION, name="q", relations=(replace(ORDERS, columns=(ID,)),)),
+                    "q": replace(
+                        PUBLICATION, name="q", relations=(replace(ORDERS, columns=(ID,), has_column_list=True),)
+                    ),
                 },
             ),
             expected=replace(EXPECTED, publications=("p", "q")),
