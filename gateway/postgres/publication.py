@@ -34,6 +34,19 @@ SELECT to_jsonb(p) || jsonb_build_object(
     JOIN pg_catalog.pg_namespace AS rn ON rn.oid = r.relnamespace
     LEFT JOIN pg_catalog.pg_publication_rel AS l ON l.prpubid = p.oid AND l.prrelid = r.oid
     WHERE CASE WHEN p.puballtables THEN l.oid IS NULL AND NOT r.relispartition ELSE l.oid IS NOT NULL {by_schema} END),
+    'inherited', (
+    SELECT jsonb_agg(jsonb_build_array(pg_catalog.format('%I.%I', rn.nspname, r.relname),
+                                       pg_catalog.format('%I.%I', cn.nspname, c.relname)) ORDER BY r.oid, c.oid)
+    FROM pg_catalog.pg_inherits AS i
+    JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind = 'r' AND NOT c.relispartition AND c.relpersistence = 'p'
+    JOIN pg_catalog.pg_namespace AS cn ON cn.oid = c.relnamespace
+    JOIN pg_catalog.pg_class AS r ON r.oid = i.inhparent AND r.relkind = 'r' AND r.relpersistence = 'p'
+    JOIN pg_catalog.pg_namespace AS rn ON rn.oid = r.relnamespace
+    LEFT JOIN pg_catalog.pg_publication_rel AS l ON l.prpubid = p.oid AND l.prrelid = r.oid
+    WHERE NOT p.puballtables AND (l.oid IS NOT NULL {by_schema}) AND NOT EXISTS (
+        SELECT FROM pg_catalog.pg_publication AS p, pg_catalog.pg_class AS r
+        LEFT JOIN pg_catalog.pg_publication_rel AS l ON l.prrelid = r.oid
+        WHERE r.oid = c.oid AND p.pubname = ANY ($1::text[]) AND (p.puballtables OR l.prpubid = p.oid {by_schema}))),
     'oid', p.oid::bigint, 'detaching', CASE WHEN p.puballtables AND p.pubviaroot THEN (
     SELECT jsonb_agg(jsonb_build_array(pg_catalog.format('%I.%I', rn.nspname, r.relname),
                                        pg_catalog.format('%I.%I', cn.nspname, c.relname)) ORDER BY c.oid)
@@ -268,6 +281,7 @@ def parse_publications(
             sent_as_root=tuple(sent_as_root.get(row["pubname"], ())),
             detaching=tuple((root, partition) for root, partition in row["detaching"] or ()),
             foreign=_foreign(row["foreign"] or (), excluded),
+            inherited=tuple((parent, child) for parent, child in row["inherited"] or ()),
         )
         for row in publications
     }

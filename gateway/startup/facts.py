@@ -144,6 +144,9 @@ class PublicationFacts:
     foreign: tuple[tuple[str, str], ...] = ()
     """Names of a published partitioned table and of its partition, for each partition that is a
     foreign table, as `format_relation` writes them."""
+    inherited: tuple[tuple[str, str], ...] = ()
+    """Quoted names of a published table and of a table that inherits from it (INHERITS), for each
+    such table that none of the publications contains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
     yield from _keys_sent_in_part(facts)
     yield from _detaching(facts)
     yield from _foreign_partitions(facts)
+    yield from _inherited(facts)
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:
@@ -253,6 +254,23 @@ def _foreign_partitions(facts: Facts) -> Iterator[Finding]:
             )
 
 
+def _inherited(facts: Facts) -> Iterator[Finding]:
+    """Warn about tables that inherit from a published table and are not published. PostgreSQL
+    publishes them only if they exist when their parent is added to the publication."""
+    for publication in facts.publications.values():
+        if publication.inherited:
+            name = quote_identifier(publication.name)
+            children = [child for _, child in publication.inherited]
+            yield OperatorWarning(
+                f"tables that inherit from tables in publication {publication.name} are not published, and their rows are not "
+                f"sent: {some_names(children)}",
+                f"ALTER PUBLICATION {name} ADD TABLE {children[0]}, for example. A publication FOR TABLE gets no child table "
+                "that is created later. If children are created again and again, as TimescaleDB's chunks are, publish all tables "
+                f"or their schema (PostgreSQL 15 and later: ALTER PUBLICATION {name} ADD TABLES IN SCHEMA ...). If their rows "
+                "are not wanted, nothing needs to be done",
+            )
+
+
 def _keys_sent_in_part(facts: Facts) -> Iterator[Finding]:
     """Check identities of which only some columns are sent. PostgreSQL allows this if only INSERT
     is published and, before 18, for generated columns."""
@@ -321,7 +339,8 @@ def check_excluded(facts: Facts, _: Expected) -> Iterator[Finding]:
         yield OperatorWarning(
             f"chunks of TimescaleDB's hypertables are left out, and with them all rows of hypertables: {some_names(chunks)}",
             "to send the chunks, each as a table of its own, set source.excluded_tables to a list without "
-            "_timescaledb_internal.*; otherwise, nothing needs to be done",
+            "_timescaledb_internal.*, and publish FOR ALL TABLES or FOR TABLES IN SCHEMA _timescaledb_internal, since a "
+            "publication FOR TABLE gets no new chunks; otherwise, nothing needs to be done",
         )
 
 

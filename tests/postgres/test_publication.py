@@ -218,6 +218,9 @@ async def test_a_row_is_sent_as_a_row_of_the_relation_that_is_found(source: Data
             found = {row[0] for row in await sql.fetch("SELECT unnest($1::oid[])::regclass::text", oids)}
             sent = {row["name"] for row in await sql.fetch(SENT_AS, slot, ", ".join(names))}
             assert found - {"childless", "empty"} == sent, f"{statements}, seed {SEED}"
+            inherited = {pair for each in facts.values() for pair in each.inherited}
+            is_lost = "parent" in sent and "other.child" not in sent
+            assert inherited == ({("public.parent", "other.child")} if is_lost else set()), f"{statements}, seed {SEED}"
     finally:
         await sql.execute("SELECT pg_drop_replication_slot($1)", slot)
 

@@ -246,6 +246,7 @@ CHANGED: list[tuple[Callable[[], Facts], str]] = [
     (lambda: with_publication(via_root=True), "publish_via_partition_root is now true"),
     (lambda: with_publication(all_tables=True), "now for all tables"),
     (lambda: with_publication(oid=8), "was dropped and recreated"),
+    (lambda: with_publication(inherited=(("shop.orders", "shop.old"),)), "that inherit from tables in publication p"),
     (
         lambda: with_publication(relations=(replace(ORDERS, row_filter="(id > 1)"), ITEMS)),
         "the row filter of shop.orders has changed",

@@ -271,6 +271,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "walgate snapshot start 'shop.the root', for example",
     ),
     (
+        "a child that is not published",
+        World(facts=with_publication(inherited=(("shop.orders", 'shop."Old 1"'),))),
+        WARN,
+        'and their rows are not sent: shop."Old 1"',
+        'ALTER PUBLICATION "p" ADD TABLE shop."Old 1"',
+    ),
+    (
         "no identity",
         published(replace(ITEMS, replica_identity="NOTHING", identity_columns=())),
         WARN,
