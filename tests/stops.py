@@ -155,7 +155,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/reaction_by_sqlstate.py 22008", ""): _UNPRINTABLE,
     ("gateway/startup/reaction_by_sqlstate.py 22P05", ""): _UNTRANSLATABLE,
     ("gateway/startup/reaction_by_sqlstate.py 22021", ""): _UNTRANSLATABLE,
-    ("gateway/postgres/classify_errors.py classify", "is now unusable"): _REFUSED,
+    ("gateway/postgres/classify_errors.py classify_in_stream", "is now unusable"): _REFUSED,
     ("gateway/postgres/classify_errors.py classify", "is too large for the server to send"): _REFUSED,
     ("gateway/postgres/credentials.py check_dsn", ""): _MENDED,
     ("gateway/postgres/credentials.py check_form", ""): _MENDED,

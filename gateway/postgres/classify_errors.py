@@ -35,7 +35,7 @@ DRIVER_ERRORS = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Internal
 """Errors that asyncpg and the socket raise. `classified_errors` converts them."""
 
 _LOST_SLOT = re.compile("can no longer (access|get changes)|cannot read from logical|invalidated|maximum reserved size")
-_WEDGED = re.compile("could not map filenumber")
+_WEDGED = re.compile("could not map filenumber")  # reported by elog, which is not translated
 _FINDS_PUBLICATION = "get_publication_oid"
 _OPENS_WAL = "WalSndSegmentOpen"
 _TOO_LARGE = re.compile("invalid memory alloc request size")  # reported by elog, which is not translated
@@ -57,12 +57,6 @@ def classify(said: ServerMessage, doing: str) -> WalgateError:
     text = f"{doing}: {said}"
     if said.sqlstate == "55000" and _LOST_SLOT.search(said.message):
         return Retry(text)  # the catalog shows the loss too, and the next start judges it
-    if said.sqlstate == "XX000" and _WEDGED.search(said.message):
-        return StopForOperator(
-            text,
-            hint="this happens on PostgreSQL 18 when a table is truncated while there are prepared transactions; the slot is "
-            f"now unusable. Set source.two_phase = false. Then {UNTIL_NOW}",
-        )
     if _is_too_large(said):
         return StopForOperator(
             text,
@@ -117,10 +111,12 @@ class StreamCut(Retry):
     """The stream's connection ended without a message from the server, which may have crashed."""
 
 
-def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_streaming: bool = False) -> WalgateError:
+def classify_in_stream(
+    said: ServerMessage, doing: str, *, binary: bool, is_streaming: bool = False, may_be_wedged: bool = False
+) -> WalgateError:
     """Classify an ErrorResponse that arrives while replication starts or runs, when some codes have
     a more specific meaning. `is_streaming` means that the server has accepted START_REPLICATION and
-    reads the WAL."""
+    reads the WAL; `may_be_wedged`, that it is PostgreSQL 18 and that two_phase is on."""
     if said.sqlstate == "42704" and said.routine == _FINDS_PUBLICATION:  # before PostgreSQL 18
         return LossReported(f"{doing}: {said}", LeftOut(said.message, ends_stream=True))
     if said.sqlstate == "58P01" and said.routine == _OPENS_WAL:
@@ -129,6 +125,12 @@ def classify_in_stream(said: ServerMessage, doing: str, *, binary: bool, is_stre
         return NeedsText(
             f"{doing}: a type has no binary output function; continuing with the text format: {said}",
             hint="set source.binary = off to avoid this restart of replication",
+        )
+    if may_be_wedged and said.sqlstate == "XX000" and _WEDGED.search(said.message):
+        return StopForOperator(
+            f"{doing}: {said}",
+            hint="this happens on PostgreSQL 18 when a table is truncated while there are prepared transactions; the slot is "
+            f"now unusable. Set source.two_phase = false. Then {UNTIL_NOW}",
         )
     if is_streaming and is_of_place(said.sqlstate) and not _is_of_value(said):
         return _of_place(said, doing)
@@ -140,7 +142,7 @@ def _is_of_value(said: ServerMessage) -> bool:
     remedy than abandoning this position in the WAL."""
     if said.sqlstate in _PRINTS_VALUES:
         return said.routine in _PRINTS_VALUES[said.sqlstate]
-    return _is_too_large(said) or (said.sqlstate == "XX000" and _WEDGED.search(said.message) is not None)
+    return _is_too_large(said)
 
 
 def _of_place(said: ServerMessage, doing: str) -> CannotDecode:

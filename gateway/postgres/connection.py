@@ -212,6 +212,7 @@ async def connect_replication(
         largest_row=largest_row,
         largest_message=largest_message,
         backend_pid=connection.get_server_pid(),
+        server_major=connection.get_server_version().major,
     )
     _detect_dead_peer(transport_of(connection).get_extra_info("socket"), silence_limit_s)
     connection.hand_over(stream)

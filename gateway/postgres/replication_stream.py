@@ -62,6 +62,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         largest_message: int = LARGEST_MESSAGE,
         clock: Callable[[], float] = time.monotonic,
         backend_pid: int = 0,
+        server_major: int = 0,
     ) -> None:
         self.on_reply_request: Callable[[], None] = _ignore
         self._on_notice: Callable[[ServerMessage], None] = _ignore_notice
@@ -73,7 +74,9 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._state = State.READY
         self._transport: asyncio.Transport | None = None
         self.failure: WalgateError | None = None
+        self._server_major = server_major
         self._binary = False  # the binary format was requested
+        self._may_be_wedged = False
         self._agreed = False  # CopyBothResponse has arrived, whatever came after it
         self.is_paused = False
         """Whether reading is paused because the buffer is full: the reader is slower than the
@@ -132,6 +135,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         self._tolerates_left_out = tolerates_left_out or _never
         query = start_command(slot, start_lsn, options)
         self._binary = options.get("binary") == "on"
+        self._may_be_wedged = self._server_major >= 18 and options.get("two_phase") == "on"
         self._send_query(query, State.STARTING, f"starting replication from slot {slot} at {start_lsn}")
         await self._until(lambda: self._agreed, timeout_s)
 
@@ -250,7 +254,13 @@ class ReplicationStream(asyncio.BufferedProtocol):
         match kind, self._state:
             case "E", (State.STARTING | State.COPYING):
                 said = parse_server_message(body)
-                return classify_in_stream(said, self._place, binary=self._binary, is_streaming=self._agreed)
+                return classify_in_stream(
+                    said,
+                    self._place,
+                    binary=self._binary,
+                    is_streaming=self._agreed,
+                    may_be_wedged=self._may_be_wedged,
+                )
             case "E", _:
                 return classify(parse_server_message(body), self._place)
             case "N", _:

@@ -144,6 +144,17 @@ def test_what_the_server_cannot_decode_is_an_error_of_the_place(
 
 
 @pytest.mark.parametrize(
+    ("may_be_wedged", "kind"), [(True, StopForOperator), (False, CannotDecode)], ids=["two-phase of 18", "others"]
+)
+def test_a_file_that_is_not_mapped_is_given_up_only_where_nothing_else_helps(
+    may_be_wedged: bool, kind: type[WalgateError]
+) -> None:
+    said = ServerMessage("ERROR", "XX000", 'could not map filenumber "base/5/16400" to relation OID')
+    error = classify_in_stream(said, "stream", binary=True, is_streaming=True, may_be_wedged=may_be_wedged)
+    assert type(error) is kind and ("source.two_phase = false" in error.hint) is may_be_wedged
+
+
+@pytest.mark.parametrize(
     ("sqlstate", "message"),
     [
         ("XX000", "invalid memory alloc request size 1080000003"),
