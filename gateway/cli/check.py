@@ -21,7 +21,7 @@ from gateway.cli.check_report import CheckReport, CheckResult
 from gateway.cli.pattern_checks import check_patterns
 from gateway.cli.stream_server import stream_login
 from gateway.config.settings import Settings
-from gateway.errors import RetrySlowly, WalgateError
+from gateway.errors import DataGap, RetrySlowly, WalgateError
 from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
 from gateway.kafka.durability import cautions, durability_of
 from gateway.kafka.listener_probe import probe_listener
@@ -40,7 +40,7 @@ from gateway.runtime.source_catalog import expected_of
 from gateway.runtime.stored_positions import decode_positions, fresh_position, refuse_other_dialect
 from gateway.schema_errors import open_registry, topics_with_schema
 from gateway.startup.facts import Facts, Stored
-from gateway.startup.findings import Finding, OperatorWarning
+from gateway.startup.findings import Finding, OperatorWarning, report_of
 from gateway.startup.kafka_checks import KafkaExpected, KafkaFacts, check_brokers, check_refusals, check_topics
 from gateway.startup.listener_checks import check_bootstrap, check_cleartext_login, check_listener
 from gateway.startup.position_checks import (
@@ -53,6 +53,7 @@ from gateway.startup.position_checks import (
 from gateway.startup.publication_checks import check_actions, excluded_names, some_names
 from gateway.startup.role_checks import RoleFacts, check_role
 from gateway.startup.server_checks import check_left_behind, check_slot_capacity
+from gateway.startup.slot_checks import check_slot
 from gateway.startup.start import check_without_position
 from gateway.startup.timeline_checks import parse_history, position_at_fork
 from gateway.transactions.position import Position
@@ -369,13 +370,19 @@ class _Check:
         former = position_before_rename(stored, fresh, after)
         if former is not None:
             stored = after_rename(stored, former, fresh)
-        yield from check_prefix(stored.positions, fresh, after)
+        refused = list(check_prefix(stored.positions, fresh, after))
+        if refused:  # a start judges nothing else then
+            yield from refused
+            return
+        of_slot = report_of(check_slot(after, self._expected)).errors
+        lost = [error for error in of_slot if isinstance(error, DataGap)]  # the others were reported with PostgreSQL
         known = stored.positions.get(fresh.key)
         if known is None or known.state != "ACTIVE":
-            found = check_first_start(stored, fresh, after, adopt_slot=self._settings.source.adopt_slot)
-            obstacles = list(found) if known is None else []
+            adopts = self._settings.source.adopt_slot
+            is_first = known is None and not of_slot
+            obstacles = list(check_first_start(stored, fresh, after, adopt_slot=adopts)) if is_first else lost
             yield from obstacles
-            if not obstacles:
+            if not obstacles and not of_slot:
                 self._report.ok(
                     "resume_lsn",
                     f"nothing has been delivered from slot {fresh.slot} yet: this would be the first start",
@@ -390,4 +397,4 @@ class _Check:
         expected = replace(self._expected, timeline=known.timeline)
         left_behind = list(check_left_behind(after, expected))
         known = position_at_fork(known, self._left_at.get(known.timeline))
-        yield from left_behind or check_progress(before, stored, after, known)
+        yield from left_behind or (*lost, *check_progress(before, stored, after, known))

@@ -123,6 +123,7 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
     await sql.execute("ALTER PUBLICATION p DROP TABLE bare")
     await sql.execute("SELECT pg_create_physical_replication_slot($1)", place.prefix)
     await place.finds("stops", "is physical, not logical", "another source.slot")
+    assert len(wrong(await run_check(place.settings()))) == 1
     await sql.execute("SELECT pg_drop_replication_slot($1)", place.prefix)
     await sql.execute("SELECT pg_create_logical_replication_slot($1, 'pgoutput')", place.prefix)
     await place.finds("stops", "no resume LSN is stored for it", "source.adopt_slot = true")
@@ -264,6 +265,8 @@ async def test_a_position_that_cannot_be_read_is_not_taken_for_none(place: Place
         assert len(found) == 1 and exit_code(checked) == code, render(checked)
         assert all(word in f"{found[0].message} {found[0].remedy}" for word in words), found
 
+    await finds_only(78, "belongs to slot", "source.slot", source={"slot": f"{place.prefix}_other"})
+    await finds_only(78, "are written with the topic prefix", kafka={"prefix": f"{place.prefix}-other"})
     markers = f"{place.prefix}.transaction"
     for topic, operation, words in (
         (POSITION_TOPIC, AclOperation.READ, ("denies access to topic", "grant Read and Describe")),
