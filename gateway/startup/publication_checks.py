@@ -34,12 +34,7 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
                 "are not sent. If it was renamed, see docs/tables.md (Use another publication)",
             )
         elif not publication.relations and not publication.sent_as_root:
-            yield OperatorWarning(
-                f"publication {name} has no tables: nothing will be sent",
-                f"check that source.dsn names the right database: the current one has no tables, and {name} is FOR ALL TABLES"
-                if publication.all_tables
-                else f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ...",
-            )
+            yield _without_tables(publication)
     yield from _identities(facts)
     yield from _partitions_of_other_identity(facts)
     if expected.keys_needed:
@@ -49,6 +44,25 @@ def check_publications(facts: Facts, expected: Expected) -> Iterator[Finding]:
     yield from _detaching(facts)
     yield from _foreign_partitions(facts)
     yield from _inherited(facts)
+
+
+def _without_tables(publication: PublicationFacts) -> OperatorWarning:
+    name = publication.name
+    if publication.excluded:
+        excluded = sorted(relation.full_name for relation in publication.excluded)
+        return OperatorWarning(
+            f"source.excluded_tables leaves out all tables of publication {name}: nothing will be sent ({some_names(excluded)})",
+            "correct the patterns of source.excluded_tables",
+        )
+    return OperatorWarning(
+        f"publication {name} has no tables: nothing will be sent",
+        (
+            f"check that source.dsn names the right database: the current one has no tables, and {name} is FOR ALL TABLES"
+            if publication.all_tables
+            else f"ALTER PUBLICATION {quote_identifier(name)} ADD TABLE ..."
+        )
+        + ". Unlogged tables cannot be sent: ALTER TABLE ... SET LOGGED",
+    )
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:

@@ -257,6 +257,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "source.dsn",
     ),
     (
+        "all tables excluded",
+        World(facts=with_publication(relations=(), excluded=(ORDERS, ITEMS))),
+        WARN,
+        "source.excluded_tables leaves out all tables of publication p: nothing will be sent (shop.items, shop.orders)",
+        "source.excluded_tables",
+    ),
+    (
         "a foreign partition",
         World(facts=with_publication(foreign=(("shop.root", "shop.far"),))),
         WARN,
