@@ -25,6 +25,10 @@ SELECT jsonb_build_object(
     'reads_statistics', pg_catalog.pg_has_role(r.oid, 'pg_read_all_stats', 'USAGE'),
     'connection_limit', r.rolconnlimit,
     'used_by_role', (SELECT count(*) FROM pg_catalog.pg_stat_activity AS a WHERE a.usesysid = r.oid) - 1,
+    'database', pg_catalog.current_database(),
+    'database_limit', (SELECT d.datconnlimit FROM pg_catalog.pg_database AS d WHERE d.datname = pg_catalog.current_database()),
+    'used_in_database', (
+        SELECT count(*) FROM pg_catalog.pg_stat_activity AS a WHERE a.datname = pg_catalog.current_database()) - 1,
     'used_connections', (SELECT count(*) FROM pg_catalog.pg_stat_activity AS a WHERE a.backend_type = 'client backend') - 1,
     'max_connections', pg_catalog.current_setting('max_connections')::int,
     'reserved_connections', pg_catalog.current_setting('superuser_reserved_connections')::int
@@ -157,6 +161,9 @@ async def role_facts(
         is_local=row["local"],
         connection_limit=row["connection_limit"],
         used_by_role=row["used_by_role"],
+        database=row["database"],
+        database_limit=row["database_limit"],
+        used_in_database=row["used_in_database"],
         max_connections=row["max_connections"],
         reserved_connections=row["reserved_connections"],
         used_connections=row["used_connections"],

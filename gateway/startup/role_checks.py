@@ -67,6 +67,9 @@ class RoleFacts:
     is_local: bool = False
     connection_limit: int = -1
     used_by_role: int = 0
+    database: str = ""
+    database_limit: int = -1
+    used_in_database: int = 0
     max_connections: int = 100
     reserved_connections: int = 0
     used_connections: int = 0
@@ -132,7 +135,7 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True, readers: int = 
             "it, but a snapshot fails instead of leaving out rows",
             f"ALTER ROLE {name} BYPASSRLS",
         )
-    yield from _connections(role, name, CONNECTIONS + (max(readers - READERS, 0) if takes_snapshots else 0))
+    yield from _connections(role, CONNECTIONS + (max(readers - READERS, 0) if takes_snapshots else 0))
     if abs(role.server_ahead_s) > _CLOCK_S:
         how = "ahead of" if role.server_ahead_s > 0 else "behind"
         yield OperatorWarning(
@@ -142,15 +145,19 @@ def check_role(role: RoleFacts, *, takes_snapshots: bool = True, readers: int = 
         )
 
 
-def _connections(role: RoleFacts, name: str, needed: int) -> Iterator[Finding]:
+def _connections(role: RoleFacts, needed: int) -> Iterator[Finding]:
     """Yield the findings about limits. `needed` includes the WAL sender, which max_connections does
     not count since PostgreSQL 12."""
-    if 0 <= role.connection_limit < role.used_by_role + needed:
-        yield OperatorWarning(
-            f"role {role.name} is limited to {counted(role.connection_limit, 'connection')}, {role.used_by_role} of them in "
-            f"use: the gateway needs {needed} that are free",
-            f"ALTER ROLE {name} CONNECTION LIMIT {role.used_by_role + needed + 5}",
-        )
+    for what, limited, limit, used in (
+        ("role", role.name, role.connection_limit, role.used_by_role),
+        ("database", role.database, role.database_limit, role.used_in_database),
+    ):
+        if 0 <= limit < used + needed and not role.is_superuser:
+            yield OperatorWarning(
+                f"{what} {limited} is limited to {counted(limit, 'connection')}, {used} of them in use: the gateway needs "
+                f"{needed} that are free",
+                f"ALTER {what.upper()} {quote_identifier(limited)} CONNECTION LIMIT {used + needed + 5}",
+            )
     usable = role.max_connections - role.reserved_connections
     if usable < role.used_connections + needed - 1:
         yield OperatorWarning(

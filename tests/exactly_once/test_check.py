@@ -149,6 +149,14 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
         assert not any("row-level security" in message for message in said)
         nowhere = url.replace(f"/{place.database.name}", "")
         await place.finds("waits", "does not exist", "source.dsn names no database", source={"dsn": nowhere})
+        for limited in (f'ROLE "{role}"', f'DATABASE "{place.database.name}"'):
+            await sql.execute(f"ALTER {limited} CONNECTION LIMIT 8")
+            remedy = f"ALTER {limited} CONNECTION LIMIT "
+            await place.finds("warning", "is limited to 8 connections", remedy, source={"dsn": url})
+            checked = await run_check(place.settings(source={"dsn": url}))
+            await sql.execute(next(one.remedy for one in checked if one.remedy.startswith(remedy)))
+            checked = await run_check(place.settings(source={"dsn": url}))
+            assert not any("is limited to" in one.message for one in checked), render(checked)
         await sql.execute(f"GRANT SELECT ON t TO {role}; ALTER TABLE t ENABLE ROW LEVEL SECURITY")
         only = {"source": {"dsn": url}}
         await place.finds("warning", "row-level security applies", "public.t", "BYPASSRLS", **only)

@@ -371,6 +371,13 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
     ("plain text", role(is_encrypted=False), WARN, "not encrypted", "sslmode=verify-full"),
     ("role's limit", role(connection_limit=3, used_by_role=1), WARN, "is limited to 3 connections", "CONNECTION LIMIT"),
     (
+        "database's limit",
+        role(database="shop", database_limit=3, used_in_database=1),
+        WARN,
+        "database shop is limited to 3 connections, 1 of them in use: the gateway needs 9",
+        'ALTER DATABASE "shop" CONNECTION LIMIT 15',
+    ),
+    (
         "no connections left",
         role(max_connections=100, reserved_connections=3, used_connections=97),
         WARN,
