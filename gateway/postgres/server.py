@@ -50,6 +50,8 @@ SELECT jsonb_build_object(
     'encoding', pg_catalog.pg_encoding_to_char(d.encoding),
     'used_slots', (SELECT count(*) FROM pg_catalog.pg_replication_slots AS s
                    WHERE s.plugin IS DISTINCT FROM 'pgrepack'),
+    'physical_slots', (SELECT jsonb_agg(s.slot_name ORDER BY s.slot_name)
+                       FROM pg_catalog.pg_replication_slots AS s WHERE s.slot_type = 'physical'),
     'used_senders', (SELECT count(*) FROM pg_catalog.pg_stat_replication),
     'settings', (SELECT jsonb_object_agg(s.name, jsonb_build_array(s.setting, s.unit))
                  FROM pg_catalog.pg_settings AS s WHERE s.name = ANY ($1::text[])))
@@ -90,6 +92,7 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
         synchronized_standby_slots=settings.get("synchronized_standby_slots", ("", None))[0],
         effective_wal_level=settings.get("effective_wal_level", ("", None))[0],
         synchronous_standby_names=settings.get("synchronous_standby_names", ("", None))[0],
+        physical_slots=tuple(row["physical_slots"] or ()),
     )
 
 

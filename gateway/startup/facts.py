@@ -46,6 +46,7 @@ class ServerFacts:
     synchronized_standby_slots: str = ""
     synchronous_standby_names: str = ""
     effective_wal_level: str = ""
+    physical_slots: tuple[str, ...] = ()
 
     @property
     def decodes(self) -> bool:

@@ -104,6 +104,15 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
             "changes that the new primary never had",
             "ALTER SYSTEM SET synchronized_standby_slots = '<physical slot of the standby>'; SELECT pg_reload_conf()",
         )
+    named = (name.strip(' "') for name in server.synchronized_standby_slots.split(","))
+    unknown = [name for name in named if name and name not in server.physical_slots]
+    if expected.failover and unknown:
+        yield OperatorWarning(
+            "synchronized_standby_slots names slots that are not physical replication slots of this server: "
+            f"{', '.join(unknown)}. PostgreSQL sends no changes until they exist, and their standbys have the WAL",
+            "correct the names: ALTER SYSTEM SET synchronized_standby_slots = '...'; SELECT pg_reload_conf(). Or create the slot "
+            f"(SELECT pg_create_physical_replication_slot('{unknown[0]}')), and set it as primary_slot_name at the standby",
+        )
     if facts.slot is not None and facts.slot.wal_status == "extended":
         yield OperatorWarning(
             f"slot {facts.slot.name} retains more WAL than max_wal_size",

@@ -220,6 +220,18 @@ MISTAKES: list[tuple[str, World, type, str, str]] = [
         "failover needs PostgreSQL 17",
         "source.failover = false",
     ),
+    (
+        "a standby's slot that is not there",
+        World(
+            facts=replace(
+                with_server(synchronized_standby_slots='one, "two",three', physical_slots=("two", "three")), slot=None
+            ),
+            expected=replace(EXPECTED, failover=True),
+        ),
+        WARN,
+        "not physical replication slots of this server: one. PostgreSQL sends no changes",
+        "SELECT pg_create_physical_replication_slot('one')",
+    ),
     # the slot
     (
         "physical slot",

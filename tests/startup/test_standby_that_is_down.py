@@ -18,6 +18,9 @@ from pathlib import Path
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
+from gateway.postgres.server import load_facts
+from gateway.startup.facts import Expected
+from gateway.startup.slot_checks import check_retention
 from tests.conftest import TEST_SETTINGS, Database
 from tests.support.scene import Scene, open_scene
 
@@ -38,6 +41,11 @@ async def pair(request: pytest.FixtureRequest) -> AsyncIterator[tuple[Postgres, 
 async def wait_for_standby_slots(scene: Scene, names: str) -> None:
     await scene.connection.execute(f"ALTER SYSTEM SET synchronized_standby_slots = '{names}'")
     await scene.connection.execute("SELECT pg_reload_conf()")
+
+
+async def told(scene: Scene) -> list[str]:
+    facts = await load_facts(scene.connection, "none", [])
+    return [finding.message for finding in check_retention(facts, Expected("none", (), failover=True))]
 
 
 async def test_a_standby_that_is_down_or_has_no_slot_is_waited_for(
@@ -61,7 +69,9 @@ async def test_a_standby_that_is_down_or_has_no_slot_is_waited_for(
         await wait_for_standby_slots(scene, "standby, gone")
         xid = await scene.workload.one_transaction("plain", 1)
         await scene.gateway.logged("22023")
+        assert ["physical replication slots of this server: gone. " in said for said in await told(scene)] == [True]
         await scene.sql("SELECT pg_create_physical_replication_slot('gone', true)")
+        assert await told(scene) == []
         await wait_for_standby_slots(scene, "standby")
         await scene.delivered(xid)
 
