@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 from typing import Final, Literal, Self
@@ -15,6 +16,10 @@ from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
 EXCLUDED_BY_DEFAULT: Final = ("repack.*", "squeeze.*", "pgroll.*", "_timescaledb_internal.*")
 """Patterns of the tables in which pg_repack, pg_squeeze and pgroll keep copies and logs of other
 tables, and in which TimescaleDB keeps the chunks of hypertables."""
+
+_WORD: Final = re.compile(r"""(?:[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*")+""", re.S)
+"""A word of a command line, with its quotation marks."""
+_OF_A_SHELL: Final = re.compile(r"\|\|?|&&?|;|[0-9]*>>?\S*|<\S*")
 
 
 class SourceSettings(Section):
@@ -38,7 +43,7 @@ class SourceSettings(Section):
         description="Published tables that are left out: `schema.table`, or `table` in any schema, with `*` and `?`. "
         "Their changes are counted, but not written to Kafka. They get no topic, and their rows are not read. The default has "
         "the schemas of tools that copy or rebuild tables. Rows of TimescaleDB's hypertables are in `_timescaledb_internal`: "
-        "to send them, set a list without it.",
+        "to send them, set a list without it, and publish the schema.",
     )
     adopt_slot: bool = Field(default=False, description="Use an existing slot although no resume LSN is stored for it.")
     two_phase: bool = Field(
@@ -99,6 +104,12 @@ class SourceSettings(Section):
             shlex.split(value)
         except ValueError as error:
             raise ValueError(f"not a command line: {error}") from None
+        operator = next(filter(_OF_A_SHELL.fullmatch, _WORD.findall(value)), None)
+        if operator:
+            raise ValueError(
+                f"{operator} would be an argument, since the command is not run by a shell. Write sh -c '...', or quote the "
+                "argument"
+            )
         return value
 
     @model_validator(mode="after")

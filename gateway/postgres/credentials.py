@@ -160,7 +160,13 @@ def check_form(dsn: str, doing: str) -> None:
             raise StopForOperator(
                 f"{doing}: port {port} in source.dsn is not between 1 and 65535", hint="correct the port"
             )
-    wanted = dict(parse_qsl(parts.query)).get("target_session_attrs", "")
+    parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if "replication" in parameters:
+        raise StopForOperator(
+            f"{doing}: source.dsn has the parameter replication, but the gateway needs regular connections too",
+            hint="remove replication from source.dsn: the gateway sets it for its replication connection",
+        )
+    wanted = parameters.get("target_session_attrs", "")
     if wanted in _STANDBYS:
         raise StopForOperator(
             f"{doing}: target_session_attrs={wanted} in source.dsn asks for a standby, but the gateway reads from the "

@@ -43,6 +43,10 @@ _NOT_READY: Final = (
     "check that wal_level is logical, and that the slot can be used: see wal_status (and invalidation_reason, in PostgreSQL 17 "
     "and later) in pg_replication_slots"
 )
+_NOT_OPEN: Final = (
+    "the database accepts no connections. If it is the right one: ALTER DATABASE <database> ALLOW_CONNECTIONS true (not for "
+    "template0). Otherwise, check its name in source.dsn"
+)
 _NO_CONNECTION: Final = (
     "if the message names a role or a database, raise its limit: ALTER ROLE ... CONNECTION LIMIT, or ALTER DATABASE ... "
     "CONNECTION LIMIT. Otherwise, raise max_wal_senders or max_connections (requires a server restart), or close unused "
@@ -175,7 +179,7 @@ def next_step_at_login(sqlstate: str, *, is_raised_by_function: bool = False) ->
     )
     if issubclass(kind, InternalError) or (is_raised_by_function and not passes) or is_of_database:
         return RetrySlowly, LOGIN_CODE
-    return kind, hint
+    return kind, _NOT_OPEN if sqlstate == "55000" else hint
 
 
 def is_of_place(sqlstate: str) -> bool:

@@ -103,6 +103,9 @@ def test_the_file_of_a_password_is_a_setting_and_not_a_secret_that_is_read_now(
     ("values", "says"),
     [
         ({"PASSWORD_COMMAND": "echo 'x"}, "source.password_command: not a command line"),
+        ({"PASSWORD_COMMAND": "echo pw | cat"}, r"\| would be an argument, since the command is not run by a shell"),
+        ({"PASSWORD_COMMAND": "get-token 2>/dev/null"}, "2>/dev/null would be an argument"),
+        ({"PASSWORD_COMMAND": "cd /opt && get-token"}, "Write sh -c '...', or quote the argument"),
         ({"PASSWORD_COMMAND": "echo", "PASSWORD_FILE": "/x"}, "password_file or password_command, not both"),
         ({"ON_WAL_BUDGET": "advance"}, "on_wal_budget = advance needs wal_budget_bytes"),
     ],
@@ -114,6 +117,14 @@ def test_settings_of_the_source_that_do_not_fit_together_are_refused(
         monkeypatch.setenv(f"WALGATE_SOURCE__{name}", value)
     with pytest.raises(StopForOperator, match=says):
         load_settings()
+
+
+@pytest.mark.parametrize("command", ["sh -c 'a | b'", "cut -d '|' f", 'sh -c "echo \\"a\\" | cat"', "a --x=1;2 b&c"])
+def test_a_command_may_have_a_shell_or_arguments_that_look_like_one(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WALGATE_SOURCE__PASSWORD_COMMAND", command)
+    assert load_settings().source.password_command == command
 
 
 def test_overrides_of_topics_are_json_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,6 +117,8 @@ async def test_mistakes_in_postgresql_are_named(place: Place) -> None:
     elsewhere = place.database.dsn.replace(place.database.name, "postgres")
     await place.finds("waits", "publication p does not exist", "has no publication at all", source={"dsn": elsewhere})
     await place.finds("waits", "connection", source={"dsn": place.database.dsn.replace(place.database.name, "nowhere")})
+    closed = {"source": {"dsn": place.database.dsn.replace(place.database.name, "template0")}}
+    await place.finds("waits", "accepting connections", 'ALTER DATABASE "template0" ALLOW_CONNECTIONS true', **closed)
     await place.finds("waits", "connection", source={"dsn": "postgresql://u@127.0.0.1:1/d"})
     await sql.execute("CREATE TABLE bare (v text); ALTER PUBLICATION p ADD TABLE bare")
     await place.finds("warning", "without a replica identity", '"public"."bare"', "REPLICA IDENTITY FULL")

@@ -200,6 +200,7 @@ WALKS: Mapping[str, Walk] = {
     "jdbc": Walk("like the URLs of another library", _with(source__dsn="jdbc:postgresql://127.0.0.1/d"), _left_out),
     "keywords": Walk("is a list of keywords and values", _with(source__dsn="host=127.0.0.1 dbname=d"), _left_out),
     "standby": Walk("asks for a standby", _with(source__dsn="{dsn}?target_session_attrs=standby"), _left_out),
+    "replication": Walk("has the parameter replication", _with(source__dsn="{dsn}?replication=database"), _left_out),
     "weak": Walk(
         "sslmode=require cannot be used with sslrootcert=system",
         _with(source__dsn="{dsn}?sslmode=require&sslrootcert=system"),

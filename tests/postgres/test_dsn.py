@@ -100,6 +100,7 @@ async def test_a_socket_that_is_not_there_yet_is_tried_again(tmp_path: Path) -> 
         ("postgresql://u:geheim@127.0.0.1:99999/d", "port 99999 in source.dsn is not between", "correct the port"),
         ("postgresql://u:geheim@a:5432,b:0/d", "port 0 in source.dsn is not between", "correct the port"),
         (f"postgresql://u:geheim@{NOBODY}?target_session_attrs=standby", "asks for a standby", "=primary"),
+        (f"postgresql://u:geheim@{NOBODY}?replication=database", "has the parameter replication", "remove replication"),
         (f"postgresql://u:geheim@{NOBODY}?target_session_attrs=prefer-standby", "asks for a standby", "=primary"),
     ],
 )
