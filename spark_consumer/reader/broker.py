@@ -18,7 +18,6 @@ from typing import Any, Final, NamedTuple
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from spark_consumer.errors import (
-    ConsumerError,
     MalformedRecord,
     RangeExpired,
     SourceRefused,
@@ -137,9 +136,12 @@ class Broker:
     settings: Mapping[str, str]
     no_progress_s: float = 30.0
 
+    def _key(self, size: str) -> tuple[tuple[tuple[str, str], ...], str]:
+        return tuple(sorted(self.settings.items())), size
+
     def _kept(self, size: str) -> _Kept:
         """Return this process's consumer for reads of a size, "small" or "large"."""
-        key = (tuple(sorted(self.settings.items())), size)
+        key = self._key(size)
         found = _consumers.get(key)
         if found is None:
             sizes = _SMALL if size == "small" else _LARGE
@@ -190,7 +192,8 @@ class Broker:
         """
         for together in _rounds(stretches):
             offsets = sum(stretch.last_offset - stretch.first_offset for _, stretch in together)
-            kept = self._kept("small" if offsets < _SMALL_READ_RECORDS else "large")
+            size = "small" if offsets < _SMALL_READ_RECORDS else "large"
+            kept = self._kept(size)
             reading = {
                 (stretch.topic, stretch.partition): _Reading(index, stretch, kept.trouble, stretch.first_offset)
                 for index, stretch in together
@@ -199,6 +202,9 @@ class Broker:
                 kept.meet(topic for topic, _ in reading)
                 kept.consumer.assign([TopicPartition(*place, one.position) for place, one in reading.items()])
                 yield from self._chunks(kept.consumer, reading)
+            except SourceUnavailable:  # its connection may hang for longer than the next read waits
+                _consumers.pop(self._key(size), None)
+                raise
             except KafkaException as problem:
                 what = ", ".join(f"{topic}[{partition}]" for topic, partition in reading)
                 raise unavailable(what, problem.args[0]) from problem
@@ -209,7 +215,7 @@ class Broker:
         self, consumer: Consumer, reading: dict[tuple[str, int], _Reading]
     ) -> Iterator[tuple[int, list[int], list[bytes]]]:
         chunk_records = min(1_000, _CHUNK_RECORDS)
-        last_progress = time.monotonic()
+        last_progress, answers = time.monotonic(), False
         trouble = next(iter(reading.values())).trouble
         trouble.last = None
         while reading:
@@ -219,10 +225,14 @@ class Broker:
             for place, own in _by_place(messages, reading):
                 reached += reading[place].take(own)
             if reached:
-                last_progress = time.monotonic()
+                last_progress, answers = time.monotonic(), False
                 trouble.last = None
+            elif answers:
+                raise next(iter(reading.values())).incomplete(self.no_progress_s)
             elif time.monotonic() - last_progress > self.no_progress_s:
-                raise next(iter(reading.values())).stands_still(self.no_progress_s)
+                for one in reading.values():
+                    one.check_answers(consumer)
+                answers = True  # after a pause, the broker may have sent records together with the answer
             if messages:
                 # A row may have 16 MiB: the size of the next chunk follows from this one's records.
                 value_bytes = sum(one.value_bytes for one in reading.values())
@@ -332,9 +342,19 @@ class _Reading:
         self.offsets, self.values, self.value_bytes = [], [], 0
         return self.index, offsets, values
 
-    def stands_still(self, no_progress_s: float) -> ConsumerError:
-        if self.trouble.last is not None:
-            return unavailable(f"{self.stretch} from offset {self.position} on", self.trouble.last)
+    def check_answers(self, consumer: Consumer) -> None:
+        """Raise SourceUnavailable or SourceRefused if the broker of this stretch is away or hangs.
+        A consumer reports a broker that hangs only after `socket.timeout.ms`."""
+        place, error = TopicPartition(self.stretch.topic, self.stretch.partition), self.trouble.last
+        try:
+            if error is None:
+                consumer.get_watermark_offsets(place, timeout=_ASK_S)
+        except KafkaException as problem:
+            error = problem.args[0]
+        if error is not None:
+            raise unavailable(f"{self.stretch} from offset {self.position} on", error)
+
+    def incomplete(self, no_progress_s: float) -> TransactionIncomplete:
         return TransactionIncomplete(
             f"{self.stretch}: no record at offset {self.position} for {no_progress_s:g} s, but according to "
             f"the manifests there are records up to {self.stretch.last_offset}",

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from gateway.local import Kafka
-from spark_consumer.errors import MalformedRecord, SourceRefused, SourceUnavailable
+from spark_consumer.errors import MalformedRecord, SourceRefused, SourceUnavailable, TransactionIncomplete
 from spark_consumer.reader import broker as brokers
 from spark_consumer.reader.broker import Broker, Stretch, _Reading, _rounds, _Trouble
 
@@ -24,6 +27,18 @@ PASSWORD = {
     "sasl.username": "u",
     "sasl.password": "p",
 }  # the test's broker takes none
+
+
+BROKER = """
+import time
+from confluent_kafka import Producer
+producer = Producer({"bootstrap.servers": "none", "test.mock.num.brokers": 1})
+for _ in range(20):
+    producer.produce("t", b"value", partition=0)
+producer.flush(10)
+print(*(f"{broker.host}:{broker.port}" for broker in producer.list_topics(timeout=5).brokers.values()), flush=True)
+time.sleep(300)
+"""
 
 
 class Answers:
@@ -91,6 +106,25 @@ async def test_a_broker_that_refuses_us_is_not_waited_for(kafka: Kafka, monkeypa
     assert "kafka.sasl" in caught.value.hint
     with pytest.raises(SourceRefused, match="_AUTHENTICATION"):
         await asyncio.to_thread(list, Broker(settings, no_progress_s=1).read(TOPIC, 0, 0, 5))
+
+
+def test_a_broker_that_hangs_is_away_and_one_without_a_record_is_not() -> None:
+    """The former is waited for; the read after it takes what is there. librdkafka's own broker, in
+    a process that is stopped."""
+    with subprocess.Popen([sys.executable, "-c", BROKER], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        broker = Broker({"bootstrap.servers": process.stdout.readline().strip()}, no_progress_s=2)
+        try:
+            assert [offset for offsets, _ in broker.read("t", 0, 0, 9) for offset in offsets] == list(range(10))
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(SourceUnavailable, match=r"t\[0\] from offset 10 on: _TIMED_OUT"):
+                list(broker.read("t", 0, 10, 19))
+            process.send_signal(signal.SIGCONT)
+            assert [offset for offsets, _ in broker.read("t", 0, 10, 19) for offset in offsets] == list(range(10, 20))
+            with pytest.raises(TransactionIncomplete, match="no record at offset 20"):
+                list(broker.read("t", 0, 10, 25))
+        finally:
+            process.kill()
 
 
 @pytest.mark.parametrize("skip_tombstones", [True, False])
