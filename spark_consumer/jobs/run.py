@@ -250,6 +250,7 @@ class Run:
     def retrying(self, problem: Exception, pause_s: float) -> None:
         """Report that a merge failed and will be repeated."""
         told = told_by(str(problem)) or str(problem).strip().partition("\n")[0]
+        told = ", ".join([told, *getattr(problem, "__notes__", ())])
         self.status.merge_failed(told)
         self.say({"waiting_s": pause_s, "problem": told}, f"merging again in {pause_s:g} s: {told}")
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC
 from functools import partial
@@ -367,11 +367,12 @@ class Merger:
     ) -> None:
         oids = {} if self.last is None else self.last.oids
         names = RelationNames(oids, self._states.former, content.parts, self._shapes.oid_of)
-        work = [
-            self._preparation.prepare(spark, part, own[part.table], content.commit_lsn, self.last, names)
-            for part in content.parts
-        ]
-        work = [item for item in work if item.applied < content.commit_lsn]
+        work = []
+        for part in content.parts:
+            with _naming(part.table):
+                item = self._preparation.prepare(spark, part, own[part.table], content.commit_lsn, self.last, names)
+            if item.applied < content.commit_lsn:
+                work.append(item)
         are_here = all(item.part.is_small(len(item.shape.columns)) for item in work)
         with (
             settings(spark, TABLE_FORMAT.without_compaction()),  # Maintenance compacts
@@ -388,8 +389,9 @@ class Merger:
         if time.monotonic() > self._checked_at + _CHECK_EVERY_S:
             writer_epoch.check(spark, self.path, self._epoch)
             self._checked_at = time.monotonic()
-        own = as_arrow_if_small(spark, own, work.part, len(work.shape.columns))
-        TABLE_FORMAT.despite_conflicts(partial(write, spark, work, own, commit_lsn))
+        with _naming(work.part.table):
+            own = as_arrow_if_small(spark, own, work.part, len(work.shape.columns))
+            TABLE_FORMAT.despite_conflicts(partial(write, spark, work, own, commit_lsn))
         self._count.done += work.part.changes
 
     def _remove_former_rows(
@@ -465,3 +467,13 @@ class Merger:
     def _register(self, spark: SparkSession) -> None:
         if self.catalog is not None and self.last is not None:
             self._notes += self.catalog.register(spark, self.last.complete)
+
+
+@contextmanager
+def _naming(table: TableName) -> Iterator[None]:
+    """Add the name of a table to exceptions, which Spark's own do not contain."""
+    try:
+        yield
+    except Exception as problem:
+        problem.add_note(f"while the changes of {table} were merged")
+        raise

@@ -202,9 +202,15 @@ def test_what_fails_beside_the_query_ends_it_though_no_batch_comes() -> None:
 def test_a_merge_that_is_made_again_is_waited_for_until_one_succeeds() -> None:
     made = Run(parse_options(NEEDED, streaming=True), None, "lines")
     made.watch(Query())
-    made.retrying(OSError("storage is down"), 5.0)
-    status, _ = made.status.answer("/readyz")
-    assert status == 503 and made.status.last_error is not None
+    problem = OSError("storage is down")
+    problem.add_note("while the changes of public.t were merged")
+    made.retrying(problem, 5.0)
+    status, told = made.status.answer("/readyz")
+    assert (
+        status == 503
+        and made.status.last_error is not None
+        and "storage is down, while the changes of public.t" in told
+    )
     made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1))
     made.report(BatchReport(0, 16, 1, 1, {"public.t": 1}, 0.1, is_merge=True))
     assert made.status.answer("/readyz")[0] == 200
