@@ -69,7 +69,8 @@ class Changelog:
     format: str  # delta or parquet
     schemas: SchemaCache
     report: Callable[[BatchReport], None] = lambda _: None
-    _applied: dict[str, int] = field(default_factory=dict, init=False)  # by location; -1: there is no table
+    # By location: commit LSN (-1: there is no table), and the version of a Delta table if this process has written it
+    _applied: dict[str, tuple[int, int | None]] = field(default_factory=dict, init=False)
     _position: OutputPosition | None = field(default=None, init=False)
 
     def apply(self, raw: DataFrame, batch: int) -> None:
@@ -125,8 +126,8 @@ class Changelog:
         Spark job."""
         location = table_path(self.path, part.table)
         if location not in self._applied:
-            self._applied[location] = self._find_applied(spark, part.table, location, commit_lsn)
-        applied = self._applied[location]
+            self._applied[location] = self._find_applied(spark, part.table, location, commit_lsn), None
+        applied, left = self._applied[location]
         if applied >= commit_lsn:
             return
         older = [self.schemas[schema_id] for schema_id in reversed(part.schema_ids) if schema_id != part.newest]
@@ -153,7 +154,7 @@ class Changelog:
         else:
             names = {column.name for row in rows for column in row.type}
             try:
-                _append_to_delta(changes, location, part.table, commit_lsn, applied, names)
+                _append_to_delta(changes, location, part.table, commit_lsn, applied, left, names)
             except TABLE_FORMAT.TAKEN_OVER as problem:
                 self._check_writer(spark)
                 self._find_applied(spark, part.table, location, commit_lsn)  # the table may have been removed
@@ -163,7 +164,8 @@ class Changelog:
                 noted = {name: lsn for name, lsn in self._position.tables.items() if name != str(part.table)}
                 self._store(spark, replace(self._position, tables=noted))
                 raise
-        self._applied[location] = commit_lsn
+        left = None if self.format == "parquet" else TABLE_FORMAT.known_version(spark, location)
+        self._applied[location] = commit_lsn, left
 
     def _write_folder(self, changes: DataFrame, location: str, commit_lsn: int) -> None:
         assert self._position is not None
@@ -198,6 +200,9 @@ class Changelog:
             applied = last_folder(spark, location, commit_lsn, self._position.commit_lsn)
         elif TABLE_FORMAT.exists(spark, location):
             applied = TABLE_FORMAT.applied_commit_lsn(spark, location, CHANGELOG)
+            if TABLE_FORMAT.undone_version(spark, location, -1, CHANGELOG) is not None:
+                state = "has the rows of an earlier version, which was restored"
+                raise OF_CHANGELOG.lost_table(f"{location} {state}", f"has written it up to {format_lsn(applied)}")
         if applied < noted:
             state = "is missing" if applied < 0 else f"ends at {format_lsn(applied)}"
             raise OF_CHANGELOG.lost_table(f"{location} {state}", f"has written it up to {format_lsn(noted)}")
@@ -296,10 +301,16 @@ def _stop_writing(spark: SparkSession, location: str) -> dict[str, int]:
 
 
 def _append_to_delta(
-    changes: DataFrame, location: str, table: TableName, commit_lsn: int, applied: int, names: set[str]
+    changes: DataFrame,
+    location: str,
+    table: TableName,
+    commit_lsn: int,
+    applied: int,
+    left: int | None,
+    names: set[str],
 ) -> None:
-    """Append to a table that has all changes up to `applied` (-1: there is no table). `names`: the
-    names of the source's columns."""
+    """Append to a table that has all changes up to `applied` (-1: there is no table). `left`: see
+    TableFormat.write_once; `names`: the names of the source's columns."""
     is_new = applied < 0
     if not is_new:
         TABLE_FORMAT.allow_names(changes.sparkSession, location, names)
@@ -314,6 +325,7 @@ def _append_to_delta(
             application=CHANGELOG,
             properties=properties,
             expected=NO_NUMBERS if is_new else {CHANGELOG: applied},
+            left=left,
         )
     except AnalysisException as problem:
         raise MirrorError(

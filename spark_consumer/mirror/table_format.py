@@ -36,12 +36,18 @@ class Superseded(Exception):
 @dataclass(frozen=True, slots=True)
 class Commit:
     """A commit of a table. `numbers`: application -> number that this commit notes; `note`: its
-    text, if it has one; `added`, `removed`: locations of files."""
+    text, if it has one; `added`, `removed`: locations of files.
+
+    `overwrites`: whether it replaces all rows. `restored`: the version whose rows it puts back, -1
+    if only the time of that version is known, or None if it does not restore a version.
+    """
 
     numbers: Mapping[str, int]
     note: str | None
     added: Sequence[str]
     removed: Sequence[str]
+    overwrites: bool = False
+    restored: int | None = None
 
 
 class TableFormat(Protocol):
@@ -95,6 +101,13 @@ class TableFormat(Protocol):
         """Return the version in which someone other than the mirror last rewrote the whole table,
         after the version `since` and before the mirror applied changes; None if there is none."""
 
+    def undone_version(
+        self, spark: SparkSession, location: str, since: int, application: str = APPLICATION
+    ) -> int | None:
+        """Return the version that the application last wrote, or `since` if that is later, if the
+        rows of an earlier version were restored after it; otherwise None. The numbers that were
+        noted stay in a restored table."""
+
     def byte_count(self, spark: SparkSession, location: str) -> int | None:
         """Return the total size of the table's files; None if that would take a job."""
 
@@ -132,14 +145,18 @@ class TableFormat(Protocol):
         properties: Mapping[str, str] = NO_PROPERTIES,
         expected: Mapping[str, int] = NO_NUMBERS,
         note: str | None = None,
+        left: int | None = None,
     ) -> None:
         """Append to, overwrite or create (`mode` errorifexists) a table, once for this `number`
         of the application: a commit LSN, the epoch of a writer, or a format version.
 
         `properties`: those of the table, if this write creates it; `expected`: application -> the
         number that it must have noted last. Only an append without `properties` checks this, as
-        a part of its commit if the table has the columns of `frame`. `note`: text of the commit.
-        Raise Superseded if another number was noted, or a table that is to be created exists.
+        a part of its commit if the table has the columns of `frame`. `note`: text of the commit;
+        `left`: the version that this writer has left, if it appends with `expected`.
+
+        Raise Superseded if another number was noted, an earlier version than `left` was restored,
+        or a table that is to be created exists.
         """
 
     def rewrite(self, rows: DataFrame, location: str) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pyspark.sql import DataFrame
 
 from spark_consumer.jvm import activated, java_class, java_frame
-from spark_consumer.mirror.delta.delta_table import noted_versions, versions_in_log
+from spark_consumer.mirror.delta.delta_table import noted_versions, undone_version, versions_in_log
 from spark_consumer.mirror.delta.java_delta import java_log
 from spark_consumer.mirror.sql_names import quoted
 from spark_consumer.mirror.table_format import NO_NUMBERS, Superseded
@@ -27,21 +27,31 @@ def append(
     number: int,
     expected: Mapping[str, int] = NO_NUMBERS,
     note: str | None = None,
+    left: int | None = None,
 ) -> bool:
     """Append in one commit, once for this version (`number`) of the application. Return False if
     nothing was written and Delta's writer is needed: the table does not exist, has other columns,
     or has no checksum that lists its applications.
 
     `expected`: application -> the version that it must have noted last. `note`: userMetadata of the
-    commit. Raise Superseded if one of them has noted another version. If one of them notes a
-    version during this commit, Delta raises ConcurrentTransactionException.
+    commit. `left`: version of the table that this writer has left.
+
+    Raise Superseded if one of `expected` has noted another version, or an earlier version than
+    `left` was restored. If one of them notes a version during this commit, Delta raises
+    ConcurrentTransactionException.
     """
     with activated(frame.sparkSession):
-        return _append(frame, location, application, number, expected, note)
+        return _append(frame, location, application, number, expected, note, left)
 
 
 def _append(
-    frame: DataFrame, location: str, application: str, number: int, expected: Mapping[str, int], note: str | None
+    frame: DataFrame,
+    location: str,
+    application: str,
+    number: int,
+    expected: Mapping[str, int],
+    note: str | None,
+    left: int | None,
 ) -> bool:
     spark = frame.sparkSession
     option = java_class(spark, "scala.Option")
@@ -54,6 +64,8 @@ def _append(
     if noted is None:
         return False
     if any(noted.get(name) != version for name, version in expected.items()):
+        raise Superseded(location)
+    if left not in (None, snapshot.version()) and undone_version(spark, location, -1, application) is not None:
         raise Superseded(location)
     if snapshot.schema().catalogString() != rows.schema().catalogString():
         names = list(snapshot.schema().fieldNames())

@@ -31,6 +31,7 @@ from spark_consumer.mirror.delta.delta_table import (
     properties,
     rewrite,
     rows,
+    undone_version,
     version,
     was_overwritten,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "rows",
     "session_defaults",
     "tidy_log",
+    "undone_version",
     "version",
     "was_overwritten",
     "without_compaction",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import takewhile
+from math import inf
 from typing import Any
 
 from delta.tables import DeltaTable
@@ -199,16 +200,34 @@ def copied_version(spark: SparkSession, location: str, since: int) -> int | None
 
 
 def _copies(spark: SparkSession, location: str, since: int) -> tuple[list[int], list[int]]:
-    """Return the versions after `since` in which others rewrote the whole table, and, if there may
-    be any, those in which the mirror applied changes."""
-    later = DeltaTable.forPath(spark, location).history().where(f.col("version") > since)
-    whole = (f.col("operationParameters.mode") == "Overwrite") | f.col("operation").contains("REPLACE TABLE")
-    found = [row["version"] for row in later.where(whole & ~f.col("userMetadata").eqNullSafe(_OWN)).collect()]
-    if not found:
-        return [], []
-    made = takewhile(lambda commit: commit[0] > since, commits(spark, location))
-    applied = [number for number, commit in made if APPLICATION in commit.numbers]
-    return [number for number in found if number not in applied], applied
+    """Return the versions after `since` in which others rewrote the whole table, and those in which
+    the mirror applied changes."""
+    copies, applied = [], []
+    for number, commit in takewhile(lambda found: found[0] > since, commits(spark, location)):
+        if APPLICATION in commit.numbers:
+            applied.append(number)
+        elif commit.overwrites and commit.note != _OWN:
+            copies.append(number)
+    return copies, applied
+
+
+def undone_version(spark: SparkSession, location: str, since: int, application: str = APPLICATION) -> int | None:
+    """Return the version that the application last wrote, or `since` if that is later, if the rows
+    of an earlier version were restored after it; otherwise None.
+
+    RESTORE makes a new version that keeps the numbers noted in the later ones, such as commit LSNs.
+    """
+    state: float = inf  # the version whose rows the newest one has
+    for number, commit in commits(spark, location):
+        if number <= since or application in commit.numbers:
+            return number if state < number else None
+        if number > state:  # undone as well
+            continue
+        if commit.overwrites and commit.note != _OWN:
+            return None
+        if commit.restored is not None:
+            state = commit.restored
+    return None
 
 
 def files_below(spark: SparkSession, location: str, size: int, enough: int = 0) -> int:

@@ -99,18 +99,19 @@ def write_once(
     properties: Mapping[str, str] = NO_PROPERTIES,
     expected: Mapping[str, int] = NO_NUMBERS,
     note: str | None = None,
+    left: int | None = None,
 ) -> None:
     """Append to, overwrite or create (`mode` errorifexists) a Delta table, once for this `number`
     of the application. `properties`: those of the table, if this write creates it.
 
-    `expected`: as for delta_append.append; only checked beforehand if Delta's writer makes the
-    commit. `note`: userMetadata of the commit. Raise Superseded also if a table that is to be
+    `expected`, `left`: as for delta_append.append; only checked beforehand if Delta's writer makes
+    the commit. `note`: userMetadata of the commit. Raise Superseded also if a table that is to be
     created exists.
     """
     if (
         mode == "append"
         and not properties
-        and delta_append.append(frame, location, application, number, expected, note)
+        and delta_append.append(frame, location, application, number, expected, note, left)
     ):
         return
     writer = frame.write.format("delta").mode(mode).option("mergeSchema", merge_schema).options(**properties)

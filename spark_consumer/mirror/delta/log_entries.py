@@ -64,9 +64,13 @@ def _commit(location: str, actions: Sequence[dict[str, Any]]) -> Commit:
     def files(kind: str) -> list[str]:
         return [f"{location}/{unquote(action[kind]['path'])}" for action in actions if kind in action]
 
-    marks = [action["txn"] for action in actions if "txn" in action]
-    note = next((action["commitInfo"].get("userMetadata") for action in actions if "commitInfo" in action), None)
-    return Commit({mark["appId"]: mark["version"] for mark in marks}, note, files("add"), files("remove"))
+    numbers = {action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action}
+    info: dict[str, Any] = next((action["commitInfo"] for action in actions if "commitInfo" in action), {})
+    operation, parameters = info.get("operation", ""), info.get("operationParameters", {})
+    overwrites = parameters.get("mode") == "Overwrite" or "REPLACE TABLE" in operation
+    version = parameters.get("version") if operation == "RESTORE" else None
+    restored = (-1 if version is None else int(version)) if operation == "RESTORE" else None
+    return Commit(numbers, info.get("userMetadata"), files("add"), files("remove"), overwrites, restored)
 
 
 def version_at(spark: SparkSession, location: str, names: Sequence[str], time: datetime) -> int:

@@ -301,6 +301,7 @@ class Merger:
         for snapshots in (states.windows, ended):
             table_snapshots.note_key_change(spark, self.path, self._shapes, batch_slice, snapshots)
         table_snapshots.store_seen_keys(spark, self.path, self._shapes, batch_slice, {**states.windows, **ended})
+        self._preparation.check_left_alone(spark, map(TableName.parse, ended), self.last)
         if content.parts:
             self._preparation.lacking_rows = states.lacking_rows(str(part.table) for part in content.parts)
             self._write_tables(spark, batch_slice.changes, batch_slice.records, content)

@@ -136,9 +136,7 @@ class TablePreparation:
                 note_lost=self._noting_lost(part.table),
             )
         applied = self._applied_commit_lsn(spark, part.table, location)
-        version = self._applied[part.table][1]
-        if version < recorded:
-            raise OF_MIRROR.lost_table(f"{location} is at version {version}", f"has version {recorded} of it")
+        self._check_has(spark, location, self._applied[part.table][1], recorded)
         if applied > commit_lsn:
             raise MirrorError(
                 f"{location} has reached {format_lsn(applied)}, but the changes to be merged end at {format_lsn(commit_lsn)}: "
@@ -170,6 +168,23 @@ class TablePreparation:
                 replica_identity.check_key(base, location, part.table, shape)
             return work
         return TableWork(location, part, shape, texts, applied, self._emptied.get(part.table))
+
+    def check_left_alone(
+        self, spark: SparkSession, tables: Iterable[TableName], last: version_manifest.RecordedVersion | None
+    ) -> None:
+        """Raise MirrorError if one of these tables lacks changes that were merged into it."""
+        for table in tables:
+            location, recorded = table_path(self.path, table), -1 if last is None else last.tables.get(str(table), -1)
+            if recorded >= 0 and TABLE_FORMAT.exists(spark, location):
+                self._check_has(spark, location, TABLE_FORMAT.version(spark, location), recorded)
+
+    def _check_has(self, spark: SparkSession, location: str, version: int, recorded: int) -> None:
+        if version < recorded:
+            raise OF_MIRROR.lost_table(f"{location} is at version {version}", f"has version {recorded} of it")
+        undone = TABLE_FORMAT.undone_version(spark, location, recorded) if version > recorded else None
+        if undone is not None:
+            state = "has the rows of an earlier version, which was restored"
+            raise OF_MIRROR.lost_table(f"{location} {state}", f"has version {undone} of it")
 
     def _convert(
         self,

@@ -354,15 +354,27 @@ def test_a_table_that_was_removed_or_restored_alone_is_refused(
     shutil.move(aside, location)
     merge(mirror)
     assert mirrored(tmp_path, accounts) == accounts.rows and len(accounts.rows) == 3
-    shutil.rmtree(location)
+    left = TABLE_FORMAT.version(spark, location)
     change(4)
+    take(mirror)
+    for earlier, later in ((0, left), (left + 1, left + 2)):  # the latter two have the rows of the former
+        spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF {earlier}")
+        with pytest.raises(MirrorError, match=f"was restored, although the mirror has version {left} of it") as told:
+            merge(mirror)
+        assert told.value.__notes__ == [f"while the changes of {accounts.name} were merged"]
+        spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF {later}")
+        mirror = opened()
+    merge(mirror)
+    assert mirrored(tmp_path, accounts) == accounts.rows and len(accounts.rows) == 4
+    shutil.rmtree(location)
+    change(5)
     take(mirror)
     with pytest.raises(MirrorError, match="--exclude"):
         merge(mirror)
     mirror = opened(accounts.name)
     take(mirror, exclude=accounts.name)
     merge(mirror)
-    assert mirrored(tmp_path, items) == items.rows and len(items.rows) == 4
+    assert mirrored(tmp_path, items) == items.rows and len(items.rows) == 5
     assert list(versions.read(spark, str(tmp_path))) == [items.name]
     monkeypatch.setattr(TABLE_FORMAT, "has_old_entries", lambda *_: True)
     monkeypatch.setattr(version_manifest, "merged_before", lambda *_: 0)  # versions with the table are kept

@@ -16,9 +16,10 @@ from schemas.relation import ReplicaIdentity
 from schemas.verdict import TableVerdict, decode_verdict, verdict_path
 from spark_consumer.errors import MirrorError
 from spark_consumer.mirror import slice_contents, versions
-from spark_consumer.mirror.paths import differences_path
+from spark_consumer.mirror.paths import differences_path, table_path
 from spark_consumer.mirror.report import BatchReport
 from spark_consumer.reader.registry import Registry, SchemaCache
+from spark_consumer.tables import TableName
 from tests.spark_consumer.feeder import FLOAT8, INT8, TEXT, Feeder, Row, Table, relation
 from tests.spark_consumer.mirrors import RunningMirror, Story, merged_rows, play, running_mirror, waiting_mirror
 from tests.spark_consumer.workload import VISITS
@@ -465,3 +466,17 @@ def test_signs_are_rows_of_the_raw_form_where_they_are_asked_for(spark: SparkSes
     assert other.read.format("walgate").options(**feeder.options(table="public.accounts")).load().count() == 1
     behind = feeder.options(includeMarkers="true", startingPosition=f"lsn:{lsn}")
     assert [row.op for row in spark.read.format("walgate").options(**behind).load().collect()] == ["SNAPSHOT_END"]
+
+
+def test_a_table_that_was_restored_alone_is_refused_at_the_end_of_its_snapshot(reader: Reader, feeder: Feeder) -> None:
+    items = feeder.table(ITEMS)
+    for number in range(2):
+        in_one_transaction(feeder, methodcaller("insert", items, {"id": number}))
+        reader.take()
+    location = table_path(str(reader.path), TableName("public", "items"))
+    reader.spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF 0")
+    feeder.bound("SNAPSHOT_BEGIN", items, "VERIFY")
+    feeder.chunk(items, list(items.rows.values()), "VERIFY")
+    feeder.bound("SNAPSHOT_END", items, "VERIFY", rows=2)
+    with pytest.raises(MirrorError, match="was restored, although the mirror has version 1 of it"):
+        reader.take()
