@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -38,7 +39,10 @@ def is_new(spark: SparkSession, checkpoint: str) -> bool:
 
 def last_offset(spark: SparkSession, checkpoint: str) -> dict[str, int] | None:
     """Return the end offset (of the data source) of the last completed batch in this checkpoint
-    location; None if there is none."""
+    location; None if there is none. Raise MirrorError if it, or the newest planned batch, cannot be
+    read."""
+    if planned := _numbers(spark, f"{checkpoint}/offsets"):
+        _offset(spark, checkpoint, max(planned))
     numbers = _numbers(spark, f"{checkpoint}/commits")
     return _offset(spark, checkpoint, max(numbers)) if numbers else None
 
@@ -229,7 +233,7 @@ def _query_id(spark: SparkSession, checkpoint: str) -> str | None:
     """Return the id of the query that a checkpoint belongs to; None if it belongs to none yet."""
     if "metadata" not in folder_names(spark, checkpoint):
         return None
-    return str(json.loads(file_text(spark, f"{checkpoint}/metadata"))["id"])
+    return str(_last_line(spark, checkpoint, "metadata")["id"])
 
 
 def _numbers(spark: SparkSession, location: str) -> list[int]:
@@ -237,6 +241,19 @@ def _numbers(spark: SparkSession, location: str) -> list[int]:
 
 
 def _offset(spark: SparkSession, checkpoint: str, batch: int) -> dict[str, int] | None:
-    lines = file_text(spark, f"{checkpoint}/offsets/{batch}").splitlines()
-    found = json.loads(lines[-1])  # the offset of the only source, after the version and Spark's metadata of the batch
+    # The offset of the only source, after the version and Spark's metadata of the batch.
+    found = _last_line(spark, checkpoint, f"offsets/{batch}")
     return found if isinstance(found, dict) and "position" in found else None
+
+
+def _last_line(spark: SparkSession, checkpoint: str, name: str) -> Any:
+    """Return the JSON value in the last line of a file of a checkpoint. Raise MirrorError if there
+    is none: after a power failure, a file may be empty."""
+    try:
+        return json.loads(file_text(spark, f"{checkpoint}/{name}").splitlines()[-1])
+    except (IndexError, ValueError) as problem:
+        raise MirrorError(
+            f"the checkpoint at {checkpoint} cannot be read: its file {name} is incomplete",
+            hint="Use a new checkpoint location (--checkpoint), or remove this one: the output then continues where it "
+            "stands.",
+        ) from problem

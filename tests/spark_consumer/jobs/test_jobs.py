@@ -246,6 +246,15 @@ def test_a_checkpoint_that_is_ahead_of_its_mirror_is_refused(
     assert not mirror()
     commit_lsns.append(insert_item(feeder, items, 2))
     assert not mirror(), "the checkpoint is ahead, and nothing is missing"
+    planned = max(int(entry.name) for entry in (path / "checkpoint" / "offsets").iterdir() if entry.name.isdigit())
+    shutil.copytree(path / "checkpoint", kept)
+    (kept / "offsets" / str(planned + 1)).touch()  # as after a power failure
+    told = mirror("--checkpoint", str(kept))
+    assert f"{kept} cannot be read: its file offsets/{planned + 1} is incomplete" in told
+    assert "or remove this one" in told
+    shutil.rmtree(kept)
+    assert not mirror("--checkpoint", str(kept))
+    shutil.rmtree(kept)
 
     (path / "checkpoint").rename(kept)
     shutil.rmtree(path)
