@@ -329,8 +329,10 @@ class _Reading:
             raise RangeExpired(
                 f"{stretch} no longer has offset {self.position}, but the manifests list "
                 f"{self.position}..{stretch.last_offset}",
-                hint="Retention has removed records that were never read, or the topic was recreated. Raise the retention, and "
-                "start from a later position (in Spark, with a new checkpoint location: the next error names the position).",
+                hint="If retention has removed records that were never read, raise it, and start from a later position (in "
+                "Spark, with a new checkpoint location: the next error names the position). If the topic was recreated, leave "
+                "its table out (--exclude). Or use another path and checkpoint location with --starting-position latest, and "
+                "run walgate snapshot start.",
             )
         if error.retriable() or code in _PASSING or code in _MISSING:
             self.trouble(error)
