@@ -11,7 +11,7 @@ else in the mirror knows Delta's log, files, properties, settings or dialect of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -117,7 +117,7 @@ class TableFormat(Protocol):
 
     # Writing
 
-    def properties(self, columns: Iterable[str], *, deletion_vectors: bool = False) -> dict[str, str]:
+    def properties(self, columns: Collection[str], *, deletion_vectors: bool = False) -> dict[str, str]:
         """Return the properties of a new table with these columns. `deletion_vectors`: a changed
         row is marked as deleted, and its file is not rewritten."""
 
@@ -167,7 +167,7 @@ class TableFormat(Protocol):
         """Give a table exactly the wanted columns; a column whose type changed is cast (without
         `casts`: null)."""
 
-    def allow_names(self, spark: SparkSession, location: str, names: Iterable[str]) -> None:
+    def allow_names(self, spark: SparkSession, location: str, names: Collection[str]) -> None:
         """Prepare a table that will be overwritten for columns with these names."""
 
     def merge(

@@ -9,7 +9,7 @@ of such a table.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import takewhile
 from math import inf
 from typing import Any
@@ -33,7 +33,10 @@ from spark_consumer.mirror.tables.rewrite_columns import cast_or_null, kept_text
 MAPPED = {"delta.columnMapping.mode": "name"}
 # Properties of a table in which rows change: a merge stores which rows of a file are deleted,
 # instead of rewriting the file.
-DELETION_VECTORS = {"delta.enableDeletionVectors": "true"}
+_VECTORS = "delta.enableDeletionVectors"
+DELETION_VECTORS = {_VECTORS: "true"}
+# Names (in lower case) that Delta 4.4 takes for its own columns when it writes deletion vectors.
+_WITHOUT_VECTORS = {"_metadata", "deletionvectorid"}
 _WIDENING = {"delta.enableTypeWidening": "true"}
 # cleanup.py removes log entries by version; Delta's own clean-up goes by their age, even if
 # versions of the mirror need them.
@@ -48,10 +51,11 @@ _OWN = "walgate"
 _REFUSED = re.compile(r"[ ,;{}()\n\t=]")
 
 
-def properties(columns: Iterable[str], *, deletion_vectors: bool = False) -> dict[str, str]:
+def properties(columns: Collection[str], *, deletion_vectors: bool = False) -> dict[str, str]:
     """Return the properties of a new table with these columns."""
     mapped = MAPPED if needs_mapping(columns) else {}
-    return {**_NO_CLEANUP, **mapped, **(DELETION_VECTORS if deletion_vectors else {})}
+    vectors = {_VECTORS: "false"} if _allow_no_vectors(columns) else DELETION_VECTORS if deletion_vectors else {}
+    return {**_NO_CLEANUP, **mapped, **vectors}
 
 
 def changelog_properties(columns: Iterable[str]) -> dict[str, str]:
@@ -65,10 +69,21 @@ def needs_mapping(columns: Iterable[str]) -> bool:
     return any(map(_REFUSED.search, columns))
 
 
-def allow_names(spark: SparkSession, location: str, names: Iterable[str]) -> None:
+def _allow_no_vectors(columns: Iterable[str]) -> bool:
+    """Return whether a table with columns of these names can have no deletion vectors."""
+    return any(name.lower() in _WITHOUT_VECTORS for name in columns)
+
+
+def _has_vectors(spark: SparkSession, location: str) -> bool:
+    return noted_property(spark, location, _VECTORS) == "true"
+
+
+def allow_names(spark: SparkSession, location: str, names: Collection[str]) -> None:
     """Prepare a table that will be overwritten for columns with these names."""
     if needs_mapping(names):
         map_columns(spark, location)
+    if _allow_no_vectors(names) and _has_vectors(spark, location):
+        note_property(spark, location, _VECTORS, "false")
 
 
 def map_columns(spark: SparkSession, location: str) -> None:
@@ -116,7 +131,10 @@ def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool
     special = special_texts(there, wants)
     if special is not None:
         _forget_texts(spark, location, special, there.keys() & wants.keys())
-    if dropped or needs_mapping(wants):
+    if _allow_no_vectors(wants) and _has_vectors(spark, location):
+        rewrite(rows(spark, location), location)  # without the vectors that it has
+    allow_names(spark, location, wants)
+    if dropped:
         map_columns(spark, location)
     if dropped:
         spark.sql(f"ALTER TABLE {sql_table(location)} DROP COLUMNS ({', '.join(map(quoted, dropped))})")

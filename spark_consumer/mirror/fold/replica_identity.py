@@ -39,6 +39,8 @@ COPY = (
     "after the last transaction that the mirror applied and before the rows were copied. Or continue without the table: "
     "restart the mirror with --exclude and the table's name."
 )
+# In lower case. Any UPDATE or DELETE of a table with such a column would fail.
+_COLUMNS_OF_MERGE = {"_source_row_present_", "_row_dropped_"}
 _EXCLUDE = "Continue without the table: restart the mirror with --exclude and the table's name."
 
 
@@ -346,12 +348,19 @@ def check_key(frame: DataFrame, location: str, table: TableName, shape: TableSch
 
 
 def check_log_names(table: TableName, shape: TableSchema) -> None:
-    """Raise MirrorError if columns of the source have the names of a log's own columns."""
+    """Raise MirrorError if columns of the source have the names of a log's own columns, or of those
+    that Delta adds in a merge."""
     own = [name for name in LOG_COLUMNS if name in shape.columns]
     if own and (not shape.key or is_log(own)):
         raise MirrorError(
             f"{table} has the columns {_listed(own)}, which the mirror reserves for its append-only tables "
             "(copies of tables without a key, to which every change is appended)",
+            hint="Rename them in the source, or leave the table out with --exclude.",
+        )
+    merging = [name for name in shape.columns if name.lower() in _COLUMNS_OF_MERGE]
+    if merging and shape.key:
+        raise MirrorError(
+            f"{table} has the columns {_listed(merging)}: Delta adds columns of these names when it merges changes",
             hint="Rename them in the source, or leave the table out with --exclude.",
         )
 

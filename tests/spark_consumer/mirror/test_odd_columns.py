@@ -164,6 +164,28 @@ def an_added_column_has_nothing_of_what_an_older_release_left(feeder: Feeder, pa
     assert sorted((row["id"], row["price"], row["_special"]) for row in rows) == [(1, None, None), (2, None, None)]
 
 
+def columns_may_have_names_that_delta_looks_up(feeder: Feeder, path: Path) -> Story:
+    """In a new table, and in one whose files have deletion vectors by then."""
+    named = feeder.table(relation("named", {"id": INT8, "_metadata": TEXT, "DeletionVectorId": TEXT}, ("id",)))
+    rows: list[Row] = [{"id": number, "_metadata": "a", "DeletionVectorId": "b"} for number in range(4)]
+    plain = feeder.table(relation("plain", {"id": INT8, "note": TEXT}, ("id",)))
+    commit(feeder, named, *((None, row) for row in rows))
+    commit(feeder, plain, *((None, {"id": number, "note": "a"}) for number in range(6)))
+    yield
+    commit(feeder, named, (rows[0], {**rows[0], "_metadata": "c"}), (rows[1], None))
+    commit(feeder, plain, (plain.rows[0,], {"id": 0, "note": "b"}), (plain.rows[1,], None))
+    yield
+    more = feeder.alter(plain, relation("plain", {"id": INT8, "note": TEXT, "_METADATA": TEXT}, ("id",)))
+    commit(feeder, named, (rows[2], {**rows[2], "id": 10}))
+    commit(feeder, more, (more.rows[2,], {"id": 2, "note": "a", "_METADATA": "c"}), (more.rows[3,], None))
+    yield
+    commit(feeder, more, (more.rows[4,], None))
+    yield
+    for table in (named, more):
+        assert mirrored(path, table) == table.rows
+    assert len(named.rows) == 3 and len(more.rows) == 3
+
+
 @pytest.mark.usefixtures("fold")
 @pytest.mark.parametrize("key", [pytest.param(("id",), id="rows"), pytest.param((), marks=pytest.mark.long, id="log")])
 def test_odd_columns_and_their_values_are_as_in_the_source(
@@ -177,6 +199,7 @@ def test_odd_columns_and_their_values_are_as_in_the_source(
         special_values_stay_if_their_column_has_to_make_way(feeder, tmp_path, key),
         small_numbers_become_text_in_rows_and_changes_as_in_postgresql(feeder, tmp_path),
         an_added_column_has_nothing_of_what_an_older_release_left(feeder, tmp_path, spark),
+        columns_may_have_names_that_delta_looks_up(feeder, tmp_path),
     )
 
 

@@ -244,6 +244,12 @@ def test_columns_named_like_those_of_a_log_are_refused(key: tuple[str, ...], nam
         check_log_names(ITEMS, TableSchema.of(change_schema(described, "cdc")))
 
 
+def test_columns_named_like_those_of_a_merge_are_refused() -> None:
+    described = relation("items", COLUMNS | {"_Row_dropped_": TEXT}, ("id",))
+    with pytest.raises(MirrorError, match=r"public\.items has the columns '_Row_dropped_'"):
+        check_log_names(ITEMS, TableSchema.of(change_schema(described, "cdc")))
+
+
 def test_rows_of_a_relation_that_is_gone_go_or_stay_as_somebody_said(
     spark: SparkSession, feeder: Feeder, tmp_path: Path
 ) -> None:
