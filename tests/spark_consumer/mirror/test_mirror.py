@@ -306,6 +306,17 @@ def test_a_table_that_another_writer_made_is_refused(spark: SparkSession, feeder
     run_mirror(spark, feeder, tmp_path)
     assert mirrored(tmp_path, accounts) == accounts.rows
 
+    for setting in ("'delta.setTransactionRetentionDuration' = 'interval 0 seconds'", "'any' = 'other'"):
+        spark.sql(f"ALTER TABLE delta.`{location}` SET TBLPROPERTIES ({setting})")
+        delta_log_class(spark).clearCache()
+    transaction = feeder.begin()
+    transaction.insert(accounts, {"id": 2, "owner": "a", "note": None})
+    transaction.commit()
+    with pytest.raises(
+        MirrorError, match="Delta has forgotten it, since the table's property .* is 'interval 0 seconds'"
+    ):
+        run_committed(spark, feeder, tmp_path)
+
 
 def test_a_table_that_was_removed_or_restored_alone_is_refused(
     spark: SparkSession, feeder: Feeder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
