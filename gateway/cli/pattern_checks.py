@@ -17,7 +17,7 @@ from gateway.runtime.assign_column_rules import rules_unfit_for_keys, unused_rul
 from gateway.startup.facts import Facts
 from gateway.startup.findings import Finding, OperatorWarning
 from gateway.startup.publication_checks import some_names
-from schemas.topic_names import format_relation, topic_names
+from schemas.topic_names import format_relation, message_topic, topic_names, transaction_topic
 
 
 def check_patterns(settings: Settings, facts: Facts) -> Iterator[Finding]:
@@ -31,7 +31,9 @@ def check_patterns(settings: Settings, facts: Facts) -> Iterator[Finding]:
     ]
     tables = sorted({relation.full_name for relation in relations})
     quoted = sorted({format_relation(relation.namespace, relation.name) for relation in relations})
-    topics = sorted({topic_names(settings.kafka.prefix, r.namespace, r.name)[0] for r in relations})
+    prefix = settings.kafka.prefix
+    own = {transaction_topic(prefix), message_topic(prefix), *settings.kafka.topic_names.values()}
+    topics = sorted(own | {topic_names(prefix, r.namespace, r.name)[0] for r in relations})
     excluded = {pattern: translate(in_any_schema(pattern)) for pattern in settings.source.excluded_tables}
     yield from _misses("source.excluded_tables", excluded.items(), tables)
     rules = [rule.pattern for rule in settings.errors.tables]

@@ -185,9 +185,10 @@ class StatusCollector(Collector):
         now = self._board.snapshot(listed_topics=0)
         for name, value in _values(self._board, now).items():
             yield GaugeMetricFamily(name, GAUGES[name], value=_NAN if value is None else value)
-        state = GaugeMetricFamily("walgate_state", "1 for the current state of the gateway.", labels=["state"])
+        labels = ["slot", "prefix", "state"]
+        state = GaugeMetricFamily("walgate_state", "1 for the current state of the gateway.", labels=labels)
         for each in STATES:
-            state.add_metric([each], float(each == now.state))
+            state.add_metric([now.slot_name, now.prefix, each], float(each == now.state))
         yield state
         up = GaugeMetricFamily(
             "walgate_up", "1 while a service answers probes, 0 while it does not.", labels=["service"]

@@ -92,8 +92,8 @@ class Link(Protocol):
 class StandbyStatus:
     """The received and the flushed LSN of one connection, and the task (`run`) that reports them.
 
-    `wal_sender_timeout_s` is the setting of the session. `silence_limit_s` is derived from it
-    unless given.
+    `wal_sender_timeout_s` is the setting of the session. `silence_limit_s` is derived from it; one
+    that is given holds until the flush LSN advances.
     """
 
     def __init__(
@@ -107,7 +107,8 @@ class StandbyStatus:
     ) -> None:
         self.interval_s = wal_sender_timeout_s / 3
         longest_s = min(_SILENCE * wal_sender_timeout_s, LONGEST_SILENCE_S)
-        self.silence_limit_s = silence_limit_s or max(longest_s, SHORTEST_SILENCE_S)
+        self._usual_limit_s = max(longest_s, SHORTEST_SILENCE_S)
+        self.silence_limit_s = silence_limit_s or self._usual_limit_s
         self.received_lsn = resume_lsn
         self.flush_lsn = resume_lsn
         self._link = link
@@ -132,6 +133,7 @@ class StandbyStatus:
         lower than an earlier one is ignored."""
         if lsn > self.flush_lsn:
             self.flush_lsn = Lsn(lsn)
+            self.silence_limit_s = self._usual_limit_s
             self.receive(lsn)
             self._advanced_at = self._clock()
             self._send_soon()

@@ -102,7 +102,8 @@ class SessionMemory:
         return self.silence_limits_s.get(resume_lsn)
 
     def wait_for_answers(self, silence_limit_s: float) -> None:
-        self.silence_limits_s = {self.ended.resume_lsn: silence_limit_s}
+        if not self.ended.has_passed:  # otherwise, the server did not decode what has been there for long
+            self.silence_limits_s = {self.ended.resume_lsn: silence_limit_s}
 
     def read_as_text(self) -> None:
         self.text_only = True

@@ -147,7 +147,8 @@ class PublicationFacts:
     foreign table, as `format_relation` writes them."""
     inherited: tuple[tuple[str, str], ...] = ()
     """Quoted names of a published table and of a table that inherits from it (INHERITS), for each
-    such table that none of the publications contains."""
+    such table that none of the publications contains. Tables in source.excluded_tables are left
+    out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,8 +74,9 @@ _TIMEOUT_OF_ROLE: Final = (
 )
 _LOCKED: Final = (
     "another session has locked the table or one of its partitions, or waits to do so: SELECT pid, relation::regclass, mode, "
-    "granted FROM pg_locks WHERE locktype = 'relation' AND mode LIKE '%ExclusiveLock'. The gateway tries again until the lock is "
-    "released"
+    "granted FROM pg_locks WHERE mode = 'AccessExclusiveLock' AND database = (SELECT oid FROM pg_database WHERE datname = "
+    "current_database()). (With snapshot.may_lock, sessions that write to the table count too.) The gateway tries again until "
+    "the lock is released"
 )
 _LOG_OF_SERVER: Final = "the server's log says more"
 _OF_A_ROW: Final = (

@@ -258,6 +258,24 @@ def test_where_the_server_was_silent_the_next_session_waits_twice_as_long() -> N
     assert memory.silence_limit_s(Lsn(8)) is None
 
 
+def test_past_the_place_of_a_silence_the_usual_limit_holds() -> None:
+    wire = Wire()
+    status = StandbyStatus(wire, Lsn(7), 20, silence_limit_s=960, clock=lambda: wire.now)
+    pass_time(wire, status, 900)
+    failures = [wire.failure]
+    wire.arrived_at = wire.now
+    status.acknowledge(8)
+    pass_time(wire, status, 31)
+    failures.append(wire.failure)
+    assert [getattr(failure, "silence_limit_s", None) for failure in failures] == [None, 30]
+
+
+def test_silence_behind_what_was_there_at_the_start_does_not_make_patient() -> None:
+    memory = SessionMemory(ended=SessionEnd(resume_lsn=Lsn(7), has_passed=True))
+    ServerSilent(30, 30).change(memory)
+    assert memory.silence_limit_s(Lsn(7)) is None
+
+
 async def test_task_wakes_for_an_acknowledgement() -> None:
     wire = Wire()
     told = asyncio.Event()
