@@ -44,9 +44,14 @@ def read_position(spark: SparkSession, path: str) -> OutputPosition | None:
     except (ValueError, TypeError):
         return None
     except Py4JJavaError as problem:
-        if problem.java_exception.getClass().getName() in _NOT_WHOLE:
+        if is_not_whole(problem):
             return None
         raise
+
+
+def is_not_whole(problem: Py4JJavaError) -> bool:
+    """Return whether a file could not be read because it was not written to its end."""
+    return problem.java_exception.getClass().getName() in _NOT_WHOLE
 
 
 def write_position(spark: SparkSession, path: str, position: OutputPosition) -> None:

@@ -200,9 +200,9 @@ class Changelog:
             applied = last_folder(spark, location, commit_lsn, self._position.commit_lsn)
         elif TABLE_FORMAT.exists(spark, location):
             applied = TABLE_FORMAT.applied_commit_lsn(spark, location, CHANGELOG)
-            if TABLE_FORMAT.undone_version(spark, location, -1, CHANGELOG) is not None:
+            if (undone := TABLE_FORMAT.undone_version(spark, location, -1, CHANGELOG)) is not None:
                 state = "has the rows of an earlier version, which was restored"
-                raise OF_CHANGELOG.lost_table(f"{location} {state}", f"has written it up to {format_lsn(applied)}")
+                raise OF_CHANGELOG.lost_table(f"{location} {state}", f"has written its version {undone}")
         if applied < noted:
             state = "is missing" if applied < 0 else f"ends at {format_lsn(applied)}"
             raise OF_CHANGELOG.lost_table(f"{location} {state}", f"has written it up to {format_lsn(noted)}")

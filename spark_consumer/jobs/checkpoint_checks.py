@@ -23,7 +23,7 @@ from spark_consumer.jvm import file_text, folder_names, write_text
 from spark_consumer.mirror import table_selection, version_manifest
 from spark_consumer.mirror.paths import changes_path, manifest_path
 from spark_consumer.mirror.storage import TABLE_FORMAT
-from spark_consumer.output_position import read_position
+from spark_consumer.output_position import is_not_whole, read_position
 from spark_consumer.reader.markers import CommittedTransaction
 from spark_consumer.reader.positions import OF_CHANGELOG, OF_MIRROR, Output, Position, check_continues, resolve
 from spark_consumer.reader.table_marks import KINDS
@@ -39,12 +39,15 @@ def is_new(spark: SparkSession, checkpoint: str) -> bool:
 
 def last_offset(spark: SparkSession, checkpoint: str) -> dict[str, int] | None:
     """Return the end offset (of the data source) of the last completed batch in this checkpoint
-    location; None if there is none. Raise MirrorError if it, or the newest planned batch, cannot be
-    read."""
+    location; None if there is none. Raise MirrorError if it, its commit, or the newest planned
+    batch, cannot be read."""
     if planned := _numbers(spark, f"{checkpoint}/offsets"):
         _offset(spark, checkpoint, max(planned))
     numbers = _numbers(spark, f"{checkpoint}/commits")
-    return _offset(spark, checkpoint, max(numbers)) if numbers else None
+    if not numbers:
+        return None
+    _last_line(spark, checkpoint, f"commits/{max(numbers)}")
+    return _offset(spark, checkpoint, max(numbers))
 
 
 def check_mirror_has(
@@ -251,7 +254,9 @@ def _last_line(spark: SparkSession, checkpoint: str, name: str) -> Any:
     is none: after a power failure, a file may be empty."""
     try:
         return json.loads(file_text(spark, f"{checkpoint}/{name}").splitlines()[-1])
-    except (IndexError, ValueError) as problem:
+    except (IndexError, ValueError, Py4JJavaError) as problem:
+        if isinstance(problem, Py4JJavaError) and not is_not_whole(problem):
+            raise
         raise MirrorError(
             f"the checkpoint at {checkpoint} cannot be read: its file {name} is incomplete",
             hint="Use a new checkpoint location (--checkpoint), or remove this one: the output then continues where it "

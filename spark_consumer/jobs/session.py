@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from spark_consumer.jobs.secret_settings import passed_in_file
 from spark_consumer.jvm import connect_refused, submitted_settings
-from spark_consumer.mirror.delta.session_settings import SESSION, SNAPSHOT_PARTITIONS, session_defaults
+from spark_consumer.mirror.delta.session_settings import FORGETS_NUMBERS, SESSION, SNAPSHOT_PARTITIONS, session_defaults
 from spark_consumer.mirror.spark_settings import tune
 from spark_consumer.source.datasource import register
 
@@ -165,6 +165,7 @@ def job_session(
             spark = builder.getOrCreate()
     register(spark)
     tune(spark, session_defaults())  # Delta reads its log in threads that have no other session
+    spark.conf.unset(FORGETS_NUMBERS)
     return spark
 
 

@@ -41,9 +41,9 @@ _WIDENING = {"delta.enableTypeWidening": "true"}
 # cleanup.py removes log entries by version; Delta's own clean-up goes by their age, even if
 # versions of the mirror need them.
 _NO_CLEANUP = {"delta.enableExpiredLogCleanup": "false"}
-# How long Delta remembers the numbers that applications note. A default of the session may be short.
+# How long Delta remembers the numbers that applications note. It remembers them for ever if this is
+# not set, and only then lists them in the checksum of a version (see delta_append.py).
 _NUMBERS = "delta.setTransactionRetentionDuration"
-_KEEPS_NUMBERS = {_NUMBERS: "interval 36500 days"}
 _TOMBSTONES = "delta.deletedFileRetentionDuration"
 # Without Delta's check, which refuses a version that was committed more than a week ago, even if it
 # was replaced a moment ago.
@@ -58,13 +58,13 @@ def properties(columns: Collection[str], *, deletion_vectors: bool = False) -> d
     """Return the properties of a new table with these columns."""
     mapped = MAPPED if needs_mapping(columns) else {}
     vectors = {_VECTORS: "false"} if _allow_no_vectors(columns) else DELETION_VECTORS if deletion_vectors else {}
-    return {**_NO_CLEANUP, **_KEEPS_NUMBERS, **mapped, **vectors}
+    return {**_NO_CLEANUP, **mapped, **vectors}
 
 
 def changelog_properties(columns: Iterable[str]) -> dict[str, str]:
     """Return the properties of a new table of a changelog, whose columns can get wider types.
     `columns`: those of the source's table."""
-    return {**_WIDENING, **_KEEPS_NUMBERS, **(MAPPED if needs_mapping(columns) else {})}
+    return {**_WIDENING, **(MAPPED if needs_mapping(columns) else {})}
 
 
 def needs_mapping(columns: Iterable[str]) -> bool:
@@ -334,7 +334,7 @@ def applied_commit_lsn(spark: SparkSession, location: str, application: str = AP
     MirrorError if another program created the table."""
     found = noted_number(spark, location, application)
     kept = noted_property(spark, location, _NUMBERS) if found is None else None
-    if kept not in (None, *_KEEPS_NUMBERS.values()):
+    if kept is not None:
         raise MirrorError(
             f"{location} does not contain the commit LSN up to which it was written: Delta has forgotten it, since the "
             f"table's property {_NUMBERS} is {kept!r}, or {application} has not created the table",

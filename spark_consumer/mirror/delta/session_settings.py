@@ -12,6 +12,8 @@ SESSION = {
 # Number of tasks of each job that reads a table's log: Delta's default is 50.
 SNAPSHOT_PARTITIONS = "spark.databricks.delta.snapshotPartitions"
 COMPACT = "spark.databricks.delta.autoCompact.enabled"
+# Default of a property of new tables, with which Delta forgets the numbers of commits (LSNs, epochs).
+FORGETS_NUMBERS = "spark.databricks.delta.properties.defaults.setTransactionRetentionDuration"
 
 
 def session_defaults(*, compacts: bool | None = None) -> dict[str, str]:

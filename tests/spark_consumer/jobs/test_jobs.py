@@ -248,10 +248,15 @@ def test_a_checkpoint_that_is_ahead_of_its_mirror_is_refused(
     assert not mirror(), "the checkpoint is ahead, and nothing is missing"
     planned = max(int(entry.name) for entry in (path / "checkpoint" / "offsets").iterdir() if entry.name.isdigit())
     shutil.copytree(path / "checkpoint", kept)
-    (kept / "offsets" / str(planned + 1)).touch()  # as after a power failure
-    told = mirror("--checkpoint", str(kept))
-    assert f"{kept} cannot be read: its file offsets/{planned + 1} is incomplete" in told
-    assert "or remove this one" in told
+    last = str(max(int(entry.name) for entry in (kept / "commits").iterdir() if entry.name.isdigit()))
+    commit = (kept / "commits" / last).read_text()
+    for name, rest in ((f"commits/{last}", commit), (f"offsets/{planned + 1}", "")):
+        (kept / name).with_name(f".{(kept / name).name}.crc").unlink(missing_ok=True)
+        (kept / name).write_text("")  # as after a power failure
+        told = mirror("--checkpoint", str(kept))
+        assert f"{kept} cannot be read: its file {name} is incomplete" in told
+        assert "or remove this one" in told
+        (kept / name).write_text(rest)
     shutil.rmtree(kept)
     assert not mirror("--checkpoint", str(kept))
     shutil.rmtree(kept)

@@ -229,7 +229,7 @@ def test_what_writers_have_noted_is_known_with_and_without_the_checksum_of_a_ver
 @pytest.mark.integration
 def test_an_append_is_made_once_without_a_job_that_reads_the_log(spark: SparkSession, tmp_path: Path) -> None:
     location = str(tmp_path)
-    write_once(spark.range(1), location, "append", 1)
+    write_once(spark.range(1), location, "append", 1, properties=TABLE_FORMAT.changelog_properties(["id"]))
     jobs = spark.sparkContext.statusTracker().getJobIdsForGroup
     spark.sparkContext.setJobGroup(location, "appends")
     for number in (2, 2, 3, 1):
