@@ -8,6 +8,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 from urllib.request import urlopen
 
@@ -53,6 +54,14 @@ async def topics(sql: asyncpg.Connection, prefix: str) -> list[str]:
     )
     names = [re.sub(r"[^A-Za-z0-9._-]", "_", row[0]) for row in rows]
     return [*(f"{prefix}.public.{name}" for name in names), f"{prefix}.transaction", f"{prefix}.message"]
+
+
+async def end_load(load: asyncio.Task[None], sql: asyncpg.Connection) -> None:
+    """Cancel a load, and wait until what it was doing has ended on the server, perhaps a COMMIT."""
+    load.cancel()
+    with suppress(asyncio.CancelledError):
+        await load
+    await sql.execute("select")
 
 
 def make_topics(bootstrap_servers: str, names: Iterable[str], partitions: int = 1) -> None:

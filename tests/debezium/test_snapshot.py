@@ -13,7 +13,7 @@ import pytest
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.debezium.encoded import Record
-from tests.debezium.scene import PUBLICATION, Reader, is_the_end
+from tests.debezium.scene import PUBLICATION, Reader, end_load, is_the_end
 from tests.debezium.test_server import settings
 from tests.support.gateway_process import GatewayProcess
 
@@ -47,15 +47,14 @@ async def test_a_reader_by_key_has_the_rows_from_before_the_first_start(
     }
     gateway = GatewayProcess(tmp_path / "gateway.log", chosen)
     await gateway.streaming()
-    load = asyncio.create_task(change(await database.connect(), random.Random(7)))
+    other = await database.connect()
+    load = asyncio.create_task(change(other, random.Random(7)))
     for _ in range(kills):
         await asyncio.sleep(0.7)
         await gateway.kill()
         await gateway.streaming()
     await gateway.logged('"snapshot_done"', timeout_s=120)
-    load.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await load
+    await end_load(load, other)
     await sql.execute("insert into kept values (-1, 'the end')")
     names = [f"{topic_prefix}.public.{table}" for table in ("kept", "unkeyed", "parted")]
     records = await Reader(kafka.bootstrap_servers, registry.url, names).until(is_the_end)

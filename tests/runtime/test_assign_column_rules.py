@@ -19,7 +19,7 @@ import pytest
 from gateway.local import Kafka, Registry
 from tests.conftest import Database
 from tests.debezium.encoded import Record
-from tests.debezium.scene import Reader
+from tests.debezium.scene import Reader, end_load
 from tests.snapshot.test_holes import held_commit
 from tests.support.gateway_process import GatewayProcess
 
@@ -78,11 +78,10 @@ async def test_what_a_rule_replaces_is_in_no_record_and_the_rest_is_there(
     }
     gateway = GatewayProcess(tmp_path / "gateway.log", settings)
     await gateway.streaming()
-    load = asyncio.create_task(change(await database.connect(), random.Random(1)))
+    other = await database.connect()
+    load = asyncio.create_task(change(other, random.Random(1)))
     await gateway.logged('"snapshot_done"', timeout_s=90)
-    load.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await load
+    await end_load(load, other)
     await sql.execute("insert into people (id) values (-1)")
     topics = [f"{topic_prefix}.public.{table}" for table in ("people", "logins")]
     is_last: Callable[[Record], bool] = lambda record: record.key == {"id": -1}  # noqa: E731

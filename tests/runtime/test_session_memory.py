@@ -15,6 +15,7 @@ import gateway.runtime.supervisor  # noqa: F401  # with these, every class of er
 from gateway.errors import NeedsText, Retry, StopForOperator, WalgateError
 from gateway.events.errors import NeedsOptional, UnknownBinary
 from gateway.postgres.classify_errors import CannotDecode, LossReported
+from gateway.postgres.standby_status import ServerSilent
 from gateway.runtime.assign_column_rules import ColumnsUnknown
 from gateway.runtime.kafka_transactions import WholeFirst
 from gateway.runtime.quarantine import QuarantineRelation
@@ -56,6 +57,7 @@ CHANGES: list[tuple[WalgateError, dict[str, Any]]] = [
     (LeftBehind("x"), {"left_behind": [("h", 1)]}),
     (LossReported("x", LeftOut("x", ends_stream=True)), {"reported": LeftOut("x", ends_stream=True)}),
     (LossReported("x", WalRemoved("x")), {"reported": WalRemoved("x", 100, 1)}),
+    (ServerSilent(31, 30), {"silence_limits_s": {200: 60}}),
 ]
 
 
