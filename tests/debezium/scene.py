@@ -85,10 +85,8 @@ class Reader:
         )
         self._registry_url = registry_url
         self._schemas: dict[int, tuple[Any, Any]] = {}
-        there = self._consumer.list_topics(timeout=30).topics
-        self._places = [
-            TopicPartition(name, partition, 0) for name in names if name in there for partition in range(partitions)
-        ]
+        self._all_places = [TopicPartition(name, partition, 0) for name in names for partition in range(partitions)]
+        self._places: list[TopicPartition] = []
         self.records: list[Record] = []
         self._is_at_end = False
 
@@ -112,11 +110,25 @@ class Reader:
 
     def _reach(self, is_last: Callable[[Record], bool], writer: Child | None) -> None:
         deadline = time.monotonic() + DELIVERY_TIMEOUT_S
-        self._consumer.assign(self._places)
-        while not (self._take(1.0) and is_last(self.records[-1])):
+        self._assign()
+        while True:
+            if self._take(1.0):
+                if is_last(self.records[-1]):
+                    return
+            elif len(self._places) < len(self._all_places):
+                self._assign()
             if writer is not None and writer.exit_code is not None:
                 raise writer.failure("has ended")
             assert time.monotonic() < deadline, f"only {len(self.records)} records"
+
+    def _assign(self) -> None:
+        """Read the topics that exist from their start, unless these are being read. The metadata of
+        a broker may show a new topic late."""
+        there = self._consumer.list_topics(timeout=30).topics
+        places = [place for place in self._all_places if place.topic in there]
+        if len(places) > len(self._places):
+            self.records, self._places = [], places
+            self._consumer.assign(places)
 
     def _read(self, place: TopicPartition) -> None:
         """From its start to its end. The consumer's position would be that of the reading before,
