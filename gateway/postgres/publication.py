@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -35,7 +35,9 @@ SELECT to_jsonb(p) || jsonb_build_object(
     LEFT JOIN pg_catalog.pg_publication_rel AS l ON l.prpubid = p.oid AND l.prrelid = r.oid
     WHERE CASE WHEN p.puballtables THEN l.oid IS NULL AND NOT r.relispartition ELSE l.oid IS NOT NULL {by_schema} END),
     'inherited', (
-    SELECT jsonb_agg(jsonb_build_array(rn.nspname, r.relname, cn.nspname, c.relname) ORDER BY r.oid, c.oid)
+    SELECT jsonb_agg(jsonb_build_array(rn.nspname, r.relname, cn.nspname, c.relname,
+                                       pg_catalog.format('%I.%I', rn.nspname, r.relname),
+                                       pg_catalog.format('%I.%I', cn.nspname, c.relname)) ORDER BY r.oid, c.oid)
     FROM pg_catalog.pg_inherits AS i
     JOIN pg_catalog.pg_class AS c ON c.oid = i.inhrelid AND c.relkind = 'r' AND NOT c.relispartition AND c.relpersistence = 'p'
     JOIN pg_catalog.pg_namespace AS cn ON cn.oid = c.relnamespace
@@ -279,21 +281,22 @@ def parse_publications(
             excluded=tuple(left_out.get(row["pubname"], ())),
             sent_as_root=tuple(sent_as_root.get(row["pubname"], ())),
             detaching=tuple((root, partition) for root, partition in row["detaching"] or ()),
-            foreign=tuple(_pairs(sorted(row["foreign"] or ()), excluded, format_relation)),
-            inherited=tuple(_pairs(row["inherited"] or (), excluded, qualified)),
+            foreign=tuple(
+                (format_relation(*names[:2]), format_relation(*names[2:]))
+                for names in _not_excluded(sorted(row["foreign"] or ()), excluded)
+            ),
+            inherited=tuple((names[4], names[5]) for names in _not_excluded(row["inherited"] or (), excluded)),
         )
         for row in publications
     }
 
 
-def _pairs(
-    rows: Iterable[Sequence[str]], excluded: Sequence[str], write: Callable[[str, str], str]
-) -> Iterator[tuple[str, str]]:
-    """Yield (published table, partition or child of it), without those of which one is excluded.
-    `rows`: schema and name of the table, then of the other one."""
-    for schema, name, other_schema, other_name in rows:
-        if not any(is_table(each, excluded) for each in (f"{schema}.{name}", f"{other_schema}.{other_name}")):
-            yield write(schema, name), write(other_schema, other_name)
+def _not_excluded(rows: Iterable[Sequence[str]], excluded: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield the rows that name no excluded table. Each begins with schema and name of a published
+    table, and those of a partition or child of it."""
+    for row in rows:
+        if not any(is_table(".".join(name), excluded) for name in (row[:2], row[2:4])):
+            yield row
 
 
 def _relation(row: dict[str, Any]) -> PublishedRelation:
