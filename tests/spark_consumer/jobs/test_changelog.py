@@ -277,7 +277,9 @@ def test_a_table_that_was_removed_or_restored_alone_is_refused(
         spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF 0")
         change()
         for changelog in (running, opened(feeder, path, format)):
-            with pytest.raises(MirrorError, match="was restored, although the changelog has written its version [0-9]+"):
+            with pytest.raises(
+                MirrorError, match="was restored, although the changelog has written its version [0-9]+"
+            ):
                 take(spark, feeder, changelog)
         spark.sql(f"RESTORE TABLE delta.`{location}` TO VERSION AS OF {left}")
         take(spark, feeder, opened(feeder, path, format))
