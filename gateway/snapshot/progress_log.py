@@ -6,7 +6,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import structlog
 
@@ -27,13 +27,17 @@ WAITS_S: Final = 10.0
 """Seconds after which waiting for transactions to end is logged."""
 
 
+def _listed(names: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of an event that name tables: their number, and the first ones."""
+    return {"count": len(names), "tables": names[:NAMED_TABLES]}
+
+
 def log_read_before(names: Sequence[str]) -> None:
     """Log the tables that are not read because changes were delivered before snapshots were
     enabled. This is called only once, since their state NOT_TO_BE_READ is stored."""
     log.warning(
         "tables_not_read",
-        count=len(names),
-        tables=names[:NAMED_TABLES],
+        **_listed(names),
         reason="changes were delivered before snapshots were enabled: consumers may already have these rows",
         hint="to read them, run `walgate snapshot start schema.table`; tables that are published later are "
         "read automatically",
@@ -43,8 +47,7 @@ def log_read_before(names: Sequence[str]) -> None:
 def log_quarantined(names: Sequence[str]) -> None:
     log.warning(
         "tables_not_read",
-        count=len(names),
-        tables=names[:NAMED_TABLES],
+        **_listed(names),
         reason="these tables are in quarantine",
         hint="correct the cause, run `walgate readmit schema.table`, then `walgate snapshot start schema.table`",
     )
@@ -104,8 +107,7 @@ def log_unsent_updates(tasks: Sequence[TableTask], origin: str) -> None:
     if unsent:
         log.warning(
             "updates_not_sent",
-            count=len(unsent),
-            tables=unsent[:NAMED_TABLES],
+            **_listed(unsent),
             reason=f"{reason}. A row that one of them moves while the table is read may be missing in copies",
             hint=f"{hint}, or take a snapshot while no row of the tables is updated in this way",
         )
@@ -116,8 +118,7 @@ def log_locked(names: Sequence[str], again_in_s: float) -> None:
     if names:
         log.info(
             "tables_locked",
-            count=len(names),
-            tables=names[:NAMED_TABLES],
+            **_listed(names),
             again_in_s=again_in_s,
             note="another session has locked these tables (pg_locks shows it), so their row filters cannot be read; "
             "other tables are read meanwhile",
@@ -133,16 +134,14 @@ def log_unreadable(tasks: Sequence[TableTask]) -> None:
     if unread:
         log.warning(
             "tables_not_read",
-            count=len(unread),
-            tables=unread[:NAMED_TABLES],
+            **_listed(unread),
             reason=f"{reason}: the snapshot of the others ends without them",
             hint="correct the cause: the tables are then read without a command",
         )
     if unverified:
         log.warning(
             "tables_not_verified",
-            count=len(unverified),
-            tables=unverified[:NAMED_TABLES],
+            **_listed(unverified),
             reason=f"{reason}: their verification is canceled",
             hint="correct the cause, then run the command again",
         )
@@ -184,8 +183,7 @@ def log_unsent_at_all(schema: str, table: str, reason: str) -> None:
 def log_missing_values(names: Sequence[str]) -> None:
     log.warning(
         "values_not_sent",
-        count=len(names),
-        tables=names[:NAMED_TABLES],
+        **_listed(names),
         reason="the snapshots of these tables were canceled: values that earlier UPDATE events left out might never be sent",
         hint="`walgate snapshot start schema.table` reads a table with all its values",
     )

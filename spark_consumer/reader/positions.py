@@ -98,9 +98,8 @@ class Output:
             f"{state}, although the {self.name} {recorded}: the table was removed or restored alone, and changes would be "
             "missing in it",
             hint=f"Put the table back as the {self.name} last left it (if with RESTORE, by version and not by "
-            f"time), and restart the query. Or continue without the table: "
-            "restart the query with --exclude and the table's name, which cannot be undone at this path. Or use another path "
-            f"and checkpoint location{self.new_one}.",
+            "time), and restart the query. Or continue without the table: restart the query with --exclude and the table's "
+            f"name, which cannot be undone at this path. Or use another path and checkpoint location{self.new_one}.",
         )
 
 

@@ -30,12 +30,6 @@ from schemas.lsn import Lsn
 from tests.conftest import Database
 
 
-@pytest.fixture(params=["database", "database_oldest"])
-def source(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
 @contextlib.asynccontextmanager
 async def sql_of(dsn: str) -> AsyncIterator[asyncpg.Connection]:
     connection = await connect_sql(dsn, search_path="public")

@@ -26,12 +26,6 @@ CREATE TABLE chunks.c1 (PRIMARY KEY (id)) INHERITS (readings); CREATE PUBLICATIO
 """
 
 
-@pytest.fixture(params=["database", "database_oldest"])
-def source(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
 async def test_children_that_came_after_the_publication_are_named_until_they_are_published(source: Database) -> None:
     """The stream is the judge."""
     sql = await source.connect()

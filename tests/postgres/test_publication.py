@@ -113,12 +113,6 @@ async def detach_half(database: Database, sql: asyncpg.Connection) -> None:
     await reader.close()
 
 
-@pytest.fixture(params=["database", "database_oldest"])
-def source(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
 async def test_a_publication_holds_what_the_view_says(source: Database) -> None:
     await compare(source)
 

@@ -26,12 +26,6 @@ LISTS = ("", "(a)", "(b)", "(a, b)", "(a, b, g)")
 FILTERS = ("", "a > 0", "(a > 0 OR b > 1)", "(t IS NOT NULL)")
 
 
-@pytest.fixture(params=["database", "database_oldest"])
-def source(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
 async def test_the_tables_on_which_updates_fail_are_named(source: Database) -> None:
     sql = await source.connect()
     has_lists = source.server.version >= 15

@@ -10,12 +10,6 @@ from gateway.postgres.wal_retention import retention_causes, with_least_ages
 from tests.conftest import Database
 
 
-@pytest.fixture(params=["database", "database_oldest"])
-def source(request: pytest.FixtureRequest) -> Database:
-    found: Database = request.getfixturevalue(request.param)
-    return found
-
-
 @pytest.mark.integration
 async def test_the_age_of_a_transaction_whose_begin_is_hidden_counts_from_when_it_was_seen(source: Database) -> None:
     other, sql = await source.connect(), await source.connect()
