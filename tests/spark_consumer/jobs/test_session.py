@@ -17,15 +17,16 @@ from spark_consumer.errors import MirrorError
 from spark_consumer.jobs import session
 from spark_consumer.jvm import java_session
 from spark_consumer.mirror.delta.java_delta import delta_log_class
-from spark_consumer.mirror.delta.session_settings import SESSION
+from spark_consumer.mirror.delta.session_settings import FORGETS_NUMBERS, SESSION
 
 
 class Builder:
-    """Of a session; `file`: what Spark's Java is told by a file."""
+    """Of a session; `file`: what Spark's Java is told by a file; `unset`: names taken from the session."""
 
     def __init__(self) -> None:
         self.settings: dict[str, str] = {}
         self.file = ""
+        self.unset: list[str] = []
 
     def config(self, *, map: dict[str, str]) -> Builder:  # noqa: A002
         self.settings |= map
@@ -34,12 +35,13 @@ class Builder:
     def appName(self, name: str) -> Builder:
         return self.config(map={"spark.app.name": name})
 
-    def getOrCreate(self) -> None:
+    def getOrCreate(self) -> SimpleNamespace:
         words = os.environ.get("PYSPARK_SUBMIT_ARGS", "").split()
         if "--extra-properties-file" in words:
             file = Path(words[words.index("--extra-properties-file") + 1])
             assert stat.S_IMODE(file.stat().st_mode) == 0o600
             self.file = file.read_text()
+        return SimpleNamespace(conf=SimpleNamespace(unset=self.unset.append))
 
 
 @pytest.fixture
@@ -59,6 +61,7 @@ def test_a_cluster_gets_what_the_jobs_rely_on_and_nothing_of_this_computer(build
     assert builder.settings["spark.master"] == "spark://master:7077"
     assert builder.settings["spark.jars"] == "/a.jar,/b.jar" and builder.settings["spark.log.level"] == "WARN"
     assert not {"spark.driver.host", "spark.sql.shuffle.partitions", "spark.driver.memory"} & builder.settings.keys()
+    assert builder.unset == [FORGETS_NUMBERS]
 
 
 def test_what_spark_submit_was_told_wins(builder: Builder, monkeypatch: pytest.MonkeyPatch) -> None:
