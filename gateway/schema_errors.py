@@ -59,7 +59,7 @@ def log_level_change(change: LevelChange) -> None:
 
 @asynccontextmanager
 async def open_registry(settings: RegistrySettings, timeout_s: float) -> AsyncIterator[RegistryClient]:
-    """Open a client for a few requests. Their errors are classified. Raises WalgateError."""
+    """Open a client of the registry for a few requests, whose errors are raised as WalgateError."""
     with classified_schema_errors():
         client = RegistryClient(settings.url, **settings.client_options(), timeout_s=timeout_s)
         try:

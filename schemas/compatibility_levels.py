@@ -48,7 +48,7 @@ class LevelChange:
 
 
 class CompatibilityLevels:
-    """Reads and sets the levels of subjects.
+    """Read and set the levels of subjects.
 
     `ask` and `find` are methods of the registry's client; if the subject does not exist, `ask`
     raises an error and `find` returns None. `put` sends the settings of a subject, and tolerates

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 
 class SchemaError(Exception):
-    """The base class of these errors. `hint` is a sentence or a setting."""
+    """The base class of these errors. `hint` tells the operator what to do."""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -90,8 +90,8 @@ class BearerTokens(Protocol):
 
 
 class RegistryClient:
-    """The client. Its methods raise RegistryUnavailable (try again), RegistryRefused and its
-    subclasses, and IncompatibleSchema. Times are in seconds."""
+    """A client of the schema registry. Its methods raise RegistryUnavailable (try again),
+    RegistryRefused and its subclasses, and IncompatibleSchema. Times are in seconds."""
 
     def __init__(
         self,

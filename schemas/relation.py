@@ -84,7 +84,7 @@ class Protect(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Protection:
-    """A protection rule. `length` (in characters) is for TRUNCATE, `hash_key` for HASH."""
+    """The protection of a column. `length` (in characters) is for TRUNCATE, `hash_key` for HASH."""
 
     action: Protect
     length: int = 0

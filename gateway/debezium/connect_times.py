@@ -116,7 +116,7 @@ def zoned_clock_from_binary(value: bytes) -> int:
 
 
 def interval_from_text(text: bytes) -> tuple[int, int, int]:
-    """Parse IntervalStyle iso_8601 into (microseconds, days, months)."""
+    """Parse an interval in IntervalStyle iso_8601 into (microseconds, days, months)."""
     infinite = _INFINITIES.get(text)
     if infinite is not None:
         return infinite, 0, 0
@@ -258,7 +258,7 @@ def encode_duration_text(interval: tuple[int, int, int]) -> bytes:
 
 
 def _day_text(days: int) -> bytes:
-    """Format as Java's ISO_LOCAL_DATE does: a year that does not have four digits gets a sign."""
+    """Format as Java's ISO_LOCAL_DATE does: a year before 0 or after 9999 gets a sign."""
     year, month, day = civil_date(days)
     if 0 <= year <= 9999:
         return b"%04d-%02d-%02d" % (year, month, day)

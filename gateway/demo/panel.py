@@ -46,8 +46,8 @@ class Step:
 
 
 class Panel:
-    """The panel. `figures` (label -> text) are shown below the steps; `notes` are lines at the
-    bottom, to be copied."""
+    """The demo's panel. `figures` (label -> text) are shown below the steps; `notes` are lines at
+    the bottom, to be copied."""
 
     def __init__(self, title: str, steps: Sequence[str], console: Console | None = None) -> None:
         self.console = console or Console(highlight=False)

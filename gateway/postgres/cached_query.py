@@ -1,5 +1,5 @@
-"""Catalog queries that are repeated often and return many rows, which would load the event loop as
-changes in the stream do."""
+"""Catalog queries that are repeated often. To fetch their many rows each time would load the event
+loop as much as changes in the stream do."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class LossReported(Retry):
 
 class CannotDecode(RetrySlowly):
     """The server cannot send a change that it has read from some place in the WAL. The next start
-    decides by the number of failures at that place."""
+    decides what to do by the number of failures at that place."""
 
     def __init__(self, message: str, hint: str, reported: DecodingFailed) -> None:
         super().__init__(message, hint=hint)

@@ -59,7 +59,7 @@ class DialectRelations(Protocol):
 
     @property
     def registers_schemas(self) -> bool:
-        """Return whether the registry has the schemas of relations."""
+        """Whether the registry has the schemas of relations."""
         ...
 
     def field_name(self, column: str) -> str:

@@ -179,7 +179,8 @@ class KafkaTransactions:
             await self._delivery.commit_done()
 
     def keepalive(self, end_lsn: int, *, reply_requested: bool) -> None:
-        """Advance an idle position up to `end_lsn`, up to which the server has read the WAL."""
+        """If nothing is pending, advance the position to `end_lsn`, up to which the server has read
+        the WAL."""
         failpoint("keepalive_received")
         self._advance_if_idle(end_lsn, reply_requested=reply_requested)
 

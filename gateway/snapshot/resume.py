@@ -88,8 +88,8 @@ class Resumption:
         return [state for state in unfinished if state not in quarantined]
 
     async def resume(self, unfinished: Sequence[TableState]) -> None:
-        """Resume these tables. Changes must be recorded already. The check of the catalog that
-        follows finds out which of those that wait are still published: there may be 10,000."""
+        """Resume these tables; changes must be recorded already. Whether waiting tables, perhaps
+        10,000, are still published is left to the check of the catalog that follows."""
         tasks = self._tasks
         begun = []
         for state in unfinished:

@@ -168,8 +168,8 @@ def accept_gap(
 def _unacceptable(
     stored: Stored, facts: Facts, position: Position, expected: Expected, *, until_now: bool
 ) -> Iterator[Finding]:
-    """Yield conditions under which a gap cannot be accepted. A server on an earlier timeline was
-    restored, if the operator says so, and the DSN names no other host that may be the primary."""
+    """Yield the errors that keep a gap from being accepted. With `until_now`, a server on an
+    earlier timeline counts as restored, if the DSN names no other host that may be the primary."""
     yield from (finding for finding in check_slot(facts, expected) if not isinstance(finding, DataGap))
     if not (until_now and expected.is_only_host):
         yield from check_left_behind(facts, replace(expected, timeline=position.timeline))

@@ -81,7 +81,7 @@ from gateway.transactions.transaction import MessageSelection, Prepared, Quarant
 
 
 class RolledBackMessages(Retry):
-    """Messages of a subtransaction that was rolled back cannot be told from other messages.
+    """Logical messages of a subtransaction that was rolled back cannot be distinguished.
     Replication starts again without streaming; the server then leaves out what was rolled back."""
 
     def change(self, next_session: NextSession) -> None:

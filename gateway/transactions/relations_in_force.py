@@ -76,7 +76,8 @@ class RelationsInForce:
         stream_xid: int | None = None,
         subxid: int | None = None,
     ) -> None:
-        """Store the version of a Relation message, which has a `subxid` inside a stream."""
+        """Store the version of a Relation message; inside a stream, `subxid` is the message's
+        xid."""
         self.active.clear()
         self._refused.pop(relation_oid, None)
         if stream_xid is None:

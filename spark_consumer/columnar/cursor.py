@@ -109,7 +109,7 @@ class Cursor:
         return start, length
 
     def check_at_end(self) -> None:
-        """Check that every record was read exactly to its last byte."""
+        """Raise MalformedRecord unless every record was read exactly to its last byte."""
         wrong = np.flatnonzero(self.positions != self.ends)
         if len(wrong):
             first = int(wrong[0])

@@ -187,7 +187,7 @@ CatalogName = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class SparkChoice:
-    """The choice of Spark by the options of a command."""
+    """The options of a command for its Spark session."""
 
     master: str
     conf: list[str]
@@ -198,7 +198,7 @@ class SparkChoice:
     of_file: Settings
 
     def session(self, name: str, *, lasting: bool = False) -> Any:
-        """Return a session. `lasting`: for a job that runs for hours. Raises OptionError,
+        """Return a Spark session; `lasting`: for a job of hours. Raises OptionError and
         JavaUnusable."""
         from spark_consumer.jobs.java_start import quiet_start
         from spark_consumer.jobs.session import is_submitted, job_session, local_session, set_up

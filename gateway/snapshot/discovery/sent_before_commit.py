@@ -79,10 +79,9 @@ class SentBeforeCommit:
         self._sent.pop(xid, None)
 
     async def in_doubt(self, xid: int, *, has_committed: bool) -> list[int]:
-        """Return the relations in which existing rows may have other values now, or the same in
-        columns of another name. If the transaction is only prepared, or its commit is not visible,
-        these are all whose columns the catalog did not explain, or that it has altered. Raises
-        classified errors."""
+        """Return the relations whose existing rows may have values that consumers do not expect.
+        Until other sessions see the transaction end, these are the relations that it has altered,
+        and those whose columns the catalog did not explain. Raises WalgateError."""
         sent = self._sent.pop(xid, {})
         if not sent:
             return []

@@ -110,7 +110,7 @@ class PublishedContent:
     horizon: int = field(default=0, compare=False)
 
     def is_published_as(self, other: PublishedContent) -> bool:
-        """Return whether nothing was changed in between that decides which changes are sent."""
+        """Return whether nothing that decides which changes are sent has changed in between."""
         return self.account is not None and self.account == other.account
 
 

@@ -282,7 +282,7 @@ def own_retention_s(spark: SparkSession, location: str) -> float:
 
 
 def tombstones_s(spark: SparkSession, location: str, version: int) -> float:
-    """Return the number of seconds for which the log of a table lists replaced files, by the
+    """Return for how many seconds the log of a table lists replaced files, according to the
     properties at a version."""
     metadata = java_snapshot(spark, location, version).metadata()
     return float(delta_log_class(spark).tombstoneRetentionMillis(metadata)) / 1000

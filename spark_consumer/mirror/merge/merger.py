@@ -121,8 +121,8 @@ class Merger:
         )
 
     def maintain(self, spark: SparkSession, batch: int, *, compacts: bool = False) -> None:
-        """Remove what is too old, if that is due; if `compacts`, also compact `changes`. Errors are
-        only reported: see Maintenance.run_if_due."""
+        """Remove what is older than the retention, if that is due; if `compacts`, also compact
+        `changes`. Errors are only reported: see Maintenance.run_if_due."""
         if self.last is not None:
             self._report_notes(self.maintenance.run_if_due(spark, self.last.tables, compacts=compacts), batch)
 

@@ -215,8 +215,8 @@ class TablePreparation:
             TABLE_FORMAT.allow_names(spark, location, columns.names)
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
-        """Return the commit LSN that a table has reached. Raise Superseded if this writer has left
-        another commit LSN there."""
+        """Return the commit LSN that a table has reached. Raise Superseded if another writer has
+        changed it."""
         known = self._applied.get(table)
         version = TABLE_FORMAT.version(spark, location)
         if known is not None and known[1] == version:

@@ -132,7 +132,7 @@ def in_columns(
     *,
     casts: bool,
 ) -> DataFrame:
-    """Return the rows in the columns that a merge would give them, by `rewritten` or
+    """Return the rows in the columns that a merge would give them by `rewritten` or
     `TableFormat.align`. `before`: version of the relation whose columns they have, if known;
     `shapes`: versions that may name the values of columns that were added with a default."""
     if before is not None and before.oid == after.oid:

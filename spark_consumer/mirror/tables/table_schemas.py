@@ -12,7 +12,7 @@ from spark_consumer.reader.registry import Schema
 
 @dataclass
 class TableSchemas:
-    """TableSchema of each of `schemas`, by id, made on first use."""
+    """The TableSchema of each of `schemas`, by id, created on first use."""
 
     schemas: dict[int, Schema]
     _shapes: dict[int, TableSchema] = field(default_factory=dict, init=False)
