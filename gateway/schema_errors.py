@@ -91,8 +91,8 @@ async def register_both(
 
 
 async def topics_with_schema(registry: RegistryClient, topics: Sequence[str]) -> list[str]:
-    """Return those of the topics whose values have a schema in the registry. Raises classified
-    errors."""
+    """Return those of the topics whose values have a schema in the registry. Raises
+    WalgateError."""
     with_schema: list[str] = []
     with classified_schema_errors():
         for start in range(0, len(topics), _ASKED_AT_ONCE):

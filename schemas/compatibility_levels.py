@@ -1,4 +1,4 @@
-"""Reads and sets the compatibility levels of subjects. Levels that others have set are preserved.
+"""Read and set the compatibility levels of subjects. Levels that others have set are preserved.
 
 A subject without a level gets `BACKWARD` before its first version (Apicurio enforces nothing until
 a level is set). To register one version regardless of compatibility, the level is set to `NONE` for

@@ -45,7 +45,7 @@ class ExcludedRelation:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotChunk:
-    """Marks a transaction as a chunk of a snapshot. In the markers that begin and end a snapshot,
+    """Mark a transaction as a chunk of a snapshot. In the markers that begin and end a snapshot,
     `relation_oid` 0 stands for all its relations. `purpose` is FILL, REPLACE or VERIFY."""
 
     snapshot_id: str

@@ -81,7 +81,7 @@ _HINT_NO_TLS: Final = (
 
 
 class BearerTokens(Protocol):
-    """Supplies tokens for the login; its errors are propagated by the client."""
+    """Supply tokens for the login; its errors are propagated by the client."""
 
     async def token(self) -> str: ...
 

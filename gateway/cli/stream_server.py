@@ -44,8 +44,8 @@ class Primary:
 async def stream_login(source: SourceSettings, *, timeout_s: float = 30.0) -> Credentials:
     """Return the login to the primary where the slot is being read, or else to the primary on the
     newest timeline, of those that answer in time. If no host answers as a primary, all hosts are
-    left to the caller, whose connection then fails with their errors. Raises classified errors
-    about the DSN."""
+    left to the caller, whose connection then fails with their errors. Raises WalgateError about the
+    DSN."""
     login = login_of(source)
     if names_one_host(login.dsn):
         return login

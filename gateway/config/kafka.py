@@ -230,7 +230,7 @@ class KafkaSettings(TokenSettings):
         return sent if self.security_protocol == "SASL_PLAINTEXT" and not all(map(_is_loopback, hosts)) else ""
 
     def client_options(self) -> dict[str, Any]:
-        """Return the arguments that aiokafka's producer, consumer and admin client share. Reads the
+        """Return the arguments that aiokafka's producer, consumer and admin client share. Read the
         certificates each time, because they may have changed. Raises StopForOperator."""
         options: dict[str, Any] = {
             "bootstrap_servers": self.bootstrap_servers,

@@ -96,7 +96,7 @@ class RegistrySettings(TokenSettings):
         return self
 
     def client_options(self) -> dict[str, Any]:
-        """Return the arguments of RegistryClient for authentication and TLS. Reads the certificates
+        """Return the arguments of RegistryClient for authentication and TLS. Read the certificates
         each time, because they may have changed. Raises StopForOperator."""
         tls = None
         if self.url.lower().startswith("https:"):

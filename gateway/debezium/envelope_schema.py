@@ -64,7 +64,7 @@ class ConnectRelation:
 
     @property
     def without_values(self) -> frozenset[int]:
-        """Return the indexes of the columns of whose values nothing is sent."""
+        """The indexes of the columns of whose values nothing is sent."""
         return frozenset(
             at
             for at, column in enumerate(self.columns)

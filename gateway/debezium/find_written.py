@@ -169,7 +169,7 @@ def _is_before(offset: DebeziumOffset, event: Event) -> bool:
 
 
 class _Progress:
-    """Logs at intervals how many records were read."""
+    """Log at intervals how many records were read."""
 
     def __init__(self) -> None:
         self._records = 0

@@ -62,8 +62,8 @@ class DebeziumRelation:
 
     @property
     def identifies_rows(self) -> bool:
-        """Return whether there is a key that is the table's identity, or whose columns are NOT
-        NULL. A unique index has as many rows with NULL as there are."""
+        """Whether there is a key that is the table's identity, or whose columns are NOT NULL. A
+        unique index has as many rows with NULL as there are."""
         columns = zip(self.relation.columns, self.description.columns, strict=True)
         may_repeat = [column is None or (column.is_optional and not of.identity) for column, of in columns]
         return bool(self.key) and not any(may_repeat[at] for at in self.key)

@@ -1,4 +1,4 @@
-"""Reads the keys of row messages without encoding their rows, for a dialect whose records have keys
+"""Read the keys of row messages without encoding their rows, for a dialect whose records have keys
 of another form.
 
 A snapshot compares the keys of changes with those of the rows that it reads (RowEncoder.copied).
@@ -35,7 +35,7 @@ _NAMES: Final = {INSERT: "Insert", UPDATE: "Update", DELETE: "Delete"}
 
 
 class ChangeKeys:
-    """Reads the keys of row messages, for one version of a relation. `key_frame` is None for a
+    """Read the keys of row messages, for one version of a relation. `key_frame` is None for a
     relation without identity. `without_values` has the indexes of columns of whose values nothing
     is sent. Raises PgOutputError, UnreadableValue, KeyNotSent."""
 

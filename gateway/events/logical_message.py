@@ -1,4 +1,4 @@
-"""Encodes logical messages (pg_logical_emit_message) in Avro:
+"""Encode logical messages (pg_logical_emit_message) in Avro:
 schemas/records/LogicalMessage.avsc."""
 
 from __future__ import annotations

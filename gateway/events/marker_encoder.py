@@ -1,4 +1,4 @@
-"""Encodes markers in Avro without fastavro: a small transaction has two of them, and fastavro would
+"""Encode markers in Avro without fastavro: a small transaction has two of them, and fastavro would
 take five times as long.
 
 The layout is schemas/records/TransactionMarker.avsc; a test compares the bytes with fastavro's.

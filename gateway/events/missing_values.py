@@ -1,5 +1,5 @@
-"""Adds to a relation's description what the catalog has about its attributes: their numbers, and
-the values that existing rows have in columns that were added later, in Avro."""
+"""Add to a relation's description what the catalog has about its attributes: their numbers, and the
+values that existing rows have in columns that were added later, in Avro."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encodes row messages as Avro records, for one version of a relation. The state machine calls
+"""Encode row messages as Avro records, for one version of a relation. The state machine calls
 `insert`, `update`, `delete` and `truncate` for the rows of the stream; a snapshot's CopyDecoder
 calls `copied`. Debezium's records are made by gateway/debezium/row_encoder.py.
 
@@ -58,7 +58,7 @@ _HEAD_IN_STREAM_BYTES: Final = HEAD_BYTES + 4
 
 
 class RowEncoder:
-    """Encodes the rows of one version of a relation. `key_schema_id` is None for a relation without
+    """Encode the rows of one version of a relation. `key_schema_id` is None for a relation without
     identity.
 
     `position` is the place after the relation oid, and `end` the place after the message. Keys and

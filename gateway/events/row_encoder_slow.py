@@ -1,4 +1,4 @@
-"""Encodes rows value by value: the slow path of gateway/events/row_encoder.py."""
+"""Encode rows value by value: the slow path of gateway/events/row_encoder.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MALFORMED = (ValueError, IndexError, OverflowError, struct.error)
 
 
 class TupleCodec:
-    """Encodes the columns of one relation version.
+    """Encode the columns of one relation version.
 
     `hidden` has the indexes of the columns whose values a rule hides. `key_places` has the indexes
     of the identity columns, or is None if any of these has another form in the key than in the row.

@@ -234,7 +234,7 @@ class Delivery:
 
     async def commit_position(self) -> Position:
         """Commit the newest position whose rows and markers have been delivered, and return it once
-        it is durable. Used with at_least_once only."""
+        it is durable. This is used with at_least_once only."""
         while self._position_to_come is None:
             self._position_wake.clear()
             await self._position_wake.wait()

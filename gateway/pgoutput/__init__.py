@@ -1,4 +1,4 @@
-"""Decodes the messages of pgoutput, one at a time, without state or I/O.
+"""Decode the messages of pgoutput, one at a time, without state or I/O.
 
     decode.py           a message of any type
     letters.py          the bytes that identify messages and their parts

@@ -1,4 +1,4 @@
-"""Reads the fields of one message and checks each of them.
+"""Read the fields of one message and check each of them.
 
 CopyData contains the length of a message, so a message that is too short is an error, and so is one
 byte too many: every reader ends with `finish`. Besides lengths, the cursor checks exactly what the

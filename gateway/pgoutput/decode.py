@@ -1,4 +1,4 @@
-"""Decodes the bytes of one pgoutput message into its dataclass, without state or I/O."""
+"""Decode the bytes of one pgoutput message into its dataclass, without state or I/O."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ async def connect_sql(
     login: Credentials | str, *, timeout_s: float = 30.0, search_path: str = "", avoid: Sequence[Address] = ()
 ) -> asyncpg.Connection:
     """Return an ordinary connection for catalog queries, which may take a minute each. Raises
-    classified errors.
+    WalgateError.
 
     `login` may be a DSN alone. Hosts in `avoid` are tried last. With an empty search_path no user's
     function or operator can take the place of one of pg_catalog's.
@@ -183,7 +183,7 @@ async def connect_replication(
 
     TCP gives up the connection if data that was sent is not acknowledged for `silence_limit_s`. The
     server closes it if it gets no status for `wal_sender_timeout_s` (None: the server's setting).
-    Raises classified errors.
+    Raises WalgateError.
     """
     doing = "replication connection to PostgreSQL"
     # The text of a regclass depends on search_path: with an empty one, names outside pg_catalog

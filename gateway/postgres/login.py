@@ -77,7 +77,7 @@ async def log_in(
 ) -> asyncpg.Connection:
     """Return a connection to the first host that accepts the login and satisfies
     target_session_attrs; hosts in `avoid` are tried last, in its order. If `login.server` is set,
-    only that host is tried. Raises classified errors, which name the hosts."""
+    only that host is tried. Raises WalgateError, which names the hosts."""
     options = {"command_timeout": command_timeout, "statement_cache_size": statement_cache_size}
     target = await _read_dsn(login, doing, settings, options, connection_class)
     failures: list[WalgateError] = []
@@ -98,7 +98,7 @@ async def log_in(
 
 
 async def addresses_of(login: Credentials) -> list[Address]:
-    """Return the hosts that the DSN names, in its order. Raises classified errors."""
+    """Return the hosts that the DSN names, in its order. Raises WalgateError."""
     options = {"command_timeout": None, "statement_cache_size": 0}
     target = await _read_dsn(login, "connection to PostgreSQL", {}, options, asyncpg.Connection)
     return list(target.addresses)

@@ -190,7 +190,7 @@ async def published_tables(
     sql: asyncpg.Connection, names: Sequence[str], limit: int, *, excluded: Sequence[str] = ()
 ) -> list[tuple[str, str]]:
     """Return (schema, table) of the first `limit` published tables in the order of their names,
-    without excluded ones. Raises classified errors."""
+    without excluded ones. Raises WalgateError."""
     publications = await publication_facts(sql, names, excluded=excluded)
     return sorted({(r.namespace, r.name) for facts in publications.values() for r in facts.relations})[:limit]
 
@@ -233,7 +233,7 @@ async def tables_that_held_rows(
     publication of `names`. PostgreSQL does not send these rows.
 
     A table is omitted if the query cannot be answered soon (because of privileges, locks, size or
-    too many other tables). Raises classified errors.
+    too many other tables). Raises WalgateError.
     """
     until = time.monotonic() + MOST_ASKED_S
     by_schema = _LISTED_BY_SCHEMA if sql.get_server_version().major >= 15 else ""
@@ -325,7 +325,7 @@ async def publication_facts(
 ) -> dict[str, PublicationFacts]:
     """Return the facts by publication; names that do not exist are omitted. If `relation_oids` is
     given, all other relations are omitted. `excluded` has the patterns of excluded tables. Raises
-    classified errors."""
+    WalgateError."""
     arguments = [list(names)] if relation_oids is None else [list(names), list(relation_oids)]
     with classified_errors("querying the publications"):
         # One PostgreSQL snapshot, so that no table is seen without its publication.
@@ -353,8 +353,8 @@ class PublicationLoader:
         """The facts that were returned last."""
 
     async def facts(self, sql: asyncpg.Connection) -> dict[str, PublicationFacts]:
-        """Return the facts by publication; names that do not exist are omitted. Raises classified
-        errors."""
+        """Return the facts by publication; names that do not exist are omitted. Raises
+        WalgateError."""
         async with self._turn:
             try:
                 async with transaction(sql, isolation="repeatable_read", readonly=True):
@@ -401,8 +401,8 @@ a LIKE is usually a constant.)"""
 async def filters_that_can_fail(
     sql: asyncpg.Connection, publications: Mapping[str, PublicationFacts]
 ) -> list[OperatorWarning]:
-    """Return a warning for each row filter that can fail. Sends no query if there are no filters.
-    Raises classified errors."""
+    """Return a warning for each row filter that can fail. Send no query if there are no filters.
+    Raises WalgateError."""
     functions, cast_to = filter_calls(publications)
     if not functions and not cast_to:
         return []
@@ -432,13 +432,13 @@ class Descent:
 
 async def descent_of(sql: asyncpg.Connection, relation_oid: int, previous_oid: int) -> Descent:
     """Return the ancestors of a relation. The cost of the query does not depend on the number of
-    published tables. Raises classified errors."""
+    published tables. Raises WalgateError."""
     with classified_errors("querying the tables that a relation is a partition of"):
         row = await sql.fetchrow(_DESCENT, relation_oid, previous_oid)
     return Descent(row["is_there"], tuple(row["ancestors"]), row["follows_root"])
 
 
 async def publication_names(sql: asyncpg.Connection) -> list[str]:
-    """Return the names of the database's publications. Raises classified errors."""
+    """Return the names of the database's publications. Raises WalgateError."""
     with classified_errors("querying the publications"):
         return [name for (name,) in await sql.fetch("SELECT pubname::text FROM pg_catalog.pg_publication")]

@@ -128,8 +128,8 @@ class ReplicationStream(asyncio.BufferedProtocol):
 
         `on_notice` is called with warnings from the server that do not affect what is sent.
         `tolerates_left_out` is called when a publication is missing: if it returns true, the stream
-        goes on unless data has arrived already. Raises the classified ErrorResponse: Retry if the
-        slot is missing or in use, StopForOperator if an option is refused, ...
+        goes on unless data has arrived already. Raises the WalgateError for the ErrorResponse:
+        Retry if the slot is missing or in use, StopForOperator if an option is refused, ...
         """
         self._on_notice = on_notice or _ignore_notice
         self._tolerates_left_out = tolerates_left_out or _never
@@ -157,7 +157,7 @@ class ReplicationStream(asyncio.BufferedProtocol):
         return received
 
     def send_standby_status(self, received_lsn: int, flush_lsn: int, *, reply_requested: bool = False) -> None:
-        """Send a standby status without waiting. Does nothing on a failed connection: `read` raises
+        """Send a standby status without waiting. Do nothing on a failed connection: `read` raises
         the failure."""
         if self._state is State.COPYING and self._transport is not None:
             self._transport.write(standby_status(received_lsn, flush_lsn, time.time(), reply_requested=reply_requested))

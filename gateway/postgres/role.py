@@ -128,7 +128,7 @@ async def role_facts(
     sql: asyncpg.Connection, publications: Sequence[str], *, excluded: Sequence[str] = ()
 ) -> RoleFacts:
     """Return the facts about the current role. `excluded` has the patterns of tables that need not
-    be read. Raises classified errors."""
+    be read. Raises WalgateError."""
     facts = await publication_facts(sql, publications, excluded=excluded)
     columns: dict[int, list[str]] = {}
     keyless = set()

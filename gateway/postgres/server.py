@@ -97,8 +97,8 @@ def parse_server(row: dict[str, Any]) -> ServerFacts:
 
 
 async def server_facts(sql: asyncpg.Connection) -> ServerFacts:
-    """Return the facts about the server. Needs no privilege but CONNECT. Raises classified
-    errors."""
+    """Return the facts about the server. This needs no privilege but CONNECT. Raises
+    WalgateError."""
     with classified_errors("querying the server"):
         row = await sql.fetchval(SERVER_QUERY, list(_SETTINGS))
     return parse_server(json.loads(row))
@@ -115,7 +115,7 @@ async def load_facts(
     """Return the facts about publications, slot and server. The server is queried last, because its
     end of WAL must not be older than the slot's LSNs. A `PublicationLoader` is for callers that
     repeat this: its first query costs more. It has its own patterns of excluded tables; otherwise,
-    `excluded` has them. Raises classified errors."""
+    `excluded` has them. Raises WalgateError."""
     if isinstance(publications, PublicationLoader):
         publications_now = await publications.facts(sql)
     else:
@@ -127,7 +127,7 @@ async def load_facts(
 async def ended_transactions(sql: asyncpg.Connection, prepared: Iterable[int]) -> tuple[frozenset[int], Lsn]:
     """Return the xids of those prepared transactions that have ended, and an LSN before which they
     ended. A transaction leaves the view after its end is on disk, and the LSN is read after that.
-    Raises classified errors."""
+    Raises WalgateError."""
     with classified_errors("querying the prepared transactions"):
         rows = await sql.fetch("SELECT p.transaction::text::int8 FROM pg_catalog.pg_prepared_xacts AS p")
     return frozenset(prepared).difference(row[0] for row in rows), (await server_facts(sql)).flush_lsn
@@ -156,9 +156,9 @@ class Recovery:
 
 
 async def recovery_of(sql: asyncpg.Connection) -> Recovery:
-    """Return the last crash recovery, without values on a standby. Needs no privilege but CONNECT;
-    if a managed server lacks these functions, a crash cannot be told from a lost connection. Raises
-    classified errors."""
+    """Return the last crash recovery, without values on a standby. This needs no privilege but
+    CONNECT; if a managed server lacks these functions, a crash cannot be told from a lost
+    connection. Raises WalgateError."""
     try:
         found = await sql.fetchrow(_RECOVERY_QUERY)
     except (asyncpg.FeatureNotSupportedError, asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):

@@ -51,7 +51,7 @@ def _lsn(text: str | None) -> Lsn | None:
 
 
 async def slot_facts(sql: asyncpg.Connection, name: str) -> SlotFacts | None:
-    """Return the facts about the slot, or None if it does not exist. Raises classified errors."""
+    """Return the facts about the slot, or None if it does not exist. Raises WalgateError."""
     with classified_errors(f"querying slot {name}"):
         row = await sql.fetchval(SLOT_QUERY, name)
     return None if row is None else parse_slot(json.loads(row))
@@ -64,10 +64,10 @@ async def create_slot(
     commits after this point.
 
     The server waits, for up to an hour, for the end of every open transaction that has written.
-    Raises classified errors: Retry if the slot exists (42710), as another gateway may have created
-    it. Earlier checks have refused options that the version lacks: failover before 17, and
-    two_phase before 15. Version 14 has slots with two_phase, but its pgoutput does not send
-    prepared transactions.
+    Raises WalgateError: Retry if the slot exists (42710), as another gateway may have created it.
+    Earlier checks have refused options that the version lacks: failover before 17, and two_phase
+    before 15. Version 14 has slots with two_phase, but its pgoutput does not send prepared
+    transactions.
     """
     checked_slot(name)
     query = "SELECT lsn::text FROM pg_catalog.pg_create_logical_replication_slot($1, $2, false, $3"
@@ -83,13 +83,13 @@ async def advance_slot(sql: asyncpg.Connection, name: str, end_lsn: Lsn) -> None
     """Give up the changes that commit before `end_lsn`. The slot is advanced twice: the first call
     confirms the LSN and notes one place from which decoding can begin again, and the second finds
     the newest such place. The server reads all WAL from restart_lsn on before it returns. Raises
-    classified errors."""
+    WalgateError."""
     with classified_errors(f"advancing slot {name}"):
         for _ in range(2):
             await sql.execute(_ADVANCE, name, str(end_lsn), timeout=DECODING_TIMEOUT_S)
 
 
 async def drop_slot(sql: asyncpg.Connection, name: str) -> None:
-    """Drop the slot. Raises classified errors."""
+    """Drop the slot. Raises WalgateError."""
     with classified_errors(f"dropping slot {name}"):
         await sql.execute("SELECT pg_catalog.pg_drop_replication_slot($1)", name)

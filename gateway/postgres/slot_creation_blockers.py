@@ -67,7 +67,7 @@ def _ago(seconds: float | None) -> str:
 
 
 async def blockers(sql: asyncpg.Connection, waiting_pid: int) -> tuple[SlotCreationBlocker, ...]:
-    """Return the transactions for which a session waits, if any. Raises classified errors."""
+    """Return the transactions for which a session waits, if any. Raises WalgateError."""
     with classified_errors("looking for blocking transactions"):
         return tuple(SlotCreationBlocker(*row) for row in await sql.fetch(_QUERY, waiting_pid))
 

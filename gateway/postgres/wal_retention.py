@@ -60,15 +60,14 @@ SELECT * FROM (
 
 
 async def read_clock(sql: asyncpg.Connection, timeout_s: float) -> tuple[float, int]:
-    """Return the server's Unix time in seconds, and the end of its WAL. Raises classified
-    errors."""
+    """Return the server's Unix time in seconds, and the end of its WAL. Raises WalgateError."""
     with classified_errors("reading the server's end of WAL"):
         row = await sql.fetchrow(CLOCK_QUERY, timeout=timeout_s)
     return float(row[0]), int(row[1])
 
 
 async def retention_causes(sql: asyncpg.Connection, slot: str) -> tuple[WalRetentionCause, ...]:
-    """Return the transactions and other slots that retain WAL. Raises classified errors."""
+    """Return the transactions and other slots that retain WAL. Raises WalgateError."""
     with classified_errors("querying what keeps the slot's restart_lsn from advancing"):
         rows = await sql.fetch(_HOLDERS, slot, OLD_S, _HELD_LEAST)
     return tuple(_cause(row) for row in rows)
@@ -123,7 +122,7 @@ def _remedy(kind: str, name: str, pid: int, state: str) -> str:
 
 
 async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
-    """Return the status of the slot, or None if it does not exist. Raises classified errors."""
+    """Return the status of the slot, or None if it does not exist. Raises WalgateError."""
     slot = await slot_facts(sql, name)
     if slot is None:
         return None
@@ -141,7 +140,7 @@ async def slot_status(sql: asyncpg.Connection, name: str) -> SlotStatus | None:
 
 async def _state_by_name(sql: asyncpg.Connection, slot: SlotFacts) -> str:
     """Return a sync state derived from synchronous_standby_names, for a role that may not see
-    pg_stat_replication. Raises classified errors."""
+    pg_stat_replication. Raises WalgateError."""
     if slot.active_pid is None:
         return ""
     with classified_errors("querying synchronous_standby_names"):

@@ -1,4 +1,4 @@
-"""Makes a RelationDescription from a Relation message and the catalog's facts."""
+"""Make a RelationDescription from a Relation message and the catalog's facts."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Carry out the steps of a start; `gateway/startup/start.py` defines their order and meaning.
 
-A start returns what it made for the stream as a frozen StartResult: the position, the Kafka
+A start returns what it created for the stream as a frozen StartResult: the position, the Kafka
 clients, the registry client and the replication connection, each closed by the exit stack.
 """
 
@@ -82,7 +82,7 @@ CLOSE_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class StartResult:
-    """Everything that a start has made for the stream. The exit stack of the start closes it."""
+    """Everything that a start has created for the stream. The exit stack of the start closes it."""
 
     position: Position
     catalog: SourceCatalog
@@ -158,7 +158,7 @@ class StartResult:
 
 
 class Bootstrap:
-    """Carries out one start. `board` is told what the start is waiting for."""
+    """Carry out one start. `board` shows what the start is waiting for."""
 
     # Each is set by a step that precedes those that need it (gateway/startup/start.py).
     _catalog: SourceCatalog

@@ -1,7 +1,7 @@
 """The dialect of the records: one object of a session has everything that depends on it.
 
-`dialect_of` is the only place where a Dialect is made. gateway/runtime/native_dialect.py has
-Walgate's own dialect, gateway/debezium/dialect.py has Debezium's.
+Only `dialect_of` creates a Dialect. gateway/runtime/native_dialect.py has Walgate's own dialect,
+gateway/debezium/dialect.py has Debezium's.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class DescribedRelation(Protocol):
 
     @property
     def key(self) -> Sequence[int]:
-        """Return the indexes of the columns in the key of the relation's records."""
+        """The indexes of the columns in the key of the relation's records."""
         ...
 
     @property
     def identifies_rows(self) -> bool:
-        """Return whether different rows always have different keys."""
+        """Whether different rows always have different keys."""
         ...
 
     async def register(self, registry: RegistryClient, topic: str, in_use: RelationDescription | None) -> None:
@@ -113,8 +113,8 @@ class Dialect(Protocol):
         login: Credentials,
     ) -> DebeziumOffset:
         """Return the offset after the last change whose records a replaced connector has all
-        written. `relations` are the published ones by topic, and `login` is that to the server of
-        the slot. Raises WalgateError, also if the gateway would write other keys."""
+        written. `relations` are the published ones by topic, and `login` is for the server of the
+        slot. Raises WalgateError, also if the gateway would write other keys."""
         ...
 
     def record_writer(

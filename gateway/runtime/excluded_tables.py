@@ -26,7 +26,7 @@ class ExcludedTables:
 
     async def find(self, relation: Relation) -> ExcludedTable | None:
         """Return the excluded table of a relation, or None if the relation is not left out. Raises
-        classified errors."""
+        WalgateError."""
         name = relation.namespace, relation.name
         full_name = ".".join(name)
         pattern = next((pattern for pattern in self.patterns if is_table(full_name, [pattern])), None)

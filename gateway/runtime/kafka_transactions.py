@@ -122,7 +122,7 @@ class KafkaTransactions:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether everything that was received and can be made durable is durable."""
+        """Whether everything that was received and can be made durable is durable."""
         return (
             self._machine.at_boundary
             and self._delivery.is_quiet
@@ -190,7 +190,7 @@ class KafkaTransactions:
         position topic. A streamed transaction that is in progress does not prevent this, because it
         is sent again from its beginning."""
         machine = self._machine
-        end_lsn = max(end_lsn, machine.resume_lsn)  # of a transaction without events: it closes no Kafka transaction
+        end_lsn = max(end_lsn, machine.resume_lsn)  # a transaction without events closes no Kafka transaction
         passed_bytes = end_lsn - self._position.resume_lsn
         if passed_bytes > 0 and self.is_settled and not machine.in_stream:
             age_s = time.monotonic() - self._closed_at
@@ -283,8 +283,8 @@ class KafkaTransactions:
         )
 
     def _close_if_due(self) -> None:
-        """Close the Kafka transaction if the policy says so. Called when Kafka has become free, and
-        after each read."""
+        """Close the Kafka transaction if the policy says so. This is called when Kafka has become
+        free, and after each read."""
         if not self._failed and self._policy.closes(self._filling()):
             self._close()
         if self.is_stopping:

@@ -48,7 +48,7 @@ class QuarantineRelation(Retry):
 
 
 class QuarantinePolicy:
-    """Decides by `rules` how an error in a table is handled. `topic_of` returns the topic of a
+    """Decide by `rules` how an error in a table is handled. `topic_of` returns the topic of a
     table. `records_exclusions` means that readers can see what was left out."""
 
     def __init__(self, rules: ErrorSettings, topic_of: Callable[[Name], str], *, records_exclusions: bool) -> None:

@@ -91,7 +91,7 @@ class RowsOfPartition(Retry):
 
 
 class RelationRegistrar:
-    """Announce relations: make their topics, register their schemas, and build their encoders.
+    """Announce relations: create their topics, register their schemas, and build their encoders.
     Raises WalgateError if PostgreSQL, the registry or Kafka does not answer, or if a schema is
     incompatible."""
 
@@ -383,8 +383,8 @@ class RelationRegistrar:
     async def _before_message(
         self, description: RelationDescription, former: FormerRelation, topic: str, attributes: Sequence[Attribute]
     ) -> FormerRelation:
-        """Return `former`, which is of the newest schema, without the names that columns have got
-        since the message. The message is then sent again, so a schema has the former name of the
+        """Return `former`, which is of the newest schema, without the names that columns were given
+        after the message. The message is then sent again, so a schema has the former name of the
         column. Without such a schema, the column was renamed and renamed back."""
         field_name = self._dialect.field_name
         later = renamed_later(description, former, self._columns, attributes, field_name)
@@ -399,8 +399,8 @@ class RelationRegistrar:
         return FormerRelation(former.namespace, former.name, columns)
 
     async def _newest_schema(self, description: RelationDescription, topic: str) -> Schema:
-        """Return the newest schema of a relation, which another topic has if the relation had
-        another name; {} if there is none."""
+        """Return the newest schema of a relation, from another topic if the relation had another
+        name; {} if there is none."""
         newest = await self._registry.latest(value_subject(topic))
         if newest is not None and recorded_oid(newest) in (None, description.oid):
             return newest

@@ -103,8 +103,8 @@ class Session:
 
     @property
     def _was_cut(self) -> bool:
-        """Return whether the stream ended without a message from the server. The next session finds
-        out whether the server has crashed."""
+        """Whether the stream ended without a message from the server. The next session finds out
+        whether the server has crashed."""
         return self._stream is not None and isinstance(self._stream.failure, StreamCut | None)
 
     def _place(self) -> tuple[Lsn, Lsn]:
@@ -117,8 +117,8 @@ class Session:
 
     @property
     def _has_passed(self) -> bool:
-        """Return whether all WAL that existed when the session began was received. An earlier
-        session may have failed in that WAL."""
+        """Whether all WAL that existed when the session began was received. An earlier session may
+        have failed in that WAL."""
         return self._feedback is not None and self._feedback.received_lsn >= self._end_at_start
 
     async def _note_crash(self, sql: asyncpg.Connection) -> None:
@@ -126,7 +126,7 @@ class Session:
         CrashedHere if it has crashed repeatedly while it read the WAL from the same LSN."""
         self._recovery = await recovery_of(sql)
         if not self._recovery.timeline:
-            return  # a standby, while the server of before may still be starting
+            return  # a standby, while the former server may still be starting
         cut, self._memory.cut = self._memory.cut, None
         if cut is None or not self._recovery.follows_crash_since(cut.recovery):
             return
@@ -325,7 +325,7 @@ class Session:
             wal_sender_timeout_of(server.wal_sender_timeout_s),
             silence_limit_s=memory.silence_limit_s(position.resume_lsn),
         )
-        # The start has judged the changes that were left out before harmless: the slot is older
+        # The start found that what was left out before is harmless: the slot is older
         # than its publication.
         is_harmless = isinstance(memory.reported, LeftOut) and not memory.reported.whole_until
         if is_harmless:

@@ -102,7 +102,7 @@ class SessionMemory:
         return self.silence_limits_s.get(resume_lsn)
 
     def wait_for_answers(self, silence_limit_s: float) -> None:
-        if not self.ended.has_passed:  # otherwise, the server did not decode what has been there for long
+        if not self.ended.has_passed:  # otherwise, the server was not decoding WAL that is old
             self.silence_limits_s = {self.ended.resume_lsn: silence_limit_s}
 
     def read_as_text(self) -> None:

@@ -33,7 +33,7 @@ from schemas.topic_names import SNAPSHOT_TOPIC, counted
 
 async def snapshot_status(settings: Settings, login: Credentials) -> tuple[StoredStates, tuple[Quarantined, ...]]:
     """Return the stored states of the slot's snapshots (empty if none was taken), and the tables in
-    quarantine. Queries PostgreSQL for its identity. Raises WalgateError."""
+    quarantine. PostgreSQL is queried for its identity. Raises WalgateError."""
     async with sql_session(login) as sql:
         server = await server_facts(sql)
     key = position_key(server.system_identifier, server.database, settings.source.slot)

@@ -91,7 +91,7 @@ class SourceCatalog:
 
     async def backend_pid(self) -> int:
         """Return the process ID of the server process that answers these queries and creates the
-        slot. Raises classified errors."""
+        slot. Raises WalgateError."""
         with classified_errors("querying the process ID"):
             pid: int = await self._sql.fetchval("SELECT pg_catalog.pg_backend_pid()")
         return pid

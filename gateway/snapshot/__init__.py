@@ -16,13 +16,13 @@ records reach Kafka. It knows two names of gateway/kafka: Delivery, of which it 
 `room`, and HELD_FACTOR, which limits the size of a row. Rows are sent while a chunk is published,
 and the chunk waits while too many bytes are on their way to Kafka.
 
-gateway/runtime/session.py makes one SnapshotCoordinator for each session. It calls `prepare` before
-replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop calls
-`relation_received` and `partition_received` at a Relation message, and `rows_in_doubt` if consumers
-cannot tell what an ALTER TABLE did. At the Commit of a transaction with a chunk, a boundary or a
-command, it calls `at_commit` before it passes the Commit to the state machine. The state machine
-calls `Reselection.left_out` (`on_left_out`) at an UPDATE that was written without a value.
-kafka_transactions.py calls `take_states` when it closes a Kafka transaction.
+gateway/runtime/session.py creates one SnapshotCoordinator for each session. It calls `prepare`
+before replication starts, and `run` as a task beside gateway/runtime/replication_loop.py. That loop
+calls `relation_received` and `partition_received` at a Relation message, and `rows_in_doubt` if
+consumers cannot tell what an ALTER TABLE did. At the Commit of a transaction with a chunk, a
+boundary or a command, it calls `at_commit` before it passes the Commit to the state machine. The
+state machine calls `Reselection.left_out` (`on_left_out`) at an UPDATE that was written without a
+value. kafka_transactions.py calls `take_states` when it closes a Kafka transaction.
 
 A table is WAITING, READING, ENDING or DONE (rules/table_progress.py), or NOT_TO_BE_READ, which is
 only a stored state (stored_state). TableTasks moves a table from one state to another; the other

@@ -1,5 +1,5 @@
-"""Switches the recording of the stream's changes on and off. Changes are recorded while a snapshot
-is in progress, and always if rows are reselected (debezium.reselect_unavailable_values). Recording
+"""Switch the recording of the stream's changes on and off. Changes are recorded while a snapshot is
+in progress, and always if rows are reselected (debezium.reselect_unavailable_values). Recording
 begins before the first boundary is emitted, so the judge has the ids of all transactions from then
 until a table begins."""
 
@@ -25,9 +25,9 @@ OnMessage = Callable[[str, bytes, int, bool], object | None]
 
 
 class ChangeRecorder:
-    """Gives the state machine the observer that records changes, or an observer that only receives
-    messages. The ids of all transactions are recorded from `start` on, and the keys of a relation
-    from `begin` on.
+    """Give the state machine the observer that records changes, or one that only receives messages.
+    The ids of all transactions are recorded from `start` on, and the keys of a relation from
+    `begin` on.
 
     `judge` is None while nothing is recorded. `first_xid` is a 64-bit transaction id that was
     assigned when recording began. `on_message` is called for Walgate's own logical messages at all
@@ -48,10 +48,9 @@ class ChangeRecorder:
         self.judge = self._observer = None
 
     async def start(self, durable: StreamState | None) -> StalenessJudge:
-        """Record changes from now on and return the judge. Only returns the judge if changes are
-        recorded already.
+        """Record changes from now on, unless they are recorded already, and return the judge.
 
-        `durable` is what an earlier session stored about the stream. Raises classified errors.
+        `durable` is what an earlier session stored about the stream. Raises WalgateError.
         """
         if self.judge is not None:
             return self.judge

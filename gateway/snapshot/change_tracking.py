@@ -1,5 +1,5 @@
-"""Passes the changes of tables under snapshot to the judge: which transaction changed which key,
-and which UPDATEs left columns out.
+"""Pass the changes of tables under snapshot to the judge: which transaction changed which key, and
+which UPDATEs left columns out.
 
 While changes are recorded (change_recorder), the observer of the state machine is a
 `RecordingObserver`. Each version of a relation under snapshot gets a `RelationRecorder` when it is
@@ -49,7 +49,7 @@ NewAndOldKey = tuple[bytes, bytes]
 
 
 class RecordingObserver:
-    """Implements `gateway.transactions.relations_in_force.ChangeObserver` while tables are under
+    """Implement `gateway.transactions.relations_in_force.ChangeObserver` while tables are under
     snapshot.
 
     `on_message(prefix, content, xid, in_stream)` returns the object to be published or carried out
@@ -135,7 +135,7 @@ class RecordingObserver:
 
 
 class MessageObserver:
-    """Implements `ChangeObserver` while no changes are recorded: it only receives messages."""
+    """Implement `ChangeObserver` while no changes are recorded: it only receives messages."""
 
     def __init__(self, on_message: Callable[[str, bytes, int, bool], object | None]) -> None:
         self._on_message = on_message
@@ -160,7 +160,7 @@ class MessageObserver:
 
 
 class RelationRecorder:
-    """Implements `gateway.transactions.transaction.RelationChangeTracker` for one relation."""
+    """Implement `gateway.transactions.transaction.RelationChangeTracker` for one relation."""
 
     def __init__(
         self, observer: RecordingObserver, relation_oid: int, progress: TableProgress, left_out_count: int

@@ -1,6 +1,6 @@
-"""Reads one chunk: a transaction that locks the table, takes its PostgreSQL snapshot, reads rows,
-emits the message by which it is recognized in the stream, and commits. The progress of the table is
-told how far the chunk goes, and which PostgreSQL snapshot it has."""
+"""Read one chunk: a transaction that locks the table, takes its PostgreSQL snapshot, reads rows,
+emits the message by which it is recognized in the stream, and commits. The extent and the
+PostgreSQL snapshot of the chunk are reported to the table's progress."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str)
 
 async def unpublished(login: Credentials, publications: Sequence[str], tables: Sequence[str]) -> dict[str, str]:
     """Return the tables (schema.table) that are in none of the publications, each with the
-    published table that was probably meant, or "". Raises classified errors."""
+    published table that was probably meant, or "". Raises WalgateError."""
     async with sql_session(login) as sql:
         facts = await publication_facts(sql, publications)
     published = {(r.namespace, r.name) for each in facts.values() for r in each.relations}
@@ -174,7 +174,7 @@ async def unpublished(login: Credentials, publications: Sequence[str], tables: S
 
 async def emit_command(login: Credentials, text: str) -> Lsn:
     """Emit a command and return its LSN. Whatever the command begins has a higher LSN. Raises
-    classified errors."""
+    WalgateError."""
     async with sql_session(login) as sql:
         with classified_errors("sending a command"):
             found = await sql.fetchval(_EMIT, COMMAND_PREFIX, text)

@@ -1,4 +1,4 @@
-"""Begins and ends the snapshots of tables, during one session of replication.
+"""Begin and end the snapshots of tables, during one session of replication.
 
     prepare       resumes unfinished tables (resume.py) and discovers others (discovery)
     _control      checks the catalog, begins and ends tables with boundary transactions, takes
@@ -126,7 +126,7 @@ class SnapshotCoordinator:
         self._checked_at = self._begun_at = self._ended_at = self._observed_at = -1e9
 
     def status(self) -> SnapshotStatus:
-        """Return the status of what is being read. May be called in any thread."""
+        """Return the status of what is being read. This may be called in any thread."""
         tasks = self._tasks.whole_tables
         listed = tuple(task.snapshot_status() for task in tasks[:LISTED_TABLES])
         unreadable = sum(task.is_hopeless for task in tasks)
@@ -238,8 +238,8 @@ class SnapshotCoordinator:
         self._discovery.relation_received(oid, namespace, name, is_excluded=is_excluded)
 
     def partition_received(self, relation_oid: int, root: int) -> None:
-        """Report that a Relation message has arrived of a partition whose rows are sent as rows of
-        its root."""
+        """Report that a Relation message of a partition whose rows are sent as rows of its root has
+        arrived."""
         self._is_check_due |= self._discovery.partition_received(relation_oid, root)
 
     def rows_in_doubt(self, relation_oid: int, namespace: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Decodes `COPY ... (FORMAT binary)` (PostgreSQL manual, COPY, "Binary Format") into rows for the
+"""Decode `COPY ... (FORMAT binary)` (PostgreSQL manual, COPY, "Binary Format") into rows for the
 stream's encoders.
 
 A field of COPY is a length and a value; in TupleData (PostgreSQL manual, "Logical Replication
@@ -30,7 +30,7 @@ class UnreadableCopy(Retry):
 
 
 class CopyDecoder:
-    """Decodes data that is fed in pieces of any size. `rows` has (framed key, rest of the READ
+    """Decode data that is fed in pieces of any size. `rows` has (framed key, rest of the READ
     event) for each row.
 
     `is_binary`: for each column, whether its value is in binary form or PostgreSQL's text.

@@ -202,7 +202,7 @@ def log_changed(task: TableTask, *, may_lock: bool) -> None:
 
 
 class WaitReasons:
-    """Logs, at most every `WAITS_S` seconds, that readers wait for transactions that the snapshot
+    """Log, at most every `WAITS_S` seconds, that readers wait for transactions that the snapshot
     must see."""
 
     def __init__(self) -> None:
@@ -225,7 +225,7 @@ class WaitReasons:
 
 
 class ProgressLog:
-    """Logs the progress of all tables that are being read, at most every `PROGRESS_S` seconds."""
+    """Log the progress of all tables that are being read, at most every `PROGRESS_S` seconds."""
 
     def __init__(self) -> None:
         self._logged_at = 0.0

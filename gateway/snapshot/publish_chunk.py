@@ -1,5 +1,5 @@
-"""Publishes chunks and applies boundaries. Both take effect only where their transactions commit in
-the stream."""
+"""Publish chunks and apply boundaries. Both take effect only where their transactions commit in the
+stream."""
 
 from __future__ import annotations
 
@@ -41,8 +41,7 @@ def pause_s(changed_count: int) -> float:
 
 
 class ChunkPublisher:
-    """Passes the rows of chunks to the state machine, as changes of the transaction that it has
-    open."""
+    """Pass the rows of chunks to the state machine, as changes of its open transaction."""
 
     def __init__(
         self,
@@ -68,11 +67,11 @@ class ChunkPublisher:
     async def publish(self, read_chunk: ReadChunk, commit_lsn: int) -> None:
         """Publish the rows of a chunk that are not stale, as changes of its transaction, which
         commits at `commit_lsn`. If there are none, the chunk leaves no trace in the transaction.
-        Waits while too many bytes are on their way to Kafka. No Kafka transaction is closed
+        Wait while too many bytes are on their way to Kafka. No Kafka transaction is closed
         meanwhile, since the chunk's transaction is open. The progress, which is reported first, is
         therefore stored with all rows, or after them (kafka.delivery = at_least_once).
 
-        Nothing is published if its table has got another read plan, has begun again or was
+        Nothing is published if its table was given another read plan, has begun again or was
         cancelled since the chunk was read. The same applies if the recorded keys do not suffice to
         tell which rows are stale. The part that the chunk has is then read again, unless the table
         was cancelled or has begun again.

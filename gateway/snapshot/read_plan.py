@@ -1,4 +1,4 @@
-"""Describes a relation as its snapshot begins: its published columns, its files, and how its rows
+"""Describe a relation as its snapshot begins: its published columns, its files, and how its rows
 are read."""
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Surveyed:
     fingerprint: str
     content: PublishedContent
     key_columns: Mapping[str, KeyColumn] = field(default_factory=dict)
-    """Columns of the index that REPLICA IDENTITY USING INDEX names, else of the primary key, by
-    name."""
+    """Columns of the index that REPLICA IDENTITY USING INDEX names, or otherwise of the primary
+    key, by name."""
     key_enums: tuple[int, ...] = ()
     """Oids of the enums whose labels occur in keys."""
     foreign_names: tuple[str, ...] = ()
@@ -108,8 +108,8 @@ async def survey(
 ) -> dict[int, Surveyed]:
     """Survey those of the relations that are published, in one PostgreSQL snapshot.
 
-    Printing a row filter takes a lock of its table; everything else is read from the catalog alone.
-    Raises classified errors and what the driver raises.
+    Printing a row filter takes a lock on its table; everything else is read from the catalog alone.
+    Raises WalgateError and what the driver raises.
     """
     async with transaction(sql, isolation="repeatable_read", readonly=True):
         publications_ = await publication_facts(sql, publications, relation_oids)
@@ -293,7 +293,7 @@ def read_plan(
 
 
 class ReadPlans:
-    """Makes read plans; the methods raise classified errors and UnwritableTable. `text_only`: all
+    """Create read plans; the methods raise WalgateError and UnwritableTable. `text_only`: all
     columns are sent as text."""
 
     def __init__(
@@ -366,7 +366,7 @@ class RegisterRelations(Protocol):
     ) -> list[tuple[RelationVersion, str]]:
         """Register the relations, each given with the version in force (or None).
 
-        Returns the version that the rows of each relation are encoded with, and its topic, both
+        Return the version that the rows of each relation are encoded with, and its topic, both
         ready for use.
         """
         ...

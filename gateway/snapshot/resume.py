@@ -1,11 +1,11 @@
-"""Resumes the tables that an earlier session has begun and not finished.
+"""Resume the tables that an earlier session has begun and not finished.
 
 A table goes on where it was if nothing that its chunks depend on has changed. The remaining chunks
 have the stored keys and the stored ranges. `begun` has the ranges that were begun and not finished,
 `untouched` the number of the first leaf that was not begun. A table begins again if it is read as a
 whole, or if its columns, files or publications have changed (`fingerprint`). It also begins again
-after a gap, since rows that were read may have changed, or gone, without an event. The same holds
-after a session that takes no snapshots (`unwatched`), since it records no keys.
+after a gap, since rows that were read may have been changed or removed without an event. The same
+holds after a session that takes no snapshots (`unwatched`), since it records no keys.
 
 Where a table begins again, its purpose FILL becomes REPLACE. It stays FILL if the only reason is
 that the table is read as a whole, and none of its rows were sent.
@@ -68,7 +68,7 @@ def unwatched(states: StoredStates, frame: bytes, position_key: bytes) -> dict[b
 
 
 class Resumption:
-    """Resumes tables before the stream starts. `is_after_gap`: changes were lost since the last
+    """Resume tables before the stream starts. `is_after_gap`: changes were lost since the last
     transaction."""
 
     def __init__(self, tasks: TableTasks, plans: ReadPlans, *, is_after_gap: bool) -> None:

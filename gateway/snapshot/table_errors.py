@@ -108,7 +108,7 @@ class Obstacle:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Return the fields for the log."""
+        """The fields for the log."""
         return {"column": self.column, "type": self.type_name} if self.column else {}
 
 

@@ -55,8 +55,7 @@ class TableTask:
     """The snapshot of one table.
 
     `encoded`: the state that is stored, or that need not be stored; None if no state is.
-    `void_segments`: stored segments of keys that are to be removed. `misses_keys`: see the
-    property.
+    `void_segments`: stored segments of keys to be removed. `misses_keys`: see the property.
     """
 
     __slots__ = (
@@ -204,7 +203,8 @@ class TableTask:
         return self._progress is None or self._progress.is_read_at_once == plan.is_read_at_once
 
     def snapshot_status(self) -> TableSnapshotStatus:
-        """Return the table's current status for the status board. May be called in any thread."""
+        """Return the table's current status for the status board. This may be called in any
+        thread."""
         counts = self._progress or self._state
         status = "UNREADABLE" if self.is_hopeless else self.status.value
         numbers = counts.row_count, counts.chunk_count, counts.stale_count
@@ -270,7 +270,7 @@ class TableTask:
     ) -> TableProgress:
         """Go on where an earlier session was. Still to be read are the ranges `begun`, which that
         session had begun and not finished, and the leaves from number `untouched` on, which it had
-        not begun. `segments` has the keys that are to be read again."""
+        not begun. `segments` has the keys to be read again."""
         self._void_segments.clear()
         state = self._state
         if self.is_reselect:

@@ -100,8 +100,7 @@ class TableTasks:
 
     @property
     def waiting_without_content(self) -> list[int]:
-        """Return the relations that wait to be read for the first time and have no stored
-        content."""
+        """The relations that wait to be read for the first time and have no stored content."""
         return [
             oid
             for oid, task in self._by_oid.items()
@@ -110,7 +109,7 @@ class TableTasks:
 
     @property
     def whole_tables(self) -> list[TableTask]:
-        """The tasks that read tables, without reselections. May be called in any thread."""
+        """The tasks that read tables, without reselections. They may be queried in any thread."""
         return [task for task in list(self._by_oid.values()) if not task.is_reselect]
 
     @property
@@ -120,7 +119,7 @@ class TableTasks:
 
     @property
     def has_tables(self) -> bool:
-        """Return whether the current snapshot has tables to read."""
+        """Whether the current snapshot has tables to read."""
         return any(not task.is_reselect and not task.is_set_aside for task in self._by_oid.values())
 
     def is_current(self, task: TableTask) -> bool:
@@ -319,7 +318,7 @@ class TableTasks:
         task.progress.nothing_left()
 
     def finish(self, task: TableTask) -> KeysToReadAgain:
-        """Finish a table where its SNAPSHOT_END is published. Returns the keys of rows that a
+        """Finish a table where its SNAPSHOT_END is published. Return the keys of rows that a
         reselection must still read."""
         assert task.progress is not None and task.plan is not None
         keys = task.pop_keys_to_reselect()
@@ -437,7 +436,7 @@ class TableTasks:
         task.value_missed()
 
     def cancel_keeping_keys(self, task: TableTask) -> KeysToReadAgain:
-        """Cancel the snapshot of a table. Returns the keys of rows that a reselection must still
+        """Cancel the snapshot of a table. Return the keys of rows that a reselection must still
         read."""
         keys = task.pop_keys_to_reselect()
         self.cancel(task.oid)

@@ -1,4 +1,4 @@
-"""Begins and ends the reading of single rows by key, because events of UPDATEs lack their TOASTed
+"""Begin and end the reading of single rows by key, because events of UPDATEs lack their TOASTed
 values (Debezium's format, debezium.reselect_unavailable_values).
 
 Such a reselection is a snapshot of a table with the purpose RESELECT. It has no SNAPSHOT_BEGIN and
@@ -21,7 +21,7 @@ from schemas.relation import RelationDescription
 
 
 class Reselection:
-    """Begins and ends reselections. `wake` wakes the coordinator when one begins."""
+    """Begin and end reselections. `wake` wakes the coordinator when one begins."""
 
     def __init__(
         self,
@@ -42,8 +42,8 @@ class Reselection:
         """Report that an UPDATE of the relation arrived without a value, and have its row read
         again.
 
-        Returns whether a reselection has begun, so that changes are recorded from this UPDATE on.
-        If not, they were recorded already, the table will be read as a whole, or its rows cannot be
+        Return whether a reselection has begun, so that changes are recorded from this UPDATE on. If
+        not, they were recorded already, the table will be read as a whole, or its rows cannot be
         read by key. (Earlier changes of the row need not be recorded: a PostgreSQL snapshot that
         sees this UPDATE also sees them.)
         """

@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 class UnreadableTables:
-    """Finds the tables without which the snapshot ends, and tries them again. The coordinator calls
+    """Find the tables without which the snapshot ends, and try them again. The coordinator calls
     `set_hopeless_aside`; `run` is a task of its own."""
 
     def __init__(self, settings: Settings, login: Credentials, tasks: TableTasks, pending: PendingChunks) -> None:
@@ -108,8 +108,8 @@ class UnreadableTables:
 
 async def find_fault(sql: asyncpg.Connection, chunk: Chunk, plan: ReadPlan) -> Fault | None:
     """Find the part of the query of a chunk at which PostgreSQL fails, by querying each column
-    alone. Returns None if nothing was found, if the query also fails without columns and row
-    filter, or if the server does not answer."""
+    alone. Return None if nothing was found, if the query also fails without columns and row filter,
+    or if the server does not answer."""
     columns = plan.surveyed.relation.columns
     types = {column.name: column.type_name for column in columns}
     names = [column.name for column in plan.version.encoder.description.columns]

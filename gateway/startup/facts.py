@@ -50,8 +50,8 @@ class ServerFacts:
 
     @property
     def decodes(self) -> bool:
-        """Return whether logical decoding is on, or the first logical slot would turn it on: in
-        PostgreSQL 19, wal_level = replica is enough on a primary."""
+        """Whether logical decoding is on, or the first logical slot would turn it on: in PostgreSQL
+        19, wal_level = replica is enough on a primary."""
         if self.effective_wal_level:
             return self.effective_wal_level == "logical" or (self.wal_level == "replica" and not self.in_recovery)
         return self.wal_level == "logical"
@@ -60,7 +60,7 @@ class ServerFacts:
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
     """A row of pg_replication_slots (PostgreSQL manual, 53.20). None means that the column is null
-    or does not exist in this version. `sync_state` is that of the process that reads the slot
+    or does not exist in this version. `sync_state` describes the process that reads the slot
     (pg_stat_replication); it is also null for a role that may not see it."""
 
     name: str
@@ -117,8 +117,8 @@ class PublishedRelation:
 
     @property
     def key_columns(self) -> tuple[str, ...]:
-        """Return the columns of the records' key, if all of them are sent; with REPLICA IDENTITY
-        FULL, those of the primary key."""
+        """The columns of the records' key, if all of them are sent; with REPLICA IDENTITY FULL,
+        those of the primary key."""
         return self.primary_key if self.replica_identity == "FULL" else self.identity_columns
 
 

@@ -71,13 +71,13 @@ FreshPosition = Callable[[Facts], Position]
 
 def skip(fresh_position: FreshPosition, commit_lsn: Lsn) -> Steps:
     """Make the next start leave out the transaction that commits (or was prepared) at `commit_lsn`.
-    Returns the new position."""
+    Return the new position."""
     return (yield from _changed(fresh_position, lambda position, facts: _skipping(position, facts, commit_lsn)))
 
 
 def readmit(fresh_position: FreshPosition, table: str) -> Steps:
     """End the quarantine of `table`, as `parse_relation` reads it: its changes are written again,
-    from the next transaction on. Returns the new position."""
+    from the next transaction on. Return the new position."""
     return (yield from _changed(fresh_position, lambda position, _: _readmitting(position, table)))
 
 
@@ -109,8 +109,8 @@ def _readmitting(position: Position, table: str) -> Record:
 def accept_gap(
     fresh_position: FreshPosition, expected: Expected, *, until_now: bool = False, released: str | None = None
 ) -> Steps:
-    """Record a gap after a loss: a position from which the stream goes on, and a GAP marker if
-    the dialect has markers. Returns the new position.
+    """Record a gap after a loss: a position from which the stream goes on, and a GAP marker if the
+    dialect has markers. Return the new position.
 
     Without `until_now`, this is done only if the catalog proves the loss; with it, everything that
     the slot still holds is given up. `released` is the reason why the gateway itself advanced the
@@ -210,7 +210,7 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
 
 def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -> Steps:
     """Move the position from the old system identifier to the new one, after pg_upgrade has
-    preserved the slot. Returns the new position."""
+    preserved the slot. Return the new position."""
     facts: Facts = yield LoadFacts()
     _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
@@ -256,7 +256,7 @@ def adopt(fresh_position: FreshPosition, expected: Expected, from_system: str) -
 
 
 def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offset: DebeziumOffset) -> Steps:
-    """Take over the slot and the offset of a stopped Debezium connector. Returns the new position.
+    """Take over the slot and the offset of a stopped Debezium connector. Return the new position.
 
     A connector writes events in commit order, and `offset.lsn` is the LSN of an event or the end of
     a transaction. Therefore everything that it has not written commits after `offset.lsn`, except

@@ -66,7 +66,7 @@ def _without_tables(publication: PublicationFacts) -> OperatorWarning:
 
 
 def check_actions(facts: Facts) -> Iterator[Finding]:
-    """Warn about actions that are not published. Used by `walgate check` only, since this may be
+    """Warn about actions that are not published. Only `walgate check` does this, since it may be
     intended. For a table in two publications, everything that either of them publishes is sent."""
     published: dict[int, frozenset[str]] = {}
     for publication in facts.publications.values():
@@ -245,7 +245,7 @@ def _detaching(facts: Facts) -> Iterator[Finding]:
 
 def _foreign_partitions(facts: Facts) -> Iterator[Finding]:
     """Warn about partitions that are foreign tables: PostgreSQL writes no WAL for their rows. They
-    are read with a table that is sent as the root of its partitions, and else not at all."""
+    are read with a table that is sent as the root of its partitions, and otherwise not at all."""
     for publication in facts.publications.values():
         names = some_names(sorted({partition for _, partition in publication.foreign}))
         if not names:
@@ -310,7 +310,7 @@ def _without_key(
     facts: Facts, publication: PublicationFacts, relation: PublishedRelation, missing: Sequence[str]
 ) -> OperatorWarning:
     """Warn about an identity whose generated columns are not sent. PostgreSQL 18 rejects UPDATE and
-    DELETE on such a table. Earlier versions do so if it has a column list, and else send them
+    DELETE on such a table. Earlier versions do so if it has a column list, and otherwise send them
     without the columns that identify the row."""
     table = qualified(relation.namespace, relation.name)
     said = (

@@ -12,7 +12,7 @@ occurrence proves nothing:
                    since each crash ends every session of every database
     then           exit code 78, with the LSN, PostgreSQL's message and the operator's choices
 
-A session that has received all WAL that existed when it began has got past the place, and counting
+A session that has received all WAL that existed when it began has passed the place, and counting
 starts again.
 
 The count is part of the position that is written when an epoch begins. So a process that a
@@ -159,8 +159,8 @@ def wait_s(failure: RepeatedFailure) -> float:
 
 
 def judge_repeated_failure(failure: RepeatedFailure, *, resume_lsn: int, slot: str) -> StopForOperator | None:
-    """Return the error that stops the gateway; None if it is not certain yet, or the stream has got
-    past the place."""
+    """Return the error that stops the gateway; None if it is not certain yet, or the stream has
+    passed the place."""
     if failure.times < failure.certain_times or failure.resume_lsn != resume_lsn:
         return None
     if isinstance(failure, ServerCrashed):

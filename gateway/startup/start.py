@@ -1,5 +1,5 @@
-"""The steps of a start, in the order that makes its judgements valid. Pure: the caller carries out
-each step and sends the answer.
+"""The steps of a start, in the order that makes its judgements valid. The caller carries out each
+step and sends the answer.
 
     look -> prepare Kafka -> look -> fence -> look -> read positions -> look, judge
          -> first start: write the intent, look at the positions again, create the slot
@@ -257,7 +257,7 @@ def _with(known: Iterable[Quarantined], more: Iterable[Quarantined], resume_lsn:
 
 
 def _before_position(facts: Facts, expected: Expected, reported: Reported | None = None) -> Iterable[Finding]:
-    """Make the checks that need no position. A loss of changes is not judged here (rule 3 of the
+    """Run the checks that need no position. A loss of changes is not judged here (rule 3 of the
     theory). Publications are not checked, and so not waited for, if the server has reported that
     one was missing."""
     for check in (check_server, check_sender_capacity, check_slot, check_retention, check_synchronous):
@@ -352,7 +352,7 @@ def _first_start(
 
 def _history_since(facts: Facts, position: Position) -> Generator[Step, Any, str | None]:
     """Return the history of the server's timeline if the server was promoted since the position was
-    stored, else None."""
+    stored, otherwise None."""
     if facts.server.in_recovery or facts.server.timeline <= position.timeline:
         return None
     history: str = yield TimelineHistory((yield from _identify(facts)))

@@ -76,7 +76,7 @@ def position_at_fork(position: Position, left_at: Lsn | None) -> Position:
 def check_promotion(
     resume_lsn: Lsn, last_commit_lsn: Lsn, old_timeline: int, new_timeline: int, history: str
 ) -> Iterator[Finding]:
-    """Check that the promoted server has everything that was delivered. `history` is that of
+    """Check that the promoted server has everything that was delivered. `history` belongs to
     `new_timeline`, the server's; the position is on `old_timeline`."""
     if old_timeline == new_timeline:
         return

@@ -1,4 +1,4 @@
-"""Decides when a Kafka transaction is closed, when reading waits, and when the position of an idle
+"""Decide when a Kafka transaction is closed, when reading waits, and when the position of an idle
 slot advances.
 
 A Kafka transaction holds whole PostgreSQL transactions, except that a streamed transaction may be
@@ -53,8 +53,8 @@ class Filling:
 
 @dataclass(frozen=True, slots=True)
 class CommitPolicy:
-    """The limits. `memory_bytes` and `commit_interval_s` are settings of `kafka`; the defaults of
-    the other limits were measured (docs/performance.md)."""
+    """The limits of a Kafka transaction. `memory_bytes` and `commit_interval_s` are settings of
+    `kafka`; the defaults of the other limits were measured (docs/performance.md)."""
 
     memory_bytes: int
     commit_interval_s: float = 0.0

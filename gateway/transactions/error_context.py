@@ -1,5 +1,5 @@
-"""Adds to an error where in the stream it occurred, as apply_error_callback in PostgreSQL's
-worker.c does. No other module does this."""
+"""Add to an error where in the stream it occurred, as apply_error_callback in PostgreSQL's worker.c
+does. No other module does this."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ message."""
 
 
 class LogicalMessages(OrdinaryTransactions):
-    """Receives logical messages, besides all that OrdinaryTransactions receives."""
+    """Receive logical messages, besides all that OrdinaryTransactions receives."""
 
     _messages: MessageSelection  # set by TransactionMachine
 

@@ -92,7 +92,7 @@ class EventVersion(RelationVersion):
 
 
 class EventWriter(RecordWriter):
-    """Writes change events and markers."""
+    """Write change events and markers."""
 
     def __init__(self, epoch: int, messages: MessageTopic) -> None:
         super().__init__()

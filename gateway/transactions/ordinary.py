@@ -31,7 +31,7 @@ class OutOfOrder(StopForOperator):
 
 
 class OrdinaryTransactions:
-    """Receives transactions that arrive whole, after their commit. Raises OutOfOrder, and what the
+    """Receive transactions that arrive whole, after their commit. Raises OutOfOrder, and what the
     encoders raise."""
 
     def __init__(

@@ -62,7 +62,7 @@ class RelationVersion(ABC):
 
     @abstractmethod
     def tracked(self, changes: RelationChangeTracker) -> RelationVersion:
-        """Return the same version with a tracker, which is told each changed key."""
+        """Return the same version with a tracker, which receives each changed key."""
 
     @abstractmethod
     def row(self, transaction: Transaction, kind: int, data: bytes, row: int, end: int, change_lsn: int) -> None:
@@ -94,7 +94,7 @@ class RelationVersion(ABC):
 
 
 class RecordWriter(ABC):
-    """Writes the records of the transactions that the state machine receives.
+    """Write the records of the transactions that the state machine receives.
 
     `resume_lsn` is the LSN from which replication could start again when the call is made.
     `marked_lsn` and `marked_time` are the LSN and the time of the newest commit that has a marker:

@@ -20,7 +20,7 @@ from gateway.transactions.transaction import ExcludedTable, Quarantined
 
 
 class ChangeObserver(Protocol):
-    """Receives what changes while tables are under snapshot (gateway/snapshot/change_tracking.py).
+    """Receive what changes while tables are under snapshot (gateway/snapshot/change_tracking.py).
     All xids are the 32-bit ones of the protocol."""
 
     def version(self, relation_oid: int, version: RelationVersion) -> RelationVersion:

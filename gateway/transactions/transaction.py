@@ -31,7 +31,7 @@ class RecordSink(Protocol):
 
 
 class RelationChangeTracker(Protocol):
-    """Receives what transactions change in one relation while it is under snapshot
+    """Receive what transactions change in one relation while it is under snapshot
     (gateway/snapshot/change_tracking.py). Keys are framed, or None if the relation has none."""
 
     hold_key: Callable[[bytes | None], None]

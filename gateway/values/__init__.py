@@ -1,4 +1,4 @@
-"""Converts the values of columns from PostgreSQL's forms to Avro.
+"""Convert the values of columns from PostgreSQL's forms to Avro.
 
     column_codec.py column_readers.py row_readers.py    encoders and readers of a column and a row
     protected_columns.py                                columns dropped, nulled, hashed, truncated

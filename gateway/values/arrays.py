@@ -1,4 +1,4 @@
-"""Encodes and renders arrays. One-dimensional arrays with lower bound 1 are Avro arrays; all others
+"""Encode and render arrays. One-dimensional arrays with lower bound 1 are Avro arrays; all others
 are special values.
 
 The text form (`arrayfuncs.c`, array_out) is `{1,NULL,"a b"}`, preceded by `[2:3]=` if a lower bound

@@ -1,4 +1,4 @@
-"""Chooses a column's encoders and readers, once for each version of a relation. The Avro type is
+"""Choose a column's encoders and readers, once for each version of a relation. The Avro type is
 chosen by `schemas.avro_types`."""
 
 from __future__ import annotations

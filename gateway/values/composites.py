@@ -1,4 +1,4 @@
-"""Renders composite values from their binary form (`rowtypes.c`, record_send and record_out): a
+"""Render composite values from their binary form (`rowtypes.c`, record_send and record_out): a
 count, then the type oid, length and value of each attribute."""
 
 from __future__ import annotations

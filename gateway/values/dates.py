@@ -1,5 +1,5 @@
-"""Encodes date, time, timestamp and timestamptz as numbers of days or microseconds, and renders
-these types, timetz and interval as text.
+"""Encode date, time, timestamp and timestamptz as numbers of days or microseconds, and render these
+types, timetz and interval as text.
 
 The binary forms count days (int32) or microseconds (int64) since 2000-01-01 (`date.c`,
 `timestamp.c`); the extremes are -infinity and infinity. Avro dates and timestamps count since the

@@ -1,4 +1,4 @@
-"""Renders hstore, and the type vector of pgvector, from their binary form."""
+"""Render hstore, and the type vector of pgvector, from their binary form."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Encodes float4 and float8 as Avro's float and double (little-endian), in which NaN and the
-infinities are valid, and renders them as text."""
+"""Encode float4 and float8 as Avro's float and double (little-endian), in which NaN and the
+infinities are valid, and render them as text."""
 
 from __future__ import annotations
 

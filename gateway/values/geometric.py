@@ -1,5 +1,5 @@
-"""Renders geometric types from their binary form (`geo_ops.c`). Every number is a float8, written
-as `float8out` writes it."""
+"""Render geometric types from their binary form (`geo_ops.c`). Every number is a float8, written as
+`float8out` writes it."""
 
 from __future__ import annotations
 

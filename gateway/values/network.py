@@ -1,4 +1,4 @@
-"""Renders inet, cidr, macaddr and macaddr8 from their binary form (`network.c`, `inet_net_ntop.c`,
+"""Render inet, cidr, macaddr and macaddr8 from their binary form (`network.c`, `inet_net_ntop.c`,
 `mac.c`).
 
 The types inet and cidr are sent as family, prefix length, is-cidr flag, address length and address.

@@ -1,4 +1,4 @@
-"""Encodes numeric as a decimal of the column's scale, and renders numeric and money as text.
+"""Encode numeric as a decimal of the column's scale, and render numeric and money as text.
 
 The binary form of numeric (`numeric.c`, numeric_send) is the digit count, weight, sign and dscale
 as int16, then the digits in base 10,000.

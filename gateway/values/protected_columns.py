@@ -1,4 +1,4 @@
-"""Protects columns whose values must not leave the process unchanged, according to the rules of the
+"""Protect columns whose values must not leave the process unchanged, according to the rules of the
 settings.
 
 A rule replaces the column's encoders and readers, so that the value is removed before a record is

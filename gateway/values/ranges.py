@@ -1,4 +1,4 @@
-"""Renders ranges and multiranges from their binary form (`rangetypes.c`, `multirangetypes.c`).
+"""Render ranges and multiranges from their binary form (`rangetypes.c`, `multirangetypes.c`).
 
 A range is a byte of flags, then the bounds that it has, each with its length; a multirange is a
 count, then ranges with their lengths.

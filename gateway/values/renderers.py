@@ -1,4 +1,4 @@
-"""Renders values from their binary form as the server's own text, for each type whose text can be
+"""Render values from their binary form as the server's own text, for each type whose text can be
 derived exactly.
 
 A type that is not listed here has no binary decoder. This concerns the types of extensions that are

@@ -1,5 +1,5 @@
-"""Renders pg_lsn, tid, snapshots of transaction ids, int2vector, oidvector and reg* types from
-their binary form."""
+"""Render pg_lsn, tid, snapshots of transaction ids, int2vector, oidvector and reg* types from their
+binary form."""
 
 from __future__ import annotations
 

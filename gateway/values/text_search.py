@@ -1,4 +1,4 @@
-"""Renders tsvector and tsquery from their binary form.
+"""Render tsvector and tsquery from their binary form.
 
 A tsvector (`tsvector.c`) is a count, then for each lexeme a C string, a count of positions, and the
 positions. A tsquery (`tsquery.c`) is a count, then the nodes in prefix order, with an operator's

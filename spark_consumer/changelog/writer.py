@@ -63,7 +63,7 @@ _MARKS_SUCCESS = "mapreduce.fileoutputcommitter.marksuccessfuljobs"  # may be di
 
 @dataclass
 class Changelog:
-    """Appends batches; `apply` is the function for foreachBatch."""
+    """Append batches; `apply` is the function for foreachBatch."""
 
     path: str
     format: str  # delta or parquet
@@ -284,7 +284,7 @@ def last_folder(spark: SparkSession, location: str, commit_lsn: int, complete_ls
 def _stop_writing(spark: SparkSession, location: str) -> dict[str, int]:
     """Rename the folders that are being written, or were when their process was killed, so that
     none becomes the folder of a batch. Return all folders that were renamed so, now or earlier,
-    with the commit LSNs of their batches. Raise MirrorError if one cannot be renamed."""
+    with the commit LSNs of their batches. Raises MirrorError if one cannot be renamed."""
     stopped = {}
     for name in folder_names(spark, location):
         if name.startswith(_WRITING):

@@ -33,7 +33,7 @@ def longs(values: Numbers) -> Longs:
 
 
 class RangeCounter:
-    """Counts the records of one read, chunk by chunk in the order of their offsets; `finish`
+    """Count the records of one read, chunk by chunk in the order of their offsets; `finish`
     compares the counts with the manifests."""
 
     def __init__(self, read: Read) -> None:

@@ -39,7 +39,7 @@ def is_new(spark: SparkSession, checkpoint: str) -> bool:
 
 def last_offset(spark: SparkSession, checkpoint: str) -> dict[str, int] | None:
     """Return the end offset (of the data source) of the last completed batch in this checkpoint
-    location; None if there is none. Raise MirrorError if it, its commit, or the newest planned
+    location; None if there is none. Raises MirrorError if it, its commit, or the newest planned
     batch, cannot be read."""
     if planned := _numbers(spark, f"{checkpoint}/offsets"):
         _offset(spark, checkpoint, max(planned))
@@ -121,7 +121,7 @@ def check_changelog_continues(spark: SparkSession, run: Run, checkpoint: str, pa
 
 
 def check_new_checkpoint(run: Run, taken_lsn: int, output: Output = OF_MIRROR) -> None:
-    """Raise an error if a query with a new checkpoint may miss changes: see check_continues. Raise
+    """Raise an error if a query with a new checkpoint may miss changes: see check_continues. Raises
     SourceUnavailable while the marker topic is empty: it may be that of another server, and the
     output would take none of its transactions up to `taken_lsn`."""
     check_continues(run.options.starting, taken_lsn, run.log, output, run.lost)
@@ -250,7 +250,7 @@ def _offset(spark: SparkSession, checkpoint: str, batch: int) -> dict[str, int] 
 
 
 def _last_line(spark: SparkSession, checkpoint: str, name: str) -> Any:
-    """Return the JSON value in the last line of a file of a checkpoint. Raise MirrorError if there
+    """Return the JSON value in the last line of a file of a checkpoint. Raises MirrorError if there
     is none: after a power failure, a file may be empty."""
     try:
         return json.loads(file_text(spark, f"{checkpoint}/{name}").splitlines()[-1])

@@ -25,7 +25,7 @@
 
 A micro-batch with new rows is one commit to `changes`. A merge cuts what was appended into slices,
 and for each slice writes the tables and, last, a row of the manifest. `versions` reads the tables
-as of the last row, and applies later changes from `changes` to them. So it shows the same changes
+as of the last row, and applies later changes from `changes` to them. It thus shows the same changes
 before and after a merge, except those that only a merge can apply (unmerged_overlay.py), and never
 a slice that is half written.
 

@@ -51,11 +51,11 @@ class Maintenance:
     _session: SparkSession | None = field(default=None, init=False)
 
     def run_if_due(self, spark: SparkSession, tables: Iterable[str], *, compacts: bool) -> tuple[str, ...]:
-        """Remove what is too old, about once an hour, or once in `retention_s` if that is less,
-        unless there were few merges since (see `remove`). Compact tables that have enough new
-        versions and, if `compacts`, `changes`. `tables`: those of the newest version. Return a
-        message for each step that failed: the mirror continues without that step, and tries it
-        again at the next removal."""
+        """Remove what is older than the retention, about once an hour, or once in `retention_s` if
+        that is less, unless there were few merges since (see `remove`). Compact tables that have
+        enough new versions and, if `compacts`, `changes`. `tables`: those of the newest version.
+        Return a message for each step that failed: the mirror continues without that step, and
+        tries it again at the next removal."""
         is_due = time.monotonic() >= self._due
         if is_due:
             self._failed.clear()

@@ -26,7 +26,7 @@ class MirrorState:
 
 
 def state_of(spark: SparkSession, path: str) -> MirrorState | None:
-    """Return the state of a mirror, or None if it has no changes. Raise MirrorError."""
+    """Return the state of a mirror, or None if it has no changes. Raises MirrorError."""
     writer_epoch.check_format_version(spark, path)
     last = version_manifest.recorded_version(spark, path) if TABLE_FORMAT.exists(spark, manifest_path(path)) else None
     appended_lsn = changes.appended_lsn(spark, path)

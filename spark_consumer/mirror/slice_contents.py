@@ -246,7 +246,7 @@ def as_arrow_if_small(
     spark: SparkSession, own: pa.Table | DataFrame, part: TablePart, columns: int
 ) -> pa.Table | DataFrame:
     """Return the records of a table with this many columns: as an Arrow table if they fit into this
-    process when decoded, else as a DataFrame."""
+    process when decoded, otherwise as a DataFrame."""
     if isinstance(own, DataFrame):
         return _in_order(own.toArrow()) if part.is_small(columns) else own
     return own if part.is_small(columns) else to_frame(spark, own, spark_schema(own.schema))

@@ -1,11 +1,11 @@
 """The interface of a format in which the tables of a mirror are stored.
 
-A table is identified by its location. Each commit makes a version of the table. A commit may note a
-number for an application, such as a commit LSN; a write is skipped if the table has reached its
+A table is identified by its location. Each commit creates a version of the table. A commit may note
+a number for an application, such as a commit LSN; a write is skipped if the table has reached its
 number. A commit may also have a text, `note` (the `notes` of report.py are messages for the
 operator). `mirror/delta` has the only implementation, which `storage.py` chooses. Reading without
-Spark is not part of the interface: `local/local_tables.py` chooses its implementation. Nothing
-else in the mirror knows Delta's log, files, properties, settings or dialect of SQL
+Spark is not part of the interface: `local/local_tables.py` chooses its implementation. Nothing else
+in the mirror knows Delta's log, files, properties, settings or dialect of SQL
 (tests/test_walls.py).
 """
 
@@ -30,7 +30,7 @@ NO_PROPERTIES: Mapping[str, str] = MappingProxyType({})
 
 class Superseded(Exception):
     """A table is not as this writer expects it: an application has noted another number, or a table
-    that is to be created exists."""
+    to be created exists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class TableFormat(Protocol):
     def noted_numbers(self, spark: SparkSession, location: str, *applications: str) -> list[int | None]: ...
 
     def applied_commit_lsn(self, spark: SparkSession, location: str, application: str = APPLICATION) -> int:
-        """Return the commit LSN of the last slice or batch that was applied to a table. Raise
+        """Return the commit LSN of the last slice or batch that was applied to a table. Raises
         MirrorError if another program created the table."""
 
     def noted_property(self, spark: SparkSession, location: str, name: str) -> str | None: ...
@@ -155,8 +155,8 @@ class TableFormat(Protocol):
         a part of its commit if the table has the columns of `frame`. `note`: text of the commit;
         `left`: the version that this writer has left, if it appends with `expected`.
 
-        Raise Superseded if another number was noted, an earlier version than `left` was restored,
-        or a table that is to be created exists.
+        Raises Superseded if another number was noted, an earlier version than `left` was restored,
+        or a table to be created exists.
         """
 
     def rewrite(self, rows: DataFrame, location: str) -> None:
@@ -199,7 +199,7 @@ class TableFormat(Protocol):
 
     def despite_conflicts(self, write: Callable[[], object]) -> None:
         """Make a write that takes effect once, and repeat it if others change files of the same
-        table meanwhile. Raise TAKEN_OVER immediately."""
+        table meanwhile. Raises TAKEN_OVER immediately."""
 
     # Settings of a session
 

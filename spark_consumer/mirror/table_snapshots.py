@@ -61,7 +61,7 @@ def store_seen_keys(
             window, shape = windows.get(str(part.table)), shapes.of(part.newest)
             if found is None or window is None or window.purpose == FILL or window.has_two_keys or not shape.key:
                 continue
-            if part.last_lsn <= window.begin_lsn:  # else the keys would get the types of an earlier key
+            if part.last_lsn <= window.begin_lsn:  # otherwise the keys would get the types of an earlier key
                 continue
             own = own_records(found[0], found[1], part.table)
             location = seen_path(path, part.table, window.begin_lsn)

@@ -27,9 +27,9 @@ a table (reader/table_marks.py), in the order of the markers. It is stored as JS
 manifest.
 
 The gateway ends the last table and the snapshot as a whole in one transaction, so commit LSNs do
-not order table marks. The end of the whole in another transaction is that of a snapshot that was
-cancelled, or that has left out tables which cannot be read. Rows of `changes` are read in any
-order: `parse_marks` restores the order of the marker topic.
+not order table marks. If the whole ends in another transaction, the snapshot was cancelled, or has
+left out tables which cannot be read. Rows of `changes` are read in any order: `parse_marks`
+restores the order of the marker topic.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class TableStates:
         self.filling.discard(name)
         self.incomplete.discard(name)
         self.filling_oids.pop(name, None)
-        if window is not None:  # else the keys are not known, and rows that are no longer in the source stayed
+        if window is not None:  # otherwise the keys are not known, and rows that are no longer in the source stayed
             self._thaw(name, facts.get("relation_oid"))
             if facts.get("row_count") == 0:
                 self.empty.add(facts.get("relation_oid", 0))

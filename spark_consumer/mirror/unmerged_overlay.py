@@ -202,7 +202,7 @@ def _overlaid(
     schemas: Mapping[int, Schema],
 ) -> DataFrame:
     """Return the table with its changes applied, in pieces if its key or the type of a column
-    changes. Raise MirrorError where a merge would, except for conditions that are errors only
+    changes. Raises MirrorError where a merge would, except for conditions that are errors only
     because of `strict` or `on_recreated` = STOP."""
     shapes = {schema_id: TableSchema.of(schemas[schema_id]) for schema_id in part.schema_ids}
     if isinstance(own, pa.Table) or part.changes <= READ_HERE:

@@ -125,7 +125,7 @@ def recorded_version(spark: SparkSession, path: str, at: str | int | datetime = 
     """Return the newest version that is not after `at`: "latest", a commit LSN (text or number) or
     a commit time. Return None if there is no manifest or, for "latest", no version.
 
-    Raise MirrorError if the mirror begins after `at`.
+    Raises MirrorError if the mirror begins after `at`.
     """
     location = manifest_path(path)
     if not TABLE_FORMAT.exists(spark, location):
@@ -143,7 +143,7 @@ def recorded_version(spark: SparkSession, path: str, at: str | int | datetime = 
 
 @dataclass
 class NewestVersion:
-    """The newest version of the mirror at `path`. Reading it takes a Spark job, which is made again
+    """The newest version of the mirror at `path`. Reading it takes a Spark job, which runs again
     only if a version was recorded since: its number is the last that the manifest notes."""
 
     path: str

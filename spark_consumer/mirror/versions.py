@@ -74,7 +74,7 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
     The result ends before `at` if only a merge can apply the next change (see unmerged_overlay.py).
     It ends with the last merge before `at` while maintenance is removing what is older than the
     retention. The same holds for a mirror written by a release that did not yet have `changes`.
-    Raise MirrorError, including when the mirror begins after `at`.
+    Raises MirrorError, including when the mirror begins after `at`.
     """
     check_format_version(spark, path)
     appended = changes.appended_lsn(spark, path)
@@ -107,11 +107,11 @@ def read(spark: SparkSession, path: str, at: str | int | datetime = "latest") ->
 
 
 def register(spark: SparkSession, path: str, at: str | int | datetime = "latest", schema: str = "") -> MirrorVersion:
-    """Make temporary views of all tables as of one commit, for SQL: `public_orders` is
+    """Create temporary views of all tables as of one commit, for SQL: `public_orders` is
     public.orders.
 
     With `schema`, only tables in that schema get views, under their own names. Views of an earlier
-    call are replaced, and those of tables that no longer exist are dropped. Raise MirrorError.
+    call are replaced, and those of tables that no longer exist are dropped. Raises MirrorError.
     """
     version = read(spark, path, at)
     names: dict[str, str] = {}

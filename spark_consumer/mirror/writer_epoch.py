@@ -20,7 +20,7 @@ record of a version in the manifest. So only the owner records a version.
 A writer that was superseded may still write a table. The number that each write notes, its commit
 LSN, protects the table: Delta skips a write whose number the table has reached. If another writer
 has noted a lower number since the table was prepared, an append or a rewrite is refused. A merge is
-not: its rows are made of the version that was prepared, so they are right for its number. Nor is a
+not: its rows result from the version that was prepared, so they are right for its number. Nor is a
 rewrite if that number is noted in the milliseconds between its check and its beginning.
 """
 

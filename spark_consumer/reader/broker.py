@@ -88,7 +88,7 @@ _TOPIC_OPTIONS: Final = "check the options `prefix` and `kafka.bootstrap.servers
 
 
 class _Trouble:
-    """Records why the connections of a consumer failed, since the error of a request reports only
+    """Record why the connections of a consumer failed, since the error of a request reports only
     that all brokers are down."""
 
     def __init__(self) -> None:

@@ -68,7 +68,7 @@ def decode_head(value: bytes, place: str) -> Head:
 
 
 class TransactionCounter:
-    """Counts the records of a read of one transaction; `finish` compares the counts with the
+    """Count the records of a read of one transaction; `finish` compares the counts with the
     manifest."""
 
     def __init__(self, read: Read) -> None:

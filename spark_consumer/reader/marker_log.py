@@ -78,7 +78,7 @@ class MarkerLog:
 
     def first_where(self, holds: Callable[[CommittedTransaction], bool]) -> int:
         """Return the position of the first transaction for which `holds` is true; the end of the
-        topic if there is none. `holds` must also be true for all later transactions. Reads a few
+        topic if there is none. `holds` must also be true for all later transactions. Read a few
         markers at about log2(n) positions."""
         low, high = self.bounds()
         end = high

@@ -72,13 +72,13 @@ class CommittedTransaction:
 
     @property
     def mark_lsn(self) -> int:
-        """Return the commit LSN of the transaction's table marks. Delivery after a gap continues at
+        """The commit LSN of the transaction's table marks. Delivery after a gap continues at
         `end_lsn`, which may be that of the next commit: the gap ends just before it."""
         return self.end_lsn - 1 if self.kind == "GAP" and self.end_lsn else self.commit_lsn
 
     @property
     def topics(self) -> set[str]:
-        """Return the topics of the transaction's records."""
+        """The topics of the transaction's records."""
         return {item.topic for item in self.ranges}
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ def _parsed(schema: Any) -> Any:
 
 
 class MarkerDecoder:
-    """Decodes a marker record to a CommittedTransaction, or to None if its kind neither ends a
+    """Decode a marker record to a CommittedTransaction, or to None if its kind neither ends a
     transaction nor is a notice.
 
     `writer_schemas`: schema id -> schema, looked up once for each id; it may raise

@@ -91,7 +91,7 @@ class Transaction:
 
 
 class TransactionReader:
-    """Reads committed transactions.
+    """Read committed transactions.
 
     `position`: marker offset to begin at; None: the first offset that Kafka has.
     `after_commit_lsn`: commit LSN of the transaction before the position. With it, a restart

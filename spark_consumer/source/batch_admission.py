@@ -28,7 +28,7 @@ Weight: TypeAlias = Callable[[CommittedTransaction], int]
 
 
 class Admission:
-    """Decides how far a batch goes.
+    """Decide how far a batch goes.
 
     `hold_s`: seconds for which an offset is held before transactions that the query does not want.
     It is 0 for a query that ends when it has read all existing transactions.
@@ -46,7 +46,7 @@ class Admission:
         """Return the transactions of [position, end) that a batch takes, and the position after
         them; `position` itself if no batch is to run.
 
-        Reads no more of the backlog than is needed for this, and keeps in memory only transactions
+        Read no more of the backlog than is needed for this, and keep in memory only transactions
         that the query wants. Raises MarkerError.
         """
         reached = position

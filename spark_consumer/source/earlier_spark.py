@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class EarlierStreamReader(DataSourceStreamReader):
-    """Keeps track of how far the batches have advanced, and calls `reader` with that offset.
+    """Keep track of how far the batches have advanced, and call `reader` with that offset.
 
     For a new query, Spark requests the latest offset, then the initial one. For a query that
     continues, it first requests the partitions from the last planned offset to the same offset,

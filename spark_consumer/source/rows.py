@@ -60,7 +60,7 @@ def flat(changes: DataFrame) -> DataFrame:
     was not sent with the new row has its value in the old row. If the old value was not sent
     either, the column is null, and `_unchanged` names it.
 
-    Raise UnsupportedSchema if the table has a column with one of the first five names."""
+    Raises UnsupportedSchema if the table has a column with one of the first five names."""
     names = _struct(changes, "after").names
     _check_names(names, [f"_{name}" for name in _HEAD], _WITHOUT_HEAD)
     head = [f.col(name).alias(f"_{name}") for name in _HEAD]
@@ -207,7 +207,7 @@ def versions(changes: DataFrame, key: Sequence[str], bounds: tuple[str, str] = (
     new key. A TOASTed column that was not sent with it is null under the new key until a later
     change sends it.
 
-    `bounds`: other names for `valid_from` and `valid_to`. Raise UnsupportedSchema if the table has
+    `bounds`: other names for `valid_from` and `valid_to`. Raises UnsupportedSchema if the table has
     a column of such a name.
     """
     names = _struct(changes, "after").names

@@ -1,4 +1,4 @@
-"""Finds published tables that were never read, and tables whose rows have come, gone or changed
+"""Find published tables that were never read, and tables whose rows were added, removed or changed
 without an event."""
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ HORIZON_STEP: Final = 50_000_000
 
 
 class Discovery:
-    """Checks the publications and the catalog, and queues tables to be read.
+    """Check the publications and the catalog, and queue tables to be read.
 
     `is_first`: nothing was delivered before this session, so all tables are new.
-    `has_streamed_before`: changes were delivered before, but no snapshot was taken.
-    `is_after_gap`: changes were lost after the last transaction of the session before.
-    `names` has the names of the publications.
+    `has_streamed_before`: changes were delivered before, but no snapshot was taken. `is_after_gap`:
+    changes were lost after the last transaction of the previous session. `names` has the names of
+    the publications.
     """
 
     def __init__(
@@ -69,7 +69,8 @@ class Discovery:
         """Partitions that Relation messages have named, by the oid of their root, and that are not
         compared yet."""
         self._departed_leaves: set[int] = set()
-        """Partitions that had gone at a check. Their Relation messages may still arrive."""
+        """Partitions that no longer existed at a check. Their Relation messages may still
+        arrive."""
         self._unseen: set[int] = set()
         """Relations that no check has seen yet, although their Relation messages have arrived."""
 
@@ -77,11 +78,11 @@ class Discovery:
         """Check the publications and the catalog once.
 
         Tables that are no longer published are forgotten. New tables are queued: with the purpose
-        REPLACE if consumers may have rows of them, else with FILL. They are stored as
+        REPLACE if consumers may have rows of them, otherwise with FILL. They are stored as
         NOT_TO_BE_READ if they are in quarantine, snapshot.mode is not initial, or changes were
         delivered before any snapshot. Then the tables that are NOT_TO_BE_READ or DONE are compared
         with their contents at the last check. Those of tables that wait for their first read are
-        stored, so that the read can be compared with them. Raises classified errors.
+        stored, so that the read can be compared with them. Raises WalgateError.
 
         Nothing is done while a publication is missing: it may have been renamed, and the start of a
         session, or the stream, reports it.
@@ -129,7 +130,7 @@ class Discovery:
     async def published(self, sql: asyncpg.Connection | None) -> dict[tuple[str, str], int]:
         """Return the oids of the tables that are published now, by schema and name. `sql`: a
         session other than that of `check`; if it is None, the tables of the last query are
-        returned. Raises classified errors."""
+        returned. Raises WalgateError."""
         publications = self._publications.known if sql is None else await self._publications.facts(sql)
         return {(r.namespace, r.name): r.relation_oid for facts in publications.values() for r in facts.relations}
 
@@ -144,7 +145,7 @@ class Discovery:
             self._tasks.no_longer_published(oid, f"{namespace}.{name}")
 
     async def _compare(self) -> None:
-        """Find settled tables whose rows have come, gone or changed without an event. `_reads`
+        """Find settled tables whose rows were added, removed or changed without an event. `_reads`
         queues them, or only logs them."""
         tasks = self._tasks
         for oid in self._leaves_in_stream.keys() & tasks.contents.by_oid.keys():
@@ -226,8 +227,8 @@ class Discovery:
             )
 
     def partition_received(self, oid: int, root: int) -> bool:
-        """Report that a Relation message has arrived of a partition whose rows are sent as rows of
-        `root`. Return whether the partition is one that no check has seen. If the next check does
+        """Report that a Relation message of a partition whose rows are sent as rows of `root` has
+        arrived. Return whether the partition is one that no check has seen. If the next check does
         not see it either, its rows are gone.
         """
         content = self._tasks.contents.by_oid.get(root)
@@ -263,7 +264,7 @@ class Discovery:
 
     def _reads(self, oid: int, schema: str, name: str, reason: str) -> bool:
         """Return whether the table is to be read again, which snapshot.mode = initial with
-        snapshot.read_again allows; if so, queue it. Logs the reason in either case."""
+        snapshot.read_again allows; if so, queue it. Log the reason in either case."""
         reads = self._settings.mode == "initial" and self._settings.read_again
         log_unsent(schema, name, reason, reads=reads)
         if reads:

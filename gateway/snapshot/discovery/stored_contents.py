@@ -1,4 +1,4 @@
-"""Keeps the catalog entries and files that the published rows of relations depend on, and the
+"""Keep the catalog entries and files that the published rows of relations depend on, and the
 records of them that are not stored yet."""
 
 from __future__ import annotations

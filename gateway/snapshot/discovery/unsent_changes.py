@@ -1,4 +1,4 @@
-"""Compares relations with their state at the last check, to find rows that have come, gone or
+"""Compare relations with their state at the last check, to find rows that were added, removed or
 changed without an event."""
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class CatalogCheck:
 
 
 class Comparison:
-    """Loads the catalog entries and files that relations depend on, and compares them with earlier
-    ones. Raises classified errors.
+    """Load the catalog entries and files that relations depend on, and compare them with earlier
+    ones. Raises WalgateError.
 
     `publications` are names. `trusts_unreadable`: if the role may not read a table, treat its new
     file as a copy of the old one.
@@ -76,7 +76,7 @@ class Comparison:
         return CatalogCheck(self._contents, horizon, time.monotonic() + MAX_CHECK_S)
 
     async def reason(self, before: PublishedContent, now: PublishedContent, horizon: int, until: float) -> str | None:
-        """Return the reason why rows may have come, gone or changed without an event since
+        """Return the reason why rows may have been added, removed or changed without an event since
         transaction `horizon`. Return "" if nothing indicates that they have, or None if it cannot
         be decided yet."""
         copied = set()
@@ -92,7 +92,7 @@ class Comparison:
 
 
 class UnsentChangesLog:
-    """Logs the tables whose rows may have changed without an event, while the gateway takes no
+    """Log the tables whose rows may have changed without an event, while the gateway takes no
     snapshots. The contents that it compares with are not stored."""
 
     def __init__(self, sql: asyncpg.Connection, publications: Sequence[str]) -> None:
@@ -119,9 +119,9 @@ async def keeps_old_row(
 ) -> bool | None:
     """Return whether the table has a row from before transaction `horizon`.
 
-    False also means that this is unknown. Returns `unreadable` if the role may not read the table.
-    Returns None if the table is locked, gone, or has yet another file: the next check decides.
-    Raises classified errors.
+    False also means that this is unknown. Return `unreadable` if the role may not read the table.
+    Return None if the table is locked, was dropped, or has yet another file: the next check
+    decides. Raises WalgateError.
     """
     try:
         facts = await sql.fetchrow(FILE_FACTS, leaf.oid)

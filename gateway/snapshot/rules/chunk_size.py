@@ -1,4 +1,5 @@
-"""The size of the next chunk of a table, in blocks or keys, from the size of the chunks before."""
+"""The size of the next chunk of a table, in blocks or keys, from the size of the previous
+chunks."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ lowers it by this factor."""
 
 
 class ChunkSizer:
-    """Determines how many blocks or keys a chunk has: as many as should give about `chunk_bytes`,
-    which may be lowered, or about `wanted_rows` rows, whichever are fewer. The chunk before shows
+    """Determine how many blocks or keys a chunk has: as many as should give about `chunk_bytes`,
+    which may be lowered, or about `wanted_rows` rows, whichever are fewer. The previous chunk shows
     what a block or key should give, so a chunk may have more."""
 
     def __init__(self, most_bytes: int, first: int = 1) -> None:
@@ -30,7 +31,7 @@ class ChunkSizer:
 
     def limit_bytes(self, byte_count: int | None) -> None:
         """Set the size from which later limits are computed; None restores the configured size. The
-        next chunk still has the limit that was computed after the chunk before."""
+        next chunk still has the limit that was computed after the previous one."""
         self.chunk_bytes = self.most_bytes if byte_count is None else min(byte_count, self.most_bytes)
 
     def read_blocks(self, count: int, row_count: int, byte_count: int) -> None:

@@ -121,9 +121,9 @@ def new_files(before: PublishedContent, now: PublishedContent) -> list[LeafConte
 
 
 def unsent(before: PublishedContent, now: PublishedContent, copied: Container[int] = frozenset()) -> str:
-    """Return the reason why rows may have come, gone or changed without an event, as a clause, or
-    "" if nothing indicates that they have. `copied` has the oids of leaves whose new files have
-    rows from before the horizon of `before`."""
+    """Return the reason why rows may have been added, removed or changed without an event, as a
+    clause, or "" if nothing indicates that they have. `copied` has the oids of leaves whose new
+    files have rows from before the horizon of `before`."""
     if (before.schema, before.name) != (now.schema, now.name):
         return f"it was renamed from {before.schema}.{before.name}"
     if before.account is None or now.account is None:

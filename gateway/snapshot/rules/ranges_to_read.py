@@ -96,7 +96,7 @@ class CtidPlan:
 
     @property
     def begun(self) -> list[TidRange]:
-        """Return the ranges with which the next session begins: neither read nor untouched."""
+        """The ranges with which the next session begins: neither read nor untouched."""
         return [*self._being_read, *self._waiting]
 
     def next_range(self) -> TidRange | None:

@@ -1,4 +1,4 @@
-"""Decides which rows of a chunk equal the source's rows where the chunk commits, by three rules:
+"""Decide which rows of a chunk equal the source's rows where the chunk commits, by three rules:
 
     V (visibility)   a row is stale, and read again, if its key was changed by a transaction that
                      was received, but that the chunk's PostgreSQL snapshot does not see
@@ -97,7 +97,7 @@ class KeyTrack:
 
     @property
     def suspects_to_store(self) -> set[int]:
-        """Return the suspects to be stored for the next session, in which `renamed` is lost."""
+        """The suspects to be stored for the next session, in which `renamed` is lost."""
         return self.suspects | self.renamed.keys()
 
     def record_renamed(self, xid: int, keys: list[tuple[bytes, bytes]]) -> None:
@@ -110,7 +110,7 @@ class KeyTrack:
 
 
 class StalenessJudge:
-    """Compares the transactions of one stream with the PostgreSQL snapshots of its chunks.
+    """Compare the transactions of one stream with the PostgreSQL snapshots of its chunks.
 
     `visibility`: the latest PostgreSQL snapshot, of a chunk or of the coordinator. `floor`: a chunk
     counts only if every transaction with a lower 64-bit id had ended when its snapshot was taken.
@@ -131,16 +131,16 @@ class StalenessJudge:
 
     @property
     def floor_to_store(self) -> int:
-        """Return the floor to be stored for the next session, in which all relations have the same
+        """The floor to be stored for the next session, in which all relations have the same
         floor."""
         return max([self.floor, *(track.floor for track in self._tracks)])
 
     # -- what comes in the stream
 
     def begin(self, suspects: Iterable[int] = (), floor: int = 0) -> KeyTrack:
-        """Record the changes to a relation that is read from here on. Of changes before that, only
-        the ids of their transactions were recorded (`unseen`). `floor`: see KeyTrack; 0 if an
-        earlier session has begun the relation, or only rows of it are read."""
+        """Record the changes to a relation that is read from here on. For earlier changes, only the
+        ids of their transactions were recorded (`unseen`). `floor`: see KeyTrack; 0 if an earlier
+        session has begun the relation, or only rows of it are read."""
         track = KeyTrack(set(self.unseen), set(suspects), floor=floor)
         self._tracks.append(track)
         return track

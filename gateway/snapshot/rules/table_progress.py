@@ -265,7 +265,7 @@ class TableProgress:
 
     def _restart(self, reason: str) -> None:
         """Begin again at a change in the stream. The purpose stays as it is, although rows may have
-        been published: an event has deleted each of them that is gone since then."""
+        been published: an event has deleted each of them that no longer exists."""
         self.begin_again()
         self._restart_reason = reason
 

@@ -40,7 +40,7 @@ class Visibility:
 
     def widen(self, xid: int) -> int:
         """Return the 64-bit id of a recent transaction whose 32-bit id, as in the protocol, is
-        `xid`. Of the possible ids, this is the one nearest to `xmax`."""
+        `xid`. This is the possible id that is nearest to `xmax`."""
         wide = self.xmax & _EPOCH | xid
         distance = wide - self.xmax
         if distance > _HALF:

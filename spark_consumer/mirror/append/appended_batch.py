@@ -1,4 +1,4 @@
-"""Summary of a micro-batch that is to be appended. Nothing is decoded for it."""
+"""Summary of a micro-batch to be appended. Nothing is decoded for it."""
 
 from __future__ import annotations
 

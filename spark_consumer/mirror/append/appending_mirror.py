@@ -95,7 +95,7 @@ class AppendingMirror:
 
     def apply(self, raw: DataFrame, batch: int) -> None:
         """Append a batch, which has the columns of frames.RAW and consists of whole transactions.
-        Raise MirrorError, or the error that ended the merges.
+        Raises MirrorError, or the error that ended the merges.
 
         After a batch that failed, a new query may continue with the same mirror. A running merge
         continues meanwhile.
@@ -138,7 +138,7 @@ class AppendingMirror:
     def open(self, spark: SparkSession) -> None:
         """Take over the mirror, and start the merges, of which the first applies at once what an
         earlier run has left. Do nothing if there is no mirror yet, or this has been done. Without
-        this call, the first batch does it, which Spark makes only when the source commits. Raise
+        this call, the first batch does it, which Spark starts only when the source commits. Raises
         MirrorError."""
         if self._merges.session is None and TABLE_FORMAT.exists(spark, changes_path(self.path)):
             self._open(spark)
@@ -255,7 +255,7 @@ class AppendingMirror:
     def finish(self, spark: SparkSession, *, merge: bool) -> None:
         """Wait for the running merge, then, if `merge`, merge everything that was appended, unless
         `walgate merge` has the merges (BackgroundMerges.finish). Without `merge`, as after a
-        signal, the next run or `walgate merge` merges the rest. Raise MirrorError."""
+        signal, the next run or `walgate merge` merges the rest. Raises MirrorError."""
         self._merges.thread.end()
         self.check()
         if not merge or (self._merges.session is None and not TABLE_FORMAT.exists(spark, changes_path(self.path))):

@@ -106,8 +106,8 @@ def keep_newest(spark: SparkSession, location: str) -> None:
 
 
 def _log_before(spark: SparkSession, location: str, time: datetime, needed: int) -> tuple[int, list[str]]:
-    """Return the oldest version that has to stay readable, which is that of `time` or `needed`, and
-    the log entries that are not needed for it."""
+    """Return the oldest version that has to stay readable, as of `time` or `needed`, and the log
+    entries that are not needed for it."""
     names = log_entries.entries(spark, location)
     oldest = min(needed, log_entries.version_at(spark, location, names, time))
     return oldest, log_entries.needless(names, oldest)

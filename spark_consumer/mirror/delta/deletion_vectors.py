@@ -58,8 +58,8 @@ def _z85(text: str) -> bytes:
 
 
 def _stored(path: Path, offset: int, size: int) -> bytes:
-    """Return the data of a deletion vector in a file, which also has its length and checksum. Raise
-    MirrorError."""
+    """Return the data of a deletion vector in a file, which also has its length and checksum.
+    Raises MirrorError."""
     with path.open("rb") as file:
         file.seek(offset)
         found = file.read(size + 8)
@@ -73,7 +73,7 @@ def _stored(path: Path, offset: int, size: int) -> bytes:
 
 def read_bitmaps(data: bytes) -> Places:
     """Return the positions in a RoaringBitmapArray: 32-bit bitmaps, each with the upper half of its
-    positions. Raise MirrorError."""
+    positions. Raises MirrorError."""
     magic, count = struct.unpack_from("<iq", data)
     if magic != _MAGIC:
         raise MirrorError(f"a deletion vector has an unknown format ({magic})", hint="Read the table with Spark.")

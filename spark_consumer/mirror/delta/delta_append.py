@@ -1,5 +1,5 @@
-"""Appends to a Delta table in Delta's own transaction, equivalent to a DataFrameWriter with
-txnAppId and txnVersion.
+"""Append to a Delta table in Delta's own transaction, equivalent to a DataFrameWriter with txnAppId
+and txnVersion.
 
 For these two options, the writer reads the log of the table, which is a job for every version. The
 checksum that Delta stores beside a version contains the same information.
@@ -36,7 +36,7 @@ def append(
     `expected`: application -> the version that it must have noted last. `note`: userMetadata of the
     commit. `left`: version of the table that this writer has left.
 
-    Raise Superseded if one of `expected` has noted another version, or an earlier version than
+    Raises Superseded if one of `expected` has noted another version, or an earlier version than
     `left` was restored. If one of them notes a version during this commit, Delta raises
     ConcurrentTransactionException.
     """

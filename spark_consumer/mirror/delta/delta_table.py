@@ -121,7 +121,7 @@ def rewrite(rows: DataFrame, location: str) -> None:
 
 def align(spark: SparkSession, location: str, wanted: StructType, *, casts: bool = True) -> None:
     """Give a table exactly the wanted columns. Each step is a separate commit, and is skipped if it
-    was made before.
+    was done before.
 
     A new column is null in existing rows. A column whose type changed is cast; its values are null
     if they cannot be cast, or without `casts`. This rewrites the table. The special texts of a
@@ -236,7 +236,8 @@ def undone_version(spark: SparkSession, location: str, since: int, application: 
     """Return the version that the application last wrote, or `since` if that is later, if the rows
     of an earlier version were restored after it; otherwise None.
 
-    RESTORE makes a new version that keeps the numbers noted in the later ones, such as commit LSNs.
+    RESTORE creates a new version that keeps the numbers noted in the later ones, such as commit
+    LSNs.
     """
     state: float = inf  # the version whose rows the newest one has
     for number, commit in commits(spark, location):
@@ -330,7 +331,7 @@ def versions_in_log(snapshot: Any, applications: Iterable[str]) -> dict[str, int
 
 
 def applied_commit_lsn(spark: SparkSession, location: str, application: str = APPLICATION) -> int:
-    """Return the commit LSN of the last slice or batch that was applied to a table. Raise
+    """Return the commit LSN of the last slice or batch that was applied to a table. Raises
     MirrorError if another program created the table."""
     found = noted_number(spark, location, application)
     kept = noted_property(spark, location, _NUMBERS) if found is None else None

@@ -1,5 +1,5 @@
-"""Writes to a Delta table: one commit each, which is not made again when the same slice of a merge
-or the same batch is written again.
+"""Writes to a Delta table: one commit each, which is not repeated when the same slice of a merge or
+the same batch is written again.
 
 `txnVersion` is a number that the application notes, mostly the commit LSN of the last transaction
 of the slice or batch. Delta skips a write if the table already has its number or a higher one.
@@ -42,7 +42,7 @@ FEW_ROWS = 1000
 _CHECKPOINT_INTERVAL = "1000"
 TAKEN_OVER = (ConcurrentTransactionException, Superseded)
 CONCURRENT = (DeltaConcurrentModificationException,)
-# Errors when OPTIMIZE, VACUUM or another writer of files was at the same table: the write is
+# Errors when OPTIMIZE, VACUUM or another writer of files used the same table: the write is
 # repeated from the table's present state.
 _CONFLICTS = (
     ConcurrentAppendException,
@@ -58,7 +58,7 @@ def despite_conflicts(write: Callable[[], object], pause: Callable[[float], None
     """Make a write that takes effect once, and repeat it if others change files of the same table
     meanwhile.
 
-    Raise what Delta raises in the last attempt, and immediately if two writers use one mirror
+    Raises what Delta raises in the last attempt, and immediately if two writers use one mirror
     (ConcurrentTransactionException).
     """
     for pause_s in _PAUSES_S:
@@ -105,8 +105,8 @@ def write_once(
     of the application. `properties`: those of the table, if this write creates it.
 
     `expected`, `left`: as for delta_append.append; only checked beforehand if Delta's writer makes
-    the commit. `note`: userMetadata of the commit. Raise Superseded also if a table that is to be
-    created exists.
+    the commit. `note`: userMetadata of the commit. Raises Superseded also if a table to be created
+    exists.
     """
     if (
         mode == "append"

@@ -105,8 +105,8 @@ def _arrow_type(spec: Any) -> pa.DataType:
 
 
 def open_delta(folder: Path, version: int | None = None) -> DeltaFiles:
-    """Return the table at a version (None: the newest). Raise MirrorError if there is no such table
-    or version."""
+    """Return the table at a version (None: the newest). Raises MirrorError if there is no such
+    table or version."""
     log = folder / "_delta_log"
     names = sorted(path.name for path in log.iterdir()) if log.is_dir() else []
     commits = {int(match[1]): name for name in names if (match := _COMMIT.fullmatch(name))}

@@ -1,8 +1,8 @@
 """Conversion of a table's typed changes to keyed events, each of which affects one key.
 
-An event either deletes its key or puts a whole row there. A change of key makes two events: the old
-key is deleted, and the new key is put. The latter event has the old key as `origin`, since columns
-that the change did not send are found there.
+An event either deletes its key or puts a whole row under it. A change of key yields two events: the
+old key is deleted, and the new key is put. The latter event has the old key as `origin`, under
+which the columns that the change did not send are found.
 
 Columns that were not sent (UNCHANGED: a TOASTed value that the update did not change) are taken
 from `before` if it has them (REPLICA IDENTITY FULL). Columns of the key are taken from `old_key`.
@@ -139,8 +139,8 @@ def _special_text(special: pa.Array, name: str) -> pa.Array:
 
 
 def _old_keys(old_key: pa.Array, before: pa.Array, special: pa.Array, shape: TableSchema) -> pa.Array:
-    """Return the keys before the changes: from the key tuple, else from the old tuple; null fields
-    if there is neither."""
+    """Return the keys before the changes: from the key tuple, or else the old tuple; null fields if
+    there is neither."""
     from_before = _row_key(before, special, shape, OLD_ROW)
     has_key = _mask(old_key.is_valid())
     if not has_key.any():

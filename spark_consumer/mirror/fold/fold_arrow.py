@@ -4,9 +4,9 @@ applied the changes. This works with positions of events, not with values.
 
 The result is the same that fold_spark.py computes for all keys at once in Spark. In addition, this
 module handles a change of key with columns that were not sent: their values are under the old key,
-in these events or in the target. Few changes are folded here as a whole, which saves Spark jobs. Of
-many changes, only those of keys that take part in such a change are folded here. The values
-themselves are fetched by an Arrow `take`.
+in these events or in the target. Few changes are folded here as a whole, which saves Spark jobs. If
+there are many changes, only those of keys that take part in such a change are folded here. The
+values themselves are fetched by an Arrow `take`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def merged_columns(
     """Return how states are merged into a table (arguments of TableFormat.merge): the condition,
     the values of a changed and of a new row, and which states delete their row.
 
-    `source`: as made by `merge_input`. Columns named in a state's `unchanged` keep the table's
+    `source`: as returned by `merge_input`. Columns named in a state's `unchanged` keep the table's
     value; `unsent`: all such names. `bounds`: least and greatest value of some key columns in
     `source`, so that files with other keys are not read.
     """
@@ -39,7 +39,7 @@ def merged_columns(
 
 
 def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[str, Column]:
-    """Return for each quoted column name its value after the state `s` (columns as made by
+    """Return for each quoted column name its value after the state `s` (columns as returned by
     `merge_input`) is applied to the row `t`."""
     own = own_special() if "special" in source.columns else f.lit(None).cast("map<string,string>")
     values = {quoted(name): f.col(f"s.{quoted(ROW + name)}") for name in shape.columns}
@@ -50,8 +50,8 @@ def new_values(source: DataFrame, shape: TableSchema, unsent: set[str]) -> dict[
 
 
 def merged_rows(base: DataFrame, source: DataFrame, shape: TableSchema, unsent: set[str]) -> DataFrame:
-    """Return the rows that TableFormat.merge would make of the rows `base`. `source`, `shape`,
-    `unsent`: as for `merged_columns`."""
+    """Return the rows that result if TableFormat.merge is applied to the rows `base`. `source`,
+    `shape`, `unsent`: as for `merged_columns`."""
     names = [*shape.columns, shape.special_column]
     same = same_key(shape, lambda name: f.col(f"s.{quoted(KEY + name)}"))
     stay = base.alias("t").join(source.alias("s"), same, "left_anti").select(*map(quoted, names))

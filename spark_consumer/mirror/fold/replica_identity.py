@@ -121,7 +121,7 @@ def recreated_at(
     """Return the position of the first record of the newest relation with this name. `first`:
     first_positions; `newest`: oid of the relation.
 
-    Raise MirrorError if a record of another relation comes after that record: then names were
+    Raises MirrorError if a record of another relation comes after that record: then names were
     swapped.
     """
     found = min(first[schema_id] for schema_id in first if oid_of(schema_id) == newest)
@@ -143,8 +143,8 @@ def beginning_of_relation(
     of the former relation were not removed by an event; otherwise None.
 
     `known`: oid of the former relation; `is_other`: RelationNames.is_other for the table;
-    `is_emptied`: returns whether the former rows are gone. Raise MirrorError if the new relation is
-    another table's, or had this name before, if another relation had the name in between, or if
+    `is_emptied`: returns whether the former rows are gone. Raises MirrorError if the new relation
+    is another table's, or had this name before, if another relation had the name in between, or if
     names were swapped.
     """
     oids = {oid_of(schema_id) for schema_id in part.schema_ids}
@@ -201,7 +201,7 @@ def change_of_key(
 
     If that is the transaction of the first record, only its last relation counts, whose rows
     replace those of others, and only what follows its last TRUNCATE, provided that the table has a
-    key then. Raise MirrorError if there is another key in it.
+    key then. Raises MirrorError if there is another key in it.
     """
     oldest = min(first, key=lambda schema_id: first[schema_id])
     others = [first[schema_id][0] for schema_id in first if key_of(schema_id) != key_of(oldest)]
@@ -260,8 +260,8 @@ def columns_of(shape: TableSchema) -> StructType:
 
 
 def convert(spark: SparkSession, location: str, table: TableName, shape: TableSchema, applied: int) -> None:
-    """Convert a log to rows, or rows to a log, if `shape` requires it. This makes one commit. Raise
-    MirrorError."""
+    """Convert a log to rows, or rows to a log, if `shape` requires it. This makes one commit.
+    Raises MirrorError."""
     frame = TABLE_FORMAT.rows(spark, location)
     made = converted(frame, table, location, shape, applied)
     if made is frame:
@@ -270,7 +270,7 @@ def convert(spark: SparkSession, location: str, table: TableName, shape: TableSc
 
 
 def converted(frame: DataFrame, table: TableName, location: str, shape: TableSchema, applied: int) -> DataFrame:
-    """Return the rows of a table as `convert` would write them, or `frame` itself. Raise
+    """Return the rows of a table as `convert` would write them, or `frame` itself. Raises
     MirrorError."""
     if is_log(frame.columns) == (not shape.key):
         return frame
@@ -303,7 +303,7 @@ def weight() -> Column:
 
 
 def added_up(log: DataFrame, table: TableName, location: str) -> DataFrame:
-    """Return the rows that a log adds up to. Raise MirrorError if old rows are missing in the log,
+    """Return the rows that a log adds up to. Raises MirrorError if old rows are missing in the log,
     or a row occurs twice."""
     log, place = after_truncate(log), _place()
     special = next(field.name for field in log.schema if isinstance(field.dataType, MapType))

@@ -1,5 +1,5 @@
 """Start of the fold of one table's raw records into the last state of each key. The fold itself is
-made by fold_spark or, in this process, by fold_arrow."""
+done by fold_spark or, in this process, by fold_arrow."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class DumpedTable:
 
     def _logged_rows(self) -> Iterator[TextRow]:
         """Return the rows that the log added and did not remove, as a multiset, since there is no
-        key. Raise MirrorError if the log does not contain all old rows."""
+        key. Raises MirrorError if the log does not contain all old rows."""
         events: list[tuple[int, int, str, TextRow]] = []
         for table in self.files.batches():
             places = zip(*(table[name].to_pylist() for name in ("_commit_lsn", "_ordinal", "_op")), strict=True)
@@ -91,7 +91,8 @@ class DumpedTable:
 
 
 def newest(path: Path, names: Iterable[str] = ()) -> list[DumpedTable]:
-    """Return the tables of the newest version, all or those with these names. Raise MirrorError."""
+    """Return the tables of the newest version, all or those with these names. Raises
+    MirrorError."""
     rows = manifest_rows(path)
     if not rows:
         raise MirrorError(

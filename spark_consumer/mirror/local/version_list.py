@@ -36,7 +36,7 @@ class ListedVersion:
 
 
 def manifest_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a local mirror's manifest, in any order. Raise MirrorError if there is
+    """Return the rows of a local mirror's manifest, in any order. Raises MirrorError if there is
     none, or if its format is newer than this release."""
     folder = Path(manifest_path(str(path)))
     if not folder.is_dir():
@@ -50,7 +50,7 @@ def manifest_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def listed_versions(path: Path) -> list[ListedVersion]:
-    """Return the versions that can be read, oldest first. Raise MirrorError."""
+    """Return the versions that can be read, oldest first. Raises MirrorError."""
     versions = []
     rows = manifest_rows(path)
     for row in sorted(rows, key=lambda row: int(row["commit_lsn"])):
@@ -61,7 +61,7 @@ def listed_versions(path: Path) -> list[ListedVersion]:
 
 
 def version_at(path: Path, at: str) -> ListedVersion:
-    """Return the newest version that is not after a commit LSN, or for `latest` the newest. Raise
+    """Return the newest version that is not after a commit LSN, or for `latest` the newest. Raises
     MirrorError, or ValueError for an invalid LSN."""
     versions = listed_versions(path)
     limit = None if at == "latest" else parse_lsn(at)
@@ -76,7 +76,7 @@ def version_at(path: Path, at: str) -> ListedVersion:
 
 
 def view_statements(path: Path, at: str, dialect: str) -> list[str]:
-    """Return the SQL statements for a version. Raise MirrorError, or ValueError for an invalid LSN
+    """Return the SQL statements for a version. Raises MirrorError, or ValueError for an invalid LSN
     or unknown dialect."""
     if dialect not in DIALECTS:
         raise ValueError(f"--sql must be {' or '.join(DIALECTS)}, not {dialect!r}")

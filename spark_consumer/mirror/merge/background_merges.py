@@ -24,8 +24,8 @@ _LOOK_AGAIN_S = 1.0  # time between checks whether `walgate merge` has ended, if
 
 @dataclass
 class BackgroundMerges:
-    """The merges of a mirror, made in a thread. `new_merger`: returns a Merger with these value
-    schemas; `every_s`, `retrying`, `handed_over`, `merged`: as for AppendingMirror."""
+    """The merges of a mirror, performed in a thread. `new_merger`: returns a Merger with these
+    value schemas; `every_s`, `retrying`, `handed_over`, `merged`: as for AppendingMirror."""
 
     new_merger: Callable[[dict[int, Schema]], Merger]
     every_s: float | None
@@ -157,7 +157,7 @@ class BackgroundMerges:
         self.merger, self._opening = opening, None
 
     def _is_given_back(self, spark: SparkSession) -> bool:
-        """Return whether `walgate merge` has given the merges back. Raise WriterSuperseded if
+        """Return whether `walgate merge` has given the merges back. Raises WriterSuperseded if
         another writer has taken over the appends."""
         writer_epoch.check_appends(spark, self.merger.path, self._append_epoch)
         return writer_epoch.is_given_back(spark, self.merger.path)

@@ -1,4 +1,4 @@
-"""A single merge of everything that was appended to a mirror, as `walgate merge` makes it."""
+"""A single merge of everything that was appended to a mirror, for `walgate merge`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def merge_once(
     """Merge everything that was appended before this took over the merges, with the options of the
     mirror. Compact files, and remove what is older than the retention (None: that of the mirror).
 
-    Return the commit LSN that the tables have reached, or None if nothing was ever appended. Raise
+    Return the commit LSN that the tables have reached, or None if nothing was ever appended. Raises
     MirrorError, and any error of the maintenance (`walgate mirror` only reports it).
     """
     last = version_manifest.recorded_version(spark, path)

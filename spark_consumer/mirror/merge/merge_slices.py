@@ -14,7 +14,7 @@ are compared, after all changes of their slice are written. A slice ends before
 
 A slice is cut when the one before it has been merged, since the states and keys of the tables
 decide where the next cut is. Later changes decide, too: the slice of a merge that was interrupted
-between two tables is made first, as it was, whatever has been appended since. It ends at the LSN
+between two tables is applied first, as it was, whatever has been appended since. It ends at the LSN
 that a table has reached, even if its last changes are of tables that were left out since.
 """
 
@@ -83,9 +83,9 @@ def slices(
     keeps_former: bool = False,
 ) -> Iterator[BatchSlice]:
     """Yield the slices of `rows` in order; the caller merges each before it asks for the next.
-    `end_lsn`: the rows are all wanted changes up to there; `merged`: returns what was merged until
-    then; `keeps_former`: whether the rows of a table that was recreated are not simply removed.
-    Raise MirrorError as _first_change_of_schema does."""
+    `end_lsn`: the rows are all wanted changes up to this LSN; `merged`: returns what was merged
+    until then; `keeps_former`: whether the rows of a table that was recreated are not simply
+    removed. Raises MirrorError as _first_change_of_schema does."""
     left: list[tuple[DataFrame, BatchSize | None, int]] = [(rows, size, end_lsn)]
     while left:
         part, its_size, its_end = left.pop()
@@ -166,7 +166,7 @@ def _first_change_of_schema(
     keeps_former: bool,
 ) -> int | None:
     """Return the commit LSN of the first transaction in which a table gets another key, another
-    type of a column, or the name of another relation, as far as that needs a cut. Raise
+    type of a column, or the name of another relation, as far as that needs a cut. Raises
     MirrorError, also for a table that is new to the mirror although the mirror is already past its
     first change."""
     states, last, path = merged

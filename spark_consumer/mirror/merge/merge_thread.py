@@ -12,15 +12,15 @@ MERGE_EVERY_S = 60.0
 MERGES_SHARE = 0.2
 MERGE_AT_LEAST_EVERY_S = 300.0
 """Merges for which no interval was specified take at most MERGES_SHARE of the time, since batches
-need the same cores. They are made at least every MERGE_AT_LEAST_EVERY_S seconds, unless batches of
-a backlog postpone them (`postpone`)."""
+need the same cores. They begin at least every MERGE_AT_LEAST_EVERY_S seconds, unless batches of a
+backlog postpone them (`postpone`)."""
 PAUSES_S = (1.0, 5.0, 15.0, 60.0)
 """Seconds between attempts of a merge."""
 
 
 class MergeThread:
-    """Thread that runs `merge`. `every_s`: least number of seconds from the start of one merge to
-    that of the next, unless that is requested at once. None: MERGE_EVERY_S, or up to
+    """Thread that runs `merge`. `every_s`: least number of seconds between the starts of two
+    merges, unless the second is requested at once. None: MERGE_EVERY_S, or up to
     MERGE_AT_LEAST_EVERY_S if merges would take more than MERGES_SHARE of the time. `retrying`:
     called with the error of a merge that will be retried, and the seconds until then. `merged`:
     called after each call of `merge` without an error, also one that merged nothing.
@@ -70,7 +70,7 @@ class MergeThread:
 
     def merge_now(self) -> None:
         """Return after a call of `merge` that began after this one, or when no further merge will
-        begin. Raise the error that ended the merges."""
+        begin. Raises the error that ended the merges."""
         with self._changed:
             awaited = self._begun + 1
             self._wanted = self._at_once = True

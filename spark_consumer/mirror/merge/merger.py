@@ -72,7 +72,7 @@ _CHECK_EVERY_S = 1.0
 
 @dataclass
 class Merger:
-    """Merges what AppendingMirror, in this process or another one, has appended. Only one process
+    """Merge what AppendingMirror, in this process or another one, has appended. Only one process
     merges at a time (writer_epoch.py).
 
     `schemas`: value schemas of all changes appended so far; if it is empty, `open` reads them.
@@ -142,7 +142,7 @@ class Merger:
 
     def merge_waiting(self, spark: SparkSession, batch: int = 0, last_lsn: int | None = None) -> None:
         """Merge what was appended to `changes` since the last merge, up to `last_lsn` (None:
-        everything). Raise MirrorError."""
+        everything). Raises MirrorError."""
         after_lsn = self.merged_lsn
         if last_lsn is None:
             last_lsn = changes.appended_lsn(spark, self.path)
@@ -229,13 +229,13 @@ class Merger:
         tables = [part.table for part in parts]
         try:
             return self._preparation.reached_lsn(spark, tables)
-        except TABLE_FORMAT.TAKEN_OVER:  # the former writer has written a table since it was looked at before
+        except TABLE_FORMAT.TAKEN_OVER:  # the former writer has written a table since the last look
             writer_epoch.check(spark, self.path, self._epoch)
             self._preparation.forget()
             return self._preparation.reached_lsn(spark, tables)
 
     def open(self, spark: SparkSession) -> None:
-        """Take over the merges. Raise MirrorError if the mirror was created for other tables."""
+        """Take over the merges. Raises MirrorError if the mirror was created for other tables."""
         if self.catalog is not None:
             self.catalog.check(spark)
         tune(spark, TABLE_FORMAT.session_defaults(compacts=True))
@@ -403,7 +403,7 @@ class Merger:
         check: Callable[[], None],
     ) -> dict[str, int]:
         """Remove the rows of former relations whose successors were found empty when they were
-        filled. Return the relations of all tables after the slice. Raise MirrorError if
+        filled. Return the relations of all tables after the slice. Raises MirrorError if
         `on_recreated` is STOP."""
         oids, parts = {} if self.last is None else dict(self.last.oids), batch_slice.content.parts
         found = empty_relations(batch_slice.marks, ended, parts, oids, self._shapes.oid_of)

@@ -260,7 +260,7 @@ def _has_value(value: MissingValue, wanted: pa.DataType) -> bool:
 
 
 def fill_value(value: MissingValue, wanted: pa.DataType) -> pa.Array:
-    """Return an array with this one value. Raise ArrowInvalid if the column's present type cannot
+    """Return an array with this one value. Raises ArrowInvalid if the column's present type cannot
     hold it."""
     record = {"type": "record", "name": "Missing", "fields": [{"name": "value", "type": value.avro_type}]}
     found = RecordDecoder(record).decode(binaries([value.encoded]), skip=0)["value"]

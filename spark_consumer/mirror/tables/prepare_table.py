@@ -41,7 +41,7 @@ _NOT_KNOWN = -1
 
 @dataclass
 class TablePreparation:
-    """Prepares the tables of the mirror at `path`. `shapes`: the schemas of its tables;
+    """Prepare the tables of the mirror at `path`. `shapes`: the schemas of its tables;
     `on_recreated`, `deletion_vectors`, `strict`: as for merger.Merger."""
 
     path: str
@@ -75,7 +75,7 @@ class TablePreparation:
 
     def reached_lsn(self, spark: SparkSession, tables: Iterable[TableName]) -> int:
         """Return the last commit LSN that any of these tables has reached, also by a slice that was
-        not merged completely; -1 if none exists. Raise MirrorError if another program created
+        not merged completely; -1 if none exists. Raises MirrorError if another program created
         one."""
         there = [(table, table_path(self.path, table)) for table in tables]
         return max(
@@ -104,11 +104,11 @@ class TablePreparation:
         last: version_manifest.RecordedVersion | None,
         names: RelationNames,
     ) -> TableWork:
-        """Prepare a table and return the work to do. `commit_lsn`: that of the last transaction of
-        the slice; `last`: the last version of the mirror.
+        """Prepare a table and return the work to do. `commit_lsn`: the last one of the slice;
+        `last`: the last version of the mirror.
 
-        Raise MirrorError if the table was not written by a mirror, is missing or older than in
-        `last`, is already past this slice, or cannot follow the changes of its relation. Raise
+        Raises MirrorError if the table was not written by a mirror, is missing or older than in
+        `last`, is already past this slice, or cannot follow the changes of its relation. Raises
         Superseded as `_applied_commit_lsn` does.
         """
         shape = self.shapes.of(part.newest)
@@ -215,7 +215,7 @@ class TablePreparation:
             TABLE_FORMAT.allow_names(spark, location, columns.names)
 
     def _applied_commit_lsn(self, spark: SparkSession, table: TableName, location: str) -> int:
-        """Return the commit LSN that a table has reached. Raise Superseded if another writer has
+        """Return the commit LSN that a table has reached. Raises Superseded if another writer has
         changed it."""
         known = self._applied.get(table)
         version = TABLE_FORMAT.version(spark, location)
@@ -237,7 +237,7 @@ class TablePreparation:
         last: version_manifest.RecordedVersion | None,
     ) -> ColumnRewrite | None:
         """Return how to rewrite the columns, if some were renamed, replaced, or added with a
-        default. Raise MirrorError if `strict` and the effect on existing rows is unknown.
+        default. Raises MirrorError if `strict` and the effect on existing rows is unknown.
         `schema_id`: see _schema_id_before."""
         shape = self.shapes.of(part.newest)
         if schema_id == part.newest or (part.last_truncate is not None and shape.key):
@@ -310,7 +310,7 @@ class TablePreparation:
         )
 
     def _note_rename(self, table: TableName, oid: int, last: version_manifest.RecordedVersion | None) -> None:
-        """Report a doubt if a table that is new in the mirror was there under another name, unless
+        """Report a doubt if a table that is new in the mirror was in it under another name, unless
         a snapshot brings its rows. The table of the former name stays in the versions of the
         mirror, gets no more changes, and is not stale."""
         if str(table) in self.lacking_rows:
@@ -340,7 +340,7 @@ class TablePreparation:
         """Cut the part where a new relation with the table's name begins, if the rows of the former
         relation were not removed by an event. Return the part.
 
-        Raise MirrorError if the mirror knows the new relation by another name, if the relation had
+        Raises MirrorError if the mirror knows the new relation by another name, if the relation had
         this name before, or if `on_recreated` is STOP.
         """
         self._emptied.pop(part.table, None)
@@ -359,7 +359,9 @@ class TablePreparation:
         if self.on_recreated == STOP:
             oids = set(map(self.shapes.oid_of, part.schema_ids))
             raise replica_identity.recreated_error(part.table, location, may_empty=True, may_copy=len(oids) == 1)
-        if self.on_recreated == KEEP_AS and known is not None and begin[0] > applied:  # else its rows are gone already
+        if (
+            self.on_recreated == KEEP_AS and known is not None and begin[0] > applied
+        ):  # otherwise, its rows are already gone
             replica_identity.keep_copy(spark, location, kept_path(self.path, part.table, known), applied)
             if len(set(map(self.shapes.oid_of, replica_identity.schema_ids_after(own, (applied + 1, -1))))) > 1:
                 self._doubts.append(
@@ -377,9 +379,9 @@ class TablePreparation:
         begin_lsn: int,
         last: version_manifest.RecordedVersion | None,
     ) -> bool:
-        """Return whether a table still has the rows of a former relation, which are to be removed:
-        a snapshot that began at `begin_lsn` found the new relation empty. Keep a copy of them if
-        `on_recreated` is KEEP_AS. Raise MirrorError if it is STOP."""
+        """Return whether a table still has the rows of a former relation, to be removed because a
+        snapshot that began at `begin_lsn` found the new relation empty. Keep a copy of them if
+        `on_recreated` is KEEP_AS. Raises MirrorError if it is STOP."""
         location = table_path(self.path, table)
         if not TABLE_FORMAT.exists(spark, location) or replica_identity.is_empty(TABLE_FORMAT.rows(spark, location)):
             return False

@@ -144,7 +144,7 @@ def in_columns(
 
 def _conform(frame: DataFrame, wanted: StructType, *, casts: bool) -> DataFrame:
     """Return the rows with exactly these columns, as `TableFormat.align` does: a value of another
-    type is cast if `casts` and it can be, else null."""
+    type is cast if `casts` and it can be, and otherwise null."""
     there = {field.name: field.dataType for field in frame.schema}
     wants = {field.name: field.dataType for field in wanted}
     special = special_texts(there, wants)

@@ -23,7 +23,7 @@ OUT = ("DELETE", "UPDATE_BEFORE")
 @dataclass(frozen=True)
 class MissingValue:
     """attmissingval of a column. `encoded`: the value in the Avro type `avro_type`; `special`:
-    PostgreSQL's text of a value that is null there."""
+    PostgreSQL's text of a value for which `encoded` is null."""
 
     avro_type: Any
     encoded: bytes = field(repr=False)
@@ -57,7 +57,7 @@ class TableSchema:
 
     @classmethod
     def of(cls, change: Schema) -> TableSchema:
-        """Return the version that a table's value schema describes. Raise UnsupportedSchema."""
+        """Return the version that a table's value schema describes. Raises UnsupportedSchema."""
         frame = TableFrame.of(change)
         row = frame.schema.field("after").type
         fields = {frame.names.get(item["name"], item["name"]): item for item in _row_fields(change)}

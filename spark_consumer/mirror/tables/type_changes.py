@@ -1,7 +1,7 @@
 """Changes of the types of a table's columns, and where a set of changes is cut because of them.
 
 Records are decoded in the columns of the newest version among them. If the values of an older
-version may not fit there, the records before the change are merged first. The values in the table
+version may not fit in them, the records before the change are merged first. The values in the table
 are then cast with all other rows (tables/rewrite_columns.py). Within one transaction, that is an
 error in a column of the key. Elsewhere, values that do not fit are null, reported as a doubt.
 """

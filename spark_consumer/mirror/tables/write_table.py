@@ -58,9 +58,9 @@ class ColumnRewrite:
 
 @dataclass(frozen=True, slots=True)
 class TableWork:
-    """Part of a slice that is to be written to one table. `applied`: commit LSN that the table has
-    reached, or NEW if the table does not exist yet; `version`: version of the table in which it has
-    reached that LSN, and has the columns and the key of the slice unless `rewrite` is given."""
+    """Part of a slice to be written to one table. `applied`: commit LSN that the table has reached,
+    or NEW if the table does not exist yet; `version`: version of the table in which it has reached
+    that LSN, and has the columns and the key of the slice unless `rewrite` is given."""
 
     location: str
     part: TablePart
@@ -167,8 +167,8 @@ def write_large(spark: SparkSession, work: TableWork, records: DataFrame, commit
 
 def _write_rows(frame: DataFrame, work: TableWork, mode: str, commit_lsn: int) -> None:
     """Write rows that are not merged. An append fails if another number was noted in the table
-    since it was prepared: its rows could then be there twice. An overwrite needs no such check,
-    since it has all rows."""
+    since it was prepared: its rows could then exist twice. An overwrite needs no such check, since
+    it has all rows."""
     if work.applied == NEW:
         properties = work.properties(frame.columns)
         TABLE_FORMAT.write_once(frame, work.location, "errorifexists", commit_lsn, properties=properties)
@@ -190,17 +190,17 @@ def _write_log(spark: SparkSession, work: TableWork, log: DataFrame, commit_lsn:
 def _write_rewritten(
     spark: SparkSession, source: DataFrame, work: TableWork, commit_lsn: int, unsent: set[str]
 ) -> None:
-    """Write the existing rows in their new columns together with the states `source` (as made by
-    `merge_input`), in one commit, so that columns are never changed twice."""
+    """Write the existing rows in their new columns together with the states `source` (as returned
+    by `merge_input`), in one commit, so that columns are never changed twice."""
     base = work.base(spark)
     assert base is not None
     _rewrite(spark, merged_rows(base, source, work.shape, unsent), work, commit_lsn)
 
 
 def _rewrite(spark: SparkSession, rows: DataFrame, work: TableWork, commit_lsn: int) -> None:
-    """Overwrite a table with rows that were made of its own. Raise Superseded if it has got another
-    version since it was prepared: rows may have been deleted meanwhile, which these rows still
-    have."""
+    """Overwrite a table with rows that were computed from its own. Raises Superseded if another
+    version was committed since it was prepared: some of these rows may have been deleted
+    meanwhile."""
     if TABLE_FORMAT.version(spark, work.location) != work.version:
         raise Superseded(work.location)
     TABLE_FORMAT.write_once(rows, work.location, "overwrite", commit_lsn, overwrite_schema=True)

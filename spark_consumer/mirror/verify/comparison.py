@@ -162,7 +162,7 @@ def _key_text(shape: TableSchema, column_of: Callable[[str], Column]) -> Column:
 
 def _differing(shape: TableSchema, there: list[str]) -> list[Column]:
     """Return for each column an expression: its name if the values or their special texts differ,
-    else null."""
+    otherwise null."""
     found = []
     held = f.coalesce(f.col(f"t.{quoted(shape.special_column)}"), f.create_map().cast("map<string,string>"))
     for name in shape.columns:
