@@ -10,8 +10,8 @@ from pathlib import Path, PurePosixPath
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return the number of bytes that the process may use: the host's memory, or a lower limit of
-    the address space (`ulimit -v`) or of a cgroup, such as that of a container. `root` has the
+    """Return the number of bytes that the process may use: the host's memory or, if lower, the
+    limit of the address space (`ulimit -v`) or of a cgroup, such as a container's. `root` has the
     directories /proc and /sys."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)

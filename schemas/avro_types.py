@@ -6,7 +6,7 @@ Rules (docs/types.md lists every type):
   (infinity, BC dates, NaN in a decimal) are written as PostgreSQL text in the envelope's `special`.
   A PostgreSQL type without a corresponding Avro type is written as text.
 * A key has no `special`. A key column whose Avro type cannot hold every value is therefore a string
-  of PostgreSQL text, for *all* its values: the form depends on the type alone, and two keys are
+  of PostgreSQL text, for *all* its values. The form depends on the type alone, and two keys are
   never confused.
 """
 

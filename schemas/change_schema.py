@@ -12,7 +12,7 @@ size exceeds MOST_LABEL_BYTES, and an attmissingval if its size exceeds MOST_DEF
 registry refuses schemas that are too large for its storage. The schema then has only the number of
 labels or the size of the value.
 
-Every field of Row and Key is a union with null, default null: a column may be added or dropped, or
+Every field of Row and Key is a union with null, default null. A column may be added or dropped, or
 enter or leave the replica identity, and old events remain readable with the new schema. Key schemas
 have no attribute but `pg.name`, so that a key's bytes (which choose the partition) change only when
 the column's value does.

@@ -3,7 +3,7 @@
 A subject without a level gets `BACKWARD` before its first version (Apicurio enforces nothing until
 a level is set). To register one version regardless of compatibility, the level is set to `NONE` for
 the duration of the request. Before that, the previous level is noted in the registry, as a version
-of the subject `<subject>-compatibility`: if the process is killed in between, the next one restores
+of the subject `<subject>-compatibility`. If the process is killed in between, the next one restores
 the level, without touching a `NONE` that was set by an administrator. A note that was used is
 followed by an empty one, so that no permission to delete is needed.
 

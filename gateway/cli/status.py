@@ -2,7 +2,7 @@
 Kafka directly.
 
 Without a gateway there is no replication stream that shows which part of the WAL belongs to the
-publications: the lag is then counted from the last delivered commit, and is an upper bound.
+publications. The lag is then counted from the last delivered commit, and is an upper bound.
 """
 
 from __future__ import annotations

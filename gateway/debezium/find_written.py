@@ -146,7 +146,7 @@ async def _end_of(
     progress: _Progress,
 ) -> list[Event]:
     """Return the events of a partition that do not precede the offset. Rows that a snapshot has
-    read are no events, but the first record of an attempt may be one: it may show, as an event
+    read are no events, but the first record of an attempt may be one. It may show, as an event
     does, that everything before it precedes the offset."""
     look = _FIRST_LOOK
     while True:

@@ -1,6 +1,6 @@
 """Rows of the shop, generated at random: the same seed gives the same rows.
 
-Each function returns one row as a JSON object for `json_populate_record`: PostgreSQL's input
+Each function returns one row as a JSON object for `json_populate_record`. PostgreSQL's input
 functions read every value from its text, so that values for which Python has no type (infinity,
 NaN, years BC) can be written like all others.
 """

@@ -21,7 +21,7 @@ class UnknownBinary(NeedsText):
 
 
 class NeedsOptional(Retry):
-    """A NOT NULL column has no value for its field, which must become optional: the row is older
+    """A NOT NULL column has no value for its field, which must become optional. The row is older
     than the NOT NULL constraint, or the Connect type cannot represent the value."""
 
     def __init__(self, relation: str, relation_oid: int, column: str, reason: str) -> None:

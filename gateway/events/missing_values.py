@@ -40,7 +40,7 @@ def with_attributes(
 
 def _encoded(column: ColumnDescription, text: bytes) -> MissingValue | None:
     """Return a missing value in Avro; None if a rule hides the value, or if its text is not valid
-    for the column's type: the catalog may be newer than the description."""
+    for the column's type. The catalog may be newer than the description."""
     if column.protection is not None and column.protection.is_hidden:
         return None
     try:

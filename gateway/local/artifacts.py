@@ -2,11 +2,11 @@
 
 `artifacts.lock` lists each file with its Maven coordinates, size and SHA-256, in sets: `kafka`,
 `registry`, `delta`, `delta-4-1`, `delta-4-0`, `spark-kafka`, `s3a`, `s3proxy`, `debezium`,
-`postgres-14`, `postgres-15`, `postgres-16`. Files are kept in `$WALGATE_CACHE`, else
-`$XDG_CACHE_HOME/walgate`, else `~/.cache/walgate`. They are downloaded from Maven's central
-repository, whose address jgo has, or from `$WALGATE_REPOSITORY`: the address of a mirror, or, for
-machines without a network, a folder in a repository's layout. `python -m gateway.local.artifacts
-FOLDER` makes such a folder.
+`postgres-14`, `postgres-15`, `postgres-16`. Files are kept in `$WALGATE_CACHE`, or else
+`$XDG_CACHE_HOME/walgate` or `~/.cache/walgate`. They are downloaded from Maven's central
+repository, whose address jgo has, or from `$WALGATE_REPOSITORY`. This is the address of a mirror
+or, without a network, a folder in a repository's layout. `python -m gateway.local.artifacts FOLDER`
+makes such a folder.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """The parts of asyncpg (0.32) beyond its documented interface. No other module of the gateway
-touches a private attribute of asyncpg (enforced by ruff's SLF001 and TID251), and
+touches a private attribute of asyncpg (enforced by ruff's SLF001 and TID251).
 tests/postgres/test_login.py fails if a new version breaks one of these.
 
 The reason for each, and what would make it unnecessary:

@@ -9,7 +9,7 @@ Otherwise the message is older. Numbers are assigned in ascending order and neve
 columns of an older message are the first of all attributes that were not dropped before its
 transaction. The catalog row of an attribute shows which transaction changed or dropped it last
 (xmin), and a higher transaction id counts as later. The same rule applies if a name belongs to
-another column than in an earlier version of the relation: the message may be from before or after
+another column than in an earlier version of the relation. The message may be from before or after
 the DROP and ADD. The rule is not exact if a transaction got its id before the ALTER TABLE and wrote
 to the table after it, or the reverse.
 

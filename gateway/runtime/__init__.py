@@ -28,6 +28,6 @@ position, and the status on the status board. This package connects all others. 
 gateway/cli and gateway/demo, the only packages that import it.
 
 After a crash, the next start fences the former producer, reads the last committed position, and
-streams from its resume LSN: rows, markers and position are in one Kafka transaction (with
+streams from its resume LSN. Rows, markers and position are in one Kafka transaction (with
 at_least_once, the position follows its rows).
 """

@@ -1,7 +1,7 @@
 """Carry out the steps of a start; `gateway/startup/start.py` defines their order and meaning.
 
-A start returns what it created for the stream as a frozen StartResult: the position, the Kafka
-clients, the registry client and the replication connection, each closed by the exit stack.
+A start returns what it created for the stream as a frozen StartResult: the position, the clients of
+Kafka and the registry, and the replication connection. The exit stack closes them.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class KafkaTransactions:
             self._close()
 
     async def end_read(self, received_bytes: int, *, more_at_hand: bool) -> None:
-        """Note the end of a read, `received_bytes` after the last message that was noted: hand full
+        """Note the end of a read, `received_bytes` after the last message that was noted. Hand full
         batches over, close the Kafka transaction if it is due, and wait while too much is in
         flight. `more_at_hand` means that the stream has more that can be read at once."""
         self._unclosed_bytes += received_bytes
@@ -208,7 +208,7 @@ class KafkaTransactions:
         """Close no further Kafka transaction, because closing may be what failed. Return when all
         those that were closed before are durable and acknowledged. Raises WholeFirst if
         transactions that committed before `error` share a Kafka transaction with the one that
-        failed: the next session delivers them separately, so that they need not wait for the
+        failed. The next session delivers them separately, so that they need not wait for the
         operator. A DataGap is raised unchanged: nothing is delivered ahead of it."""
         self._failed = True
         if isinstance(error, DataGap):

@@ -102,9 +102,9 @@ class NativeRelation:
         )
 
     def _is_before(self, newest: Schema, newest_key: Schema) -> bool:
-        """Return whether the relation is from before the newest schemas, which a snapshot or an
-        earlier session has registered: they read its rows, and each column that they have with a
-        type which cannot be read the other way has that type in the catalog too."""
+        """Return whether the relation is older than the newest schemas, which a snapshot or an
+        earlier session has registered. Then these can read its rows, and each column whose newer
+        values it cannot read has the newest schema's type in the catalog, too."""
         value, key = change_schema(self.description, self._prefix), key_schema(self.description, self._prefix) or {}
         if incompatible_columns(value, newest) or incompatible_columns(key, newest_key):
             return False

@@ -432,7 +432,7 @@ class RelationRegistrar:
 
     async def _describe(self, relation: Relation, topic: str, catalog: _Catalog) -> RelationDescription:
         """Describe a relation. The message is as of the change, but the catalog is as of now. A
-        type or key that the catalog no longer has is taken from the newest schema of the topic: a
+        type or key that the catalog no longer has is taken from the newest schema of the topic. A
         table may have been dropped, or a column of its key renamed. Types that this schema lacks
         are taken from Type messages."""
         oids = {column.type_oid for column in relation.columns}

@@ -53,7 +53,7 @@ _DELAYS_S: dict[type[WalgateError], tuple[float, float]] = {Retry: (0.2, 2.0), R
 
 class Backoff:
     """The delay before the next attempt, in seconds. It doubles with each failure of the same class
-    until an attempt has run for HEALTHY_S: a standby gateway that has waited for hours must not
+    until an attempt has run for HEALTHY_S. A standby gateway that has waited for hours must not
     wait a minute after its first failure. The jitter keeps two gateways that start together from
     fencing each other in step forever."""
 

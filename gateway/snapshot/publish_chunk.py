@@ -35,8 +35,8 @@ SLICE_ROWS: Final = 2000
 
 
 def pause_s(changed_count: int) -> float:
-    """Return the pause after a table has changed in so many attempts to read it as a whole: 1/8 s
-    after the first, and 64 s from the tenth on."""
+    """Return the seconds to wait after a table has changed in so many attempts to read it as a
+    whole. They double from 1/8 after the first to 64 from the tenth on."""
     return float(2.0 ** (min(changed_count, 10) - 4))
 
 

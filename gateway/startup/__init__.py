@@ -32,8 +32,8 @@ tests/startup simulates them:
    another process has read from the slot. Likewise, an end of the WAL that was read *after* the
    position is never before the position, unless the server was reset to an earlier state. Facts
    that were read in another order prove nothing.
-3. Only a gateway that still owns the producer's transactional id may decide that changes were lost:
-   a Kafka transaction that commits after the facts were read proves that no other gateway has taken
+3. Only a gateway that still owns the producer's transactional id may decide that changes were lost.
+   A Kafka transaction that commits after the facts were read proves that no other gateway has taken
    over since.
 
 The gateway waits for whatever is repaired at the server, in Kafka or in the registry. A start ends

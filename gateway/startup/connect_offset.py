@@ -8,7 +8,7 @@
                         {"key": ["<name>", {"server": ...}], "value": {...}}, or the value alone
 
 `lsn` is the LSN of the last event that was written, `lsn_commit` the end of the last transaction
-that was completed: the offset of an event is within its transaction, even if no other row follows.
+that was completed. The offset of an event is within its transaction, even if no other row follows.
 The serialized form is described in the Java Object Serialization Specification, chapter 6.
 """
 

@@ -60,8 +60,8 @@ def parse_history(content: str) -> dict[int, Lsn]:
 def position_at_fork(position: Position, left_at: Lsn | None) -> Position:
     """Return the position on a server that left the position's timeline at `left_at`. An idle
     position may be after the fork, because it follows WAL that has nothing for Kafka. If everything
-    that was delivered precedes the fork, the position goes back to it: nothing in Kafka is missing
-    on the server, and whatever the server commits comes after the fork."""
+    that was delivered precedes the fork, the position goes back to it. Nothing in Kafka is then
+    missing on the server, and whatever the server commits comes after the fork."""
     content_lsn = position.content_lsn or position.resume_lsn
     if left_at is None or position.resume_lsn <= left_at or content_lsn > left_at:
         return position

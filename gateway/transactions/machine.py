@@ -8,9 +8,8 @@ parts.
 Theory
 ======
 
-A transaction arrives in one of four shapes, which the server chooses; the same transaction may have
-another shape after a restart (PostgreSQL manual 55.5, "Streaming Replication Protocol of Logical
-Decoding"):
+A transaction arrives in one of four shapes, which the server chooses, and chooses again after a
+restart (PostgreSQL manual 55.5, "Streaming Replication Protocol of Logical Decoding"):
 
     ordinary            B  rows  C
     prepared            b  rows  P              ...  K (commit prepared) or r (rollback prepared),
@@ -45,7 +44,7 @@ Rules that connect the states:
   transactions, and where KafkaTransactions.keepalive sets it on an idle stream. It never depends on
   open streams: PostgreSQL sends those again from their first change as long as they have not ended.
 * `resume_lsn` never goes back, although the end LSN does for a transaction that was prepared before
-  two-phase was enabled for the slot: the whole transaction is sent at its COMMIT PREPARED.
+  two-phase was enabled for the slot. The whole transaction is then sent at its COMMIT PREPARED.
 * Everything received of an in-progress transaction is void after a restart. Only `prepared` is
   kept, until the transaction's end arrives, or replication has passed an end that is in a gap.
 * In a stream, a logical message carries the xid of the top-level transaction, a row that of its
@@ -57,7 +56,7 @@ Rules that connect the states:
   `excluded` only if the relation has a topic.
 * A relation in quarantine gets no records: its changes are counted in `excluded` of their
   transaction's manifest, under its present name.
-* The transaction at `skip_lsn` is left out as a whole; its last marker is SKIP, and a relation that
+* The transaction at `skip_lsn` is left out as a whole. Its last marker is SKIP, and a relation that
   was refused in it is refused again by the next change that needs it.
 * Commit LSNs rise strictly from one committed transaction to the next. If they do not, something is
   fundamentally wrong (another server, a slot that went back) and going on would duplicate rows.

@@ -5,7 +5,7 @@ positions, the relations in force and what is excluded. A RecordWriter writes th
 RelationVersion those of one relation's rows. gateway/transactions/native_record_writer.py has
 Walgate's own dialect, gateway/debezium/record_writer.py has Debezium's.
 
-These are base classes instead of protocols, because the row path is compiled: a call of a method of
+These are base classes instead of protocols, because the row path is compiled. A call of a method of
 a compiled class costs a few nanoseconds, while a call through a protocol costs as much as in plain
 Python.
 """

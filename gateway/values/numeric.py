@@ -138,9 +138,9 @@ def read_decimal(precision: int, scale: int) -> Reader:
 
 
 def _layouts(precision: int, scale: int) -> dict[int, tuple[int, bool, int, int]]:
-    """Return, for each header of a value of up to three digits in base 10,000: the number of
-    digits, whether the value is negative, and the factor and the divisor of the number that the
-    digits form."""
+    """Return the meaning of each header of a value of up to three digits in base 10,000. This is
+    the number of digits, whether the value is negative, and the factor and the divisor of the
+    number that the digits form."""
     layouts = {scale: (0, False, 1, 1)}  # zero has no digits
     for sign in (0, _NEGATIVE):
         for count in (1, 2, 3):

@@ -94,7 +94,8 @@ class Run:
 
     def lost(self, transactions: Iterable[CommittedTransaction]) -> int | None:
         """Return the position after the last of these transactions whose records are no longer in
-        Kafka; None if there is none, or Kafka does not tell: then the query raises the error."""
+        Kafka. Return None if there is none, or Kafka does not tell: then the query raises the
+        error."""
         offsets = self._asked_with.broker.offsets
         with suppress(SourceUnavailable):
             return first_complete(transactions, self._shape.wants, cache(lambda *place: offsets(*place)[0]))

@@ -30,6 +30,6 @@ before and after a merge, except those that only a merge can apply (unmerged_ove
 a slice that is half written.
 
 In: rows of source.frames.RAW, and value schemas. Out: what paths.py lists, reports and verdicts.
-This package must not know Kafka, the registry or the command line (jobs): it gets value schemas
+This package must not know Kafka, the registry or the command line (jobs). It gets value schemas
 from a mapping, in which its caller may look them up in the registry, and imports only their type.
 """

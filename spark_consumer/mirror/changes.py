@@ -105,8 +105,8 @@ def unmerged(
 
 def _commits_after(spark: SparkSession, location: str, after_lsn: int) -> list[Commit] | None:
     """Return the commits that contain every change after `after_lsn`, newest first. Return None if
-    the table has to be read in full: some of these commits are no longer kept, there are too many
-    of them, or Spark would interpret the location as a glob pattern."""
+    the table has to be read in full: commits are no longer kept, they are too many, or Spark would
+    interpret the location as a glob pattern."""
     if _GLOB.search(location):
         return None
     newest: list[Commit] = []

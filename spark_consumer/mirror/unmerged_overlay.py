@@ -2,7 +2,7 @@
 these changes applied.
 
 The changes are folded by the same code that a merge uses (fold/start_fold.py, fold/keyless_log.py,
-fold/replica_identity.py), and the rows that a merge would write are returned as a DataFrame. The
+fold/replica_identity.py). The rows that a merge would write are returned as a DataFrame. The
 overlay ends before a change that only a merge can apply: see table_states.first_unreadable and
 slice_contents.empty_relations.
 

@@ -1,5 +1,5 @@
 """The parts of aiokafka beyond its documented interface. No other module of the gateway touches a
-private attribute of aiokafka (enforced by ruff's SLF001 and TID251), and
+private attribute of aiokafka (enforced by ruff's SLF001 and TID251).
 tests/kafka/test_aiokafka_internals.py fails for each dependency that a new version breaks.
 
     version     the version whose source was read

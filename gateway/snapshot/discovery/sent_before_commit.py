@@ -104,10 +104,9 @@ async def holds_lock(sql: asyncpg.Connection, relation_oid: int, xid: int) -> bo
 
 
 async def is_seen(sql: asyncpg.Connection, xid: int, relation_oid: int | None = None) -> bool:
-    """Wait until other sessions see the end of a transaction whose commit was received, and return
-    False if they do not after a second: they see it only after its synchronous standbys have
-    answered. `relation_oid`: it is enough that the transaction cannot have altered this
-    relation."""
+    """Wait until other sessions see the end of a transaction whose commit was received, which is
+    after its synchronous standbys have answered. Return False if they do not after a second.
+    `relation_oid`: it is enough that the transaction cannot have altered this relation."""
     for _ in range(_LOOKS):
         found = await holds_lock(sql, relation_oid or 0, xid)
         if found is None or (relation_oid is not None and not found):

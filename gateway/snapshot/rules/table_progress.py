@@ -99,9 +99,9 @@ class Chunk:
         return self.all_ranges if self.range is None else (self.range,)
 
     def is_readable_since(self, other: Chunk) -> bool:
-        """Return whether this chunk, which could not be read, no longer stands in the way once the
-        other one was read: both begin at the same place, however far they go, or both have keys. A
-        chunk of all ranges is no longer needed if the other one is a range."""
+        """Return whether this chunk, which could not be read, is no obstacle once the other one was
+        read. Both begin at the same place, however far they go, or both have keys. A chunk of all
+        ranges is no longer needed if the other one is a range."""
         if self.all_ranges and other.range is not None:
             return True
         if self.range is None or other.range is None:

@@ -193,8 +193,8 @@ class AppendingMirror:
 
     def _new_rows(self, raw: DataFrame) -> DataFrame:
         """Return the rows that the mirror does not have. A new checkpoint may start at an earlier
-        offset, so rows up to `reached_lsn` are dropped, except those of tables that are new to the
-        mirror: `_append` raises an error for these."""
+        offset, so rows up to `reached_lsn` are dropped. Those of tables that are new to the mirror
+        stay: `_append` raises an error for these."""
         is_mark = f.col("op").isin(list(KINDS))
         known = f.col("table").isin(list(self._known)) | is_mark
         raw = raw.where(f.col("table").isNotNull() | is_mark)

@@ -1,5 +1,5 @@
-"""Merges of a mirror in the process that appends to it, beside the batches: when one is due, how
-many cores it gets, and how `walgate merge` takes them over for a while."""
+"""Merges of a mirror beside the batches, in the same process: when one is due, how many cores it
+gets, and how `walgate merge` takes them over for a while."""
 
 from __future__ import annotations
 

@@ -83,9 +83,9 @@ def slices(
     keeps_former: bool = False,
 ) -> Iterator[BatchSlice]:
     """Yield the slices of `rows` in order; the caller merges each before it asks for the next.
-    `end_lsn`: the rows are all wanted changes up to this LSN; `merged`: returns what was merged
-    until then; `keeps_former`: whether the rows of a table that was recreated are not simply
-    removed. Raises MirrorError as _first_change_of_schema does."""
+    `end_lsn`: the rows are all wanted changes up to this LSN; `merged`: returns what was merged.
+    `keeps_former`: whether the rows of a table that was recreated are not simply removed. Raises
+    MirrorError as _first_change_of_schema does."""
     left: list[tuple[DataFrame, BatchSize | None, int]] = [(rows, size, end_lsn)]
     while left:
         part, its_size, its_end = left.pop()
@@ -165,10 +165,9 @@ def _first_change_of_schema(
     merged: Merged,
     keeps_former: bool,
 ) -> int | None:
-    """Return the commit LSN of the first transaction in which a table gets another key, another
-    type of a column, or the name of another relation, as far as that needs a cut. Raises
-    MirrorError, also for a table that is new to the mirror although the mirror is already past its
-    first change."""
+    """Return the commit LSN of the first transaction in which a table gets another key, type of a
+    column, or relation, as far as that needs a cut. Raises MirrorError, also for a table that is
+    new to the mirror although the mirror is already past its first change."""
     states, last, path = merged
     oids = {} if last is None else last.oids
     names = RelationNames(oids, states.former, content.parts, shapes.oid_of)
@@ -218,8 +217,8 @@ def _first_other_key(
 ) -> int | None:
     """Return the commit LSN of the first cut between rows of a table with different keys, or keys
     of different types, that `_first_change_of_schema` does not see. Such a cut is between changes
-    and a chunk that a VERIFY has read, or after the end of a snapshot, whose keys would not match
-    the keys of later changes."""
+    and a chunk that a VERIFY has read. It is also after the end of a snapshot, whose keys would not
+    match those of later changes."""
     read = {} if verified is None else {str(part.table): part for part in verified.content.parts}
     places = {(mark.table, mark.kind): mark.commit_lsn for mark in marks}
     cuts = []

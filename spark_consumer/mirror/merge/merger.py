@@ -285,10 +285,10 @@ class Merger:
         version_manifest.note_options(spark, self.path, options)
 
     def _apply_slice(self, spark: SparkSession, batch_slice: BatchSlice, began: float) -> None:
-        """Apply a slice: note keys, write tables, compare rows of a VERIFY, delete surplus rows of
-        an ended REPLACE, and those of a former relation after a FILL without rows, write verdicts
-        and, last, the version. A crash before that shows readers nothing of the slice; all steps
-        can be repeated."""
+        """Apply a slice: note keys, write tables, and compare rows of a VERIFY. Delete surplus rows
+        of an ended REPLACE, and those of a former relation after a FILL without rows. Write
+        verdicts and, last, the version. A crash before that shows readers nothing of the slice; all
+        steps can be repeated."""
         writer_epoch.check(spark, self.path, self._epoch)
         self._may_be_interrupted = True
         content = batch_slice.content

@@ -287,8 +287,8 @@ class TablePreparation:
             self._note_doubt(table, doubts)
 
     def _note_changes_between(self, part: TablePart, own: pa.Table | DataFrame) -> None:
-        """Note columns that were changed between the records, if it is unknown what earlier records
-        have there, or if values from earlier in a transaction may not fit the new type."""
+        """Note columns that were changed between the records, if their values in earlier records
+        are unknown, or if values from earlier in a transaction may not fit the new type."""
         shape, schema_ids = self.shapes.of(part.newest), part.schema_ids
         missing = missing_values(map(self.shapes.of, schema_ids))
         if not _doubts_between(map(self.shapes.of, schema_ids), shape, missing):

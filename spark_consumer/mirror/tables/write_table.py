@@ -1,6 +1,6 @@
-"""Write of one table's part of a slice, in one commit: a merge into a table with a key, or an
-append to the log of a table without one, where a TRUNCATE is a row. A table is overwritten if its
-columns are rewritten, or if it has a key and the part has a TRUNCATE.
+"""Write of one table's part of a slice, in one commit. This is a merge into a table with a key, or
+an append to the log of a table without one, where a TRUNCATE is a row. A table is overwritten if
+its columns are rewritten, or if it has a key and the part has a TRUNCATE.
 
 A small part is folded in this process (fold/fold_arrow.py), a large one in Spark
 (fold/fold_spark.py). A Spark job costs 50-200 ms whatever it does, and seconds when the JVM runs it

@@ -54,7 +54,7 @@ def row_differences(
     texts: Mapping[int, str],
 ) -> DataFrame:
     """Return the differences between the READ records of one table and its rows in the mirror, with
-    the columns of `shape` (None: there are none): columns `kind`, `key` (JSON text) and
+    the columns of `shape` (None: there are none). Columns: `kind`, `key` (JSON text) and
     `columns`."""
     schema = spark_schema(shape.events)
     decode = partial(decode_events, shape=shape, schemas=texts)
