@@ -334,7 +334,8 @@ class RegistryClient:
             raise
 
     async def _ask(self, method: str, path: str, body: Schema | None = None) -> Schema:
-        """Return the JSON object of the response. Raises RegistryUnavailable, RegistryRefused."""
+        """Return the JSON object of the response. Raises RegistryUnavailable and
+        RegistryRefused."""
         what = f"{method} {self._place}{path}{self._via}"
         content = None if body is None else json.dumps(body).encode()
         answer = await self._answer(method, path, content, what)

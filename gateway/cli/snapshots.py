@@ -123,7 +123,7 @@ def verify(
 
 
 def _check_commands(settings: Settings, purpose: str) -> None:
-    """Check that the gateway accepts snapshot commands of this purpose. Raises StopForOperator."""
+    """Raise StopForOperator unless the gateway accepts snapshot commands of this purpose."""
     if not settings.takes_snapshots:
         raise StopForOperator(
             "snapshot.mode = never: the gateway does not accept snapshot commands",

@@ -75,8 +75,8 @@ class TokenSettings(Section):
 
 
 class Tokens:
-    """The source of tokens that `settings` name. `section` is for messages. Raises Retry if the
-    provider does not answer, or RetrySlowly if the provider refuses or the file cannot be read."""
+    """The source of tokens that `settings` name. `section` is for messages. `token` raises Retry if
+    the provider does not answer, and RetrySlowly if it refuses or the file cannot be read."""
 
     def __init__(self, settings: TokenSettings, section: str, ca_file: Path | None) -> None:
         self._settings = settings

@@ -52,8 +52,9 @@ class DebeziumEncoder:
 
     In its methods, `position` is the index of the byte after the relation oid, and `end` that of
     the byte after the message. Returned keys and values are framed. `block` is the row's
-    transaction block in Avro, or Avro's null if there is none. Raises PgOutputError, UnknownBinary,
-    UnreadableValue, KeyNotSent, NeedsOptional, UnwritableRelation, and what `unconvertible` raises.
+    transaction block in Avro, or Avro's null if there is none. Methods raise PgOutputError,
+    UnknownBinary, UnreadableValue, KeyNotSent, NeedsOptional, UnwritableRelation, and what
+    `unconvertible` raises.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ _NAMES: Final = {INSERT: "Insert", UPDATE: "Update", DELETE: "Delete"}
 class ChangeKeys:
     """Read the keys of row messages, for one version of a relation. `key_frame` is None for a
     relation without identity. `without_values` has the indexes of columns of whose values nothing
-    is sent. Raises PgOutputError, UnreadableValue, KeyNotSent."""
+    is sent. Methods raise PgOutputError, UnreadableValue and KeyNotSent."""
 
     def __init__(
         self, description: RelationDescription, key_frame: bytes | None, without_values: Set[int] = frozenset()

@@ -28,8 +28,7 @@ _NOTHING: Final = (OSError, EOFError, asyncio.IncompleteReadError, ValueError, s
 
 
 async def probe_listener(address: str, settings: KafkaSettings, *, advertised: bool = False) -> ListenerFacts:
-    """Return the facts about one listener. Never raises an error because of what the other side
-    does."""
+    """Return the facts about one listener. Nothing that the other side does raises an error."""
     if address.endswith("]") or ":" not in address:
         address += ":9092"  # the clients' default
     host, _, port = address.rpartition(":")

@@ -431,8 +431,8 @@ class Descent:
 
 
 async def descent_of(sql: asyncpg.Connection, relation_oid: int, previous_oid: int) -> Descent:
-    """Return the ancestors of a relation. The cost of the query does not depend on the number of
-    published tables. Raises WalgateError."""
+    """Return the ancestors of a relation, and whether `previous_oid` is partitioned. The cost of
+    the query does not depend on the number of published tables. Raises WalgateError."""
     with classified_errors("querying the tables that a relation is a partition of"):
         row = await sql.fetchrow(_DESCENT, relation_oid, previous_oid)
     return Descent(row["is_there"], tuple(row["ancestors"]), row["follows_root"])

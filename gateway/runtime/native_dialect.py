@@ -1,4 +1,4 @@
-"""Walgate's own dialect in a session: schemas and encoders of relations, the fixed schemas."""
+"""Walgate's own dialect in a session: schemas and encoders of relations, and the fixed schemas."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class NativeRelation:
 
 
 class NativeRelations:
-    """The relations of a registrar. Raises WalgateError and SchemaError."""
+    """The relations of a registrar. Methods raise WalgateError and SchemaError."""
 
     reads_attributes = True
     registers_schemas = True

@@ -92,8 +92,8 @@ class RowsOfPartition(Retry):
 
 class RelationRegistrar:
     """Announce relations: create their topics, register their schemas, and build their encoders.
-    Raises WalgateError if PostgreSQL, the registry or Kafka does not answer, or if a schema is
-    incompatible."""
+    Methods raise WalgateError if PostgreSQL, the registry or Kafka does not answer, or if a schema
+    is incompatible."""
 
     def __init__(
         self,

@@ -99,7 +99,7 @@ class HandOver(Protocol):
 
 
 class ReplicationLoop:
-    """Read one replication stream until it ends. Raises WalgateError."""
+    """Read one replication stream until it ends. Methods raise WalgateError."""
 
     def __init__(
         self,

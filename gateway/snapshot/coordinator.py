@@ -67,7 +67,7 @@ followed by another in any case."""
 
 class SnapshotCoordinator:
     """The snapshots of one session. `is_first`: nothing was delivered before this session, so all
-    tables are new. Raises WalgateError."""
+    tables are new. Methods raise WalgateError."""
 
     def __init__(
         self,
@@ -249,7 +249,7 @@ class SnapshotCoordinator:
 
     @property
     def has_unwritten(self) -> bool:
-        """Implements gateway.runtime.kafka_transactions.SnapshotStates."""
+        """See gateway.runtime.kafka_transactions.SnapshotStates."""
         return self._tasks.has_unwritten
 
     def take_states(self) -> dict[bytes, bytes]:

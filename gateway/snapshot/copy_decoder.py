@@ -34,8 +34,8 @@ class CopyDecoder:
     event) for each row.
 
     `is_binary`: for each column, whether its value is in binary form or PostgreSQL's text.
-    `keeps_tuples`: `rows` has the row's tuple instead of the READ event. Raises UnreadableCopy and
-    what RowEncoder raises.
+    `keeps_tuples`: `rows` has the row's tuple instead of the READ event. Methods raise
+    UnreadableCopy and what RowEncoder raises.
     """
 
     def __init__(self, encoder: RowEncoder, is_binary: Sequence[bool], *, keeps_tuples: bool = False) -> None:

@@ -108,7 +108,7 @@ class Obstacle:
 
     @property
     def fields(self) -> dict[str, str]:
-        """The fields for the log."""
+        """The column and its type, for the log."""
         return {"column": self.column, "type": self.type_name} if self.column else {}
 
 

@@ -20,8 +20,8 @@ PAUSED: Final = "reading is paused: walgate snapshot resume"
 
 
 class WholeSnapshot:
-    """The current snapshot of a slot. A snapshot ends with its last table, or when it is
-    cancelled. A pause ends with the snapshot; without one, the next snapshot begins paused."""
+    """The current snapshot of a slot. A snapshot ends with its last table, or when it is cancelled.
+    A pause ends with the snapshot; if there is none, it applies to the next one."""
 
     def __init__(self, states: StoredStates) -> None:
         stream = states.stream

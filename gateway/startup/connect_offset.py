@@ -47,9 +47,10 @@ class DebeziumOffset:
     commit_lsn: Lsn
     written_xid: int = 0
     of_snapshot: bool = False
-    """Nothing has been streamed yet: `lsn` is the server's LSN when the snapshot was taken."""
+    """Whether nothing has been streamed yet: `lsn` is the server's LSN when the snapshot was
+    taken."""
     in_snapshot: bool = False
-    """The connector has not finished a snapshot, initial or incremental."""
+    """Whether the connector has not finished a snapshot, initial or incremental."""
 
 
 def load_offset(path: Path, server: str) -> DebeziumOffset:

@@ -92,8 +92,8 @@ class TransactionMachine(LogicalMessages):
     markers with `take_markers`.
 
     `resume_lsn` is where replication may start again once everything so far is durable;
-    `at_boundary` tells whether a Kafka transaction may end here. Raises OutOfOrder, DataGap, and
-    what the encoders raise.
+    `at_boundary` tells whether a Kafka transaction may end here. Methods raise OutOfOrder, DataGap,
+    and what the encoders raise.
     """
 
     def __init__(

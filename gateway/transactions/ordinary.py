@@ -31,8 +31,8 @@ class OutOfOrder(StopForOperator):
 
 
 class OrdinaryTransactions:
-    """Receive transactions that arrive whole, after their commit. Raises OutOfOrder, and what the
-    encoders raise."""
+    """Receive transactions that arrive whole, after their commit. Methods raise OutOfOrder, and
+    what the encoders raise."""
 
     def __init__(
         self,

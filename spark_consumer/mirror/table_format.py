@@ -71,10 +71,10 @@ class TableFormat(Protocol):
         classes of the format."""
 
     def rows(self, spark: SparkSession, location: str) -> DataFrame:
-        """Return the newest version."""
+        """Return the rows of the newest version."""
 
     def at_version(self, spark: SparkSession, location: str, number: int) -> DataFrame:
-        """Return a version, however old it is."""
+        """Return the rows of a version, however old it is."""
 
     def version(self, spark: SparkSession, location: str) -> int: ...
 

@@ -91,7 +91,8 @@ def is_given_back(spark: SparkSession, path: str) -> bool:
 
 
 def expected_epoch(epoch: int) -> dict[str, int]:
-    """Return what a commit of this writer expects to be noted (TableFormat.write_once)."""
+    """Return the epoch that a commit of this writer expects to be noted
+    (TableFormat.write_once)."""
     return {WRITER: epoch}
 
 

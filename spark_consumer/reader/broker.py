@@ -155,7 +155,7 @@ class Broker:
         (the last stable offset).
 
         If no broker answers, retry for `patience_s` (None: `no_progress_s`). Raises
-        SourceUnavailable, SourceRefused.
+        SourceUnavailable and SourceRefused.
         """
         consumer, trouble, known, _ = self._kept("small")
         deadline = time.monotonic() + (self.no_progress_s if patience_s is None else patience_s)

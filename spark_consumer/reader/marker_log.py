@@ -18,7 +18,8 @@ STEP = 50_000  # markers read at once where the number is not known: 60 MB and a
 
 
 class MarkerLog:
-    """Committed transactions by marker offset. Raises what Broker and MarkerDecoder raise."""
+    """Committed transactions by marker offset. Methods raise what Broker and MarkerDecoder
+    raise."""
 
     def __init__(self, broker: Broker, topic: str, decoder: MarkerDecoder) -> None:
         self._broker = broker

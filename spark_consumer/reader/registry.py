@@ -59,7 +59,7 @@ class Registry:
 
     def find(self, subject: str) -> tuple[int, Schema] | None:
         """Return the id and schema of the newest version of a subject; None if the registry has no
-        such subject. The schema is empty if it is not an Avro record. Raises SourceUnavailable,
+        such subject. The schema is empty if it is not an Avro record. Raises SourceUnavailable and
         SourceRefused."""
         # confluent_kafka's get_latest_version would return its first answer for ever
         found = _answer(f"subject {subject}", lambda: self._client().get_version(subject, "latest"))
@@ -70,7 +70,8 @@ class Registry:
         return _record(_answer(f"schema {schema_id}", lambda: self._client().get_schema(schema_id))) or None
 
     def subjects(self, prefix: str) -> list[str]:
-        """Return the subjects that begin with `prefix`. Raises SourceUnavailable, SourceRefused."""
+        """Return the subjects that begin with `prefix`. Raises SourceUnavailable and
+        SourceRefused."""
         found: set[str] = set()
 
         def page() -> list[str]:
@@ -85,7 +86,7 @@ class Registry:
 
     def versions(self, subject: str) -> dict[int, Schema]:
         """Return the versions of a subject that are Avro records, schema id -> schema, oldest
-        first. Raises SourceUnavailable, SourceRefused."""
+        first. Raises SourceUnavailable and SourceRefused."""
         what = f"the versions of subject {subject}"
         numbers = _answer(what, lambda: self._client().get_versions(subject)) or []
         found = [_answer(what, partial(self._client().get_version, subject, number)) for number in sorted(numbers)]

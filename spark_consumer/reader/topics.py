@@ -28,7 +28,7 @@ _namespaces: dict[tuple[str, str], str | None] = {}
 
 def table_of_topic(registry: Registry, prefix: str, topic: str) -> TableName | None:
     """Return the table of a topic; None for the topics of markers and messages. Raises
-    SourceUnavailable, SourceRefused."""
+    SourceUnavailable and SourceRefused."""
     relation = relation_of_topic(prefix, topic)
     if relation is not None:
         return TableName(*relation)

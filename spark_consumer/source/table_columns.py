@@ -23,7 +23,8 @@ _MARKERS_BACK = STEP  # a second
 
 
 def table_frame(options: Options, table: TableName) -> TableFrame:
-    """Return the frame of a table. Raises SourceUnavailable, SourceRefused, UnsupportedSchema."""
+    """Return the frame of a table. Raises SourceUnavailable, SourceRefused and
+    UnsupportedSchema."""
     return frame_and_schemas(options, table)[0]
 
 

@@ -49,7 +49,7 @@ class CatalogCheck:
 
 class Comparison:
     """Load the catalog entries and files that relations depend on, and compare them with earlier
-    ones. Raises WalgateError.
+    ones. Methods raise WalgateError.
 
     `publications` are names. `trusts_unreadable`: if the role may not read a table, treat its new
     file as a copy of the old one.

@@ -108,7 +108,7 @@ def has_log(spark: SparkSession, location: str) -> bool:
 
 
 def rows(spark: SparkSession, location: str) -> DataFrame:
-    """Return the newest version."""
+    """Return the rows of the newest version."""
     return spark.read.format("delta").load(location)
 
 
@@ -200,7 +200,7 @@ def known_version(spark: SparkSession, location: str) -> int:
 
 
 def at_version(spark: SparkSession, location: str, number: int) -> DataFrame:
-    """Return a table at a version, however old it is."""
+    """Return the rows of a version, however old it is."""
     with settings(spark, READS_OLD_VERSIONS):
         reader: Any = spark.read.format("delta").option("versionAsOf", number)
         frame: DataFrame = reader.load(location)

@@ -137,7 +137,7 @@ def _added_up(rows: DataFrame, shape: TableSchema) -> DataFrame:
 
 
 def surplus_rows(rows: DataFrame, shape: TableSchema) -> DataFrame:
-    """Return, as differences, rows that the source does not have."""
+    """Return these rows, which the source does not have, as differences."""
     special = f.col(quoted(shape.special_column))
 
     def of_target(name: str) -> Column:
