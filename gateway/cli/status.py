@@ -1,5 +1,5 @@
-"""`walgate status`: the gateway's own status if it answers, else the same facts from PostgreSQL and
-Kafka directly.
+"""`walgate status`: the gateway's own status if it answers, otherwise the same facts from
+PostgreSQL and Kafka directly.
 
 Without a gateway there is no replication stream that shows which part of the WAL belongs to the
 publications. The lag is then counted from the last delivered commit, and is an upper bound.

@@ -80,8 +80,8 @@ def null_value(column: ConnectColumn) -> bytes:
 
 
 def fallback_value(column: ConnectColumn) -> bytes:
-    """Return what a required field without a value contains: the column's default, else the type's
-    zero."""
+    """Return what a required field without a value contains: the column's default, or else the
+    type's zero."""
     if column.encoded_default is not None:
         return column.encoded_default
     return forms.ZEROS[column.type.form](column.type)

@@ -100,7 +100,7 @@ class DebeziumEncoder:
         self._tail = b""
         self._copies: DebeziumEncoder | None = None
         self._copied_in_binary: list[bool] | None = None
-        """In an encoder of copies, whether each column came in binary form last; else None."""
+        """In an encoder of copies, whether each column came in binary form last; otherwise None."""
         self._read_with(self._text, self._text_of_keys)
 
     def expect_rows_of_leaves(self) -> None:

@@ -1,6 +1,6 @@
 """Encode row messages as Avro records, for one version of a relation. The state machine calls
 `insert`, `update`, `delete` and `truncate` for the rows of the stream; a snapshot's CopyDecoder
-calls `copied`. Debezium's records are made by gateway/debezium/row_encoder.py.
+calls `copied`. Debezium's records are encoded by gateway/debezium/row_encoder.py.
 
 A message is read in place: its TupleData (manual 55.9) is converted directly to Avro, without
 intermediate dataclasses or Python values. There are two paths:

@@ -280,7 +280,7 @@ class Topics:
 
     async def refuse_deleted(self, missing: Iterable[str]) -> None:
         """Raise an error about topics that existed earlier and that the broker does not know:
-        DataGap if the controller does not know them either, else Retry."""
+        DataGap if the controller does not know them either, otherwise Retry."""
         topics = list(missing)
         if not topics:
             return

@@ -39,7 +39,7 @@ from gateway.transactions.position import Position, encode_position
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 REQUEST_BYTES = 2 << 20
-"""The producer is given about this many bytes at once, and makes one request of them. A request
+"""The producer is given about this many bytes at once, and sends them in one request. A request
 takes several times its size in memory while it is built. With thousands of batches, the broker
 would answer the first only after the last."""
 

@@ -88,7 +88,7 @@ class Child:
 
 
 class Guard:
-    """Handle of a guard process. It is made by `open`, and belongs to the event loop in which it
+    """Handle of a guard process. It is created by `open`, and belongs to the event loop in which it
     was opened."""
 
     def __init__(self, process: asyncio.subprocess.Process, folder: Path) -> None:

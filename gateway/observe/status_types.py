@@ -1,7 +1,7 @@
 """The status of the gateway at one moment. Metrics, /readyz, /status, the live page and `walgate
 status` share it.
 
-`gateway/observe/status_board.py` makes a `GatewayStatus`. Times are in Unix seconds.
+`gateway/observe/status_board.py` creates a `GatewayStatus`. Times are in Unix seconds.
 """
 
 from __future__ import annotations

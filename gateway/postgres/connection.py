@@ -1,6 +1,6 @@
 """Open connections to PostgreSQL with asyncpg, for SQL and for replication.
 
-Up to ReadyForQuery, the replication connection belongs to asyncpg; login.py makes it. asyncpg does
+Up to ReadyForQuery, the replication connection belongs to asyncpg; login.py opens it. asyncpg does
 not know CopyBoth, so the transport is then handed over to the gateway's own protocol
 (`ReplicationStream`), and asyncpg's connection object is left empty.
 """

@@ -156,8 +156,8 @@ def shown(address: Address) -> str:
 
 
 def _joined(failures: list[WalgateError]) -> WalgateError:
-    """Return one error for several hosts. The host that is to be retried soonest determines how
-    long to wait."""
+    """Return one error for several hosts. The host to be retried soonest determines how long to
+    wait."""
     if len(failures) == 1 or isinstance(failures[-1], StopForOperator):
         return failures[-1]
     kind = Retry if any(isinstance(failure, Retry) for failure in failures) else RetrySlowly

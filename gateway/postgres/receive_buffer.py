@@ -219,8 +219,8 @@ class ReceiveBuffer:
         self._filled = start + rest
 
     def _report_keepalive(self, end_lsn: int, end: int) -> int:
-        """Report the keepalive that ends at `end`. Return 1 if the server asks for a reply, else
-        0."""
+        """Report the keepalive that ends at `end`. Return 1 if the server asks for a reply,
+        otherwise 0."""
         reply = checked_reply(self._view[end - 1])
         self._on_keepalive(end_lsn, reply == 1)
         return reply

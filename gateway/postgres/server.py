@@ -146,7 +146,7 @@ class Recovery:
     """The last crash recovery of a server. After a crash, the LSN differs, and the timeline is
     unchanged, whether or not the postmaster was started again (restart_after_crash = off). A
     promotion changes the timeline, so a failover is not taken for a crash. An immediate shutdown
-    cannot be told from a crash."""
+    looks like a crash."""
 
     timeline: str = ""
     replayed_lsn: str = ""
@@ -157,8 +157,8 @@ class Recovery:
 
 async def recovery_of(sql: asyncpg.Connection) -> Recovery:
     """Return the last crash recovery, without values on a standby. This needs no privilege but
-    CONNECT; if a managed server lacks these functions, a crash cannot be told from a lost
-    connection. Raises WalgateError."""
+    CONNECT; if a managed server lacks these functions, a crash looks like a lost connection. Raises
+    WalgateError."""
     try:
         found = await sql.fetchrow(_RECOVERY_QUERY)
     except (asyncpg.FeatureNotSupportedError, asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedFunctionError):

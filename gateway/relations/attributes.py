@@ -161,8 +161,8 @@ def numbers_by_name(names: Sequence[str], known: Mapping[str, int]) -> dict[str,
 
 def _by_place(names: Sequence[str], attributes: Sequence[Attribute], changed: Set[int]) -> dict[str, int] | None:
     """Return the numbers if the message has the existing columns, or the first of them, with or
-    without the generated columns; else None. Attributes in `changed` may have had another name, or
-    may not have been dropped yet."""
+    without the generated columns; otherwise None. Attributes in `changed` may have had another
+    name, or may not have been dropped yet."""
     there = [each for each in attributes if each.name is not None or each.number in changed]
     for columns in ([each for each in there if not each.is_generated], there):
         pairs = list(zip(names, columns, strict=False))

@@ -67,8 +67,8 @@ class Position:
     """A slot's position.
 
     `state` is INTENT before the slot is created, then ACTIVE. `resume_lsn` is where replication
-    starts again. `skip_lsn` is the commit LSN of the transaction that is to be left out, or 0 if
-    there is none. `gap` is the newest gap.
+    starts again. `skip_lsn` is the commit LSN of the transaction to be left out, or 0 if there is
+    none. `gap` is the newest gap.
     """
 
     system_identifier: str

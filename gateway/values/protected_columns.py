@@ -2,9 +2,9 @@
 settings.
 
 A rule replaces the column's encoders and readers, so that the value is removed before a record is
-made of it, both in text and in binary form. Columns without a rule are not affected. Hash and
-truncate work on PostgreSQL's text: both forms of a value give the same result, and equal values in
-two columns give the same hash.
+encoded, both in text and in binary form. Columns without a rule are not affected. Hash and truncate
+work on PostgreSQL's text: both forms of a value give the same result, and equal values in two
+columns give the same hash.
 """
 
 from __future__ import annotations

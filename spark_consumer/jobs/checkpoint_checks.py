@@ -132,8 +132,8 @@ def check_new_checkpoint(run: Run, taken_lsn: int, output: Output = OF_MIRROR) -
 
 
 class TopicNote:
-    """The note that the output at `path` is made from the marker topic `topic`. The first batch
-    makes it at its end: before, it is not certain that the checkpoint belongs to the topic."""
+    """The note that the output at `path` comes from the marker topic `topic`. The first batch
+    writes it at its end: before, it is not certain that the checkpoint belongs to the topic."""
 
     def __init__(self, path: str, topic: str) -> None:
         self._path, self._topic = path, topic
@@ -141,7 +141,7 @@ class TopicNote:
         self._is_made = False
 
     def after_first(self, apply: Callable[[DataFrame, int], None]) -> Callable[[DataFrame, int], None]:
-        """Return a function that calls `apply`, and makes the note after its first batch."""
+        """Return a function that calls `apply`, and writes the note after its first batch."""
 
         def batch(frame: DataFrame, number: int) -> None:
             self._has_batch = True
@@ -151,7 +151,7 @@ class TopicNote:
         return batch
 
     def make_up(self, spark: SparkSession) -> None:
-        """Make the note if the query was stopped between its first batch and the note, because the
+        """Write the note if the query was stopped between its first batch and the note, because the
         batch has reached `--until-lsn`."""
         if self._has_batch:
             self._make(spark)

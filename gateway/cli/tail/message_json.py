@@ -134,7 +134,7 @@ class MessageRenderer:
 
 
 def readable(content: bytes) -> str:
-    """Return the text if it is UTF-8, else PostgreSQL's hexadecimal form of bytea."""
+    """Return the text if it is UTF-8, otherwise PostgreSQL's hexadecimal form of bytea."""
     try:
         return content.decode()
     except UnicodeDecodeError:
@@ -142,7 +142,7 @@ def readable(content: bytes) -> str:
 
 
 def _value(value: TupleValue, type_oid: int) -> str | None:
-    """Return the value's text; a binary value is converted if its type is built in, else it is
+    """Return the value's text; a binary value is converted if its type is built in, otherwise it is
     hexadecimal."""
     if isinstance(value, Text):
         return readable(value.value)

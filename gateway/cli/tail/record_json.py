@@ -1,7 +1,7 @@
 """Records in Confluent's framing -> JSON objects, decoded with their schemas from the registry.
 
 Fields of the envelope that are null or empty are left out. LSNs are in PostgreSQL's form; bytes are
-text if they are UTF-8, else in the hexadecimal form of bytea.
+text if they are UTF-8, otherwise in the hexadecimal form of bytea.
 """
 
 from __future__ import annotations

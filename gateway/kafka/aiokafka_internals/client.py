@@ -58,7 +58,7 @@ SUSPECT_S: Final = 20.0
 
 @dataclass(slots=True)
 class _State:
-    """The attributes that a Client adds. They are made at the first use, because a Client is an
+    """The attributes that a Client adds. They are created at the first use, because a Client is an
     AIOKafkaClient whose class was changed."""
 
     locks: dict[Any, asyncio.Lock] = field(default_factory=dict)
