@@ -51,7 +51,8 @@ This page lists the Avro type of every built-in type of PostgreSQL 18, and the r
   which it cannot, `source.binary = "auto"` requests the text format for the whole stream. Both formats produce the same Avro
   bytes. A database
   whose encoding is not UTF8 is always read as text: there, the binary format of hstore is broken and `"char"` is not
-  converted. SQL_ASCII is not supported.
+  converted. SQL_ASCII is not supported. In EUC_JP (22 characters) and EUC_TW (plane 1), PostgreSQL converts several byte
+  sequences to one character: keys that differ only in them become one key. The gateway warns of these two encodings.
 * *PostgreSQL's text* is the server's output with DateStyle ISO, IntervalStyle iso_8601, TimeZone UTC, extra_float_digits 3,
   bytea_output hex and client_encoding UTF8, whatever the settings of the database and the role. Object names (regclass and
   similar types) are schema-qualified, except for those in pg_catalog. Only money depends on a setting of the server,

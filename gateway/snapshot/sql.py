@@ -6,7 +6,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 import fastavro
 
@@ -14,6 +14,7 @@ from gateway.names import quote_identifier
 from gateway.snapshot.discovery.content_query import accounts
 from gateway.snapshot.rules.ranges_to_read import TidRange, tid
 from gateway.transactions.transaction import CHUNK_PREFIX
+from gateway.values.special_values import NOT_UTF8
 
 SESSION_SETTINGS: Final = (
     "SET row_security = off",  # a policy that would hide rows becomes an error
@@ -290,20 +291,35 @@ def key_condition(
 
     `columns` are in the order of the Avro record `schema`; `keys` are Avro without a frame.
     `compares_text`: do not cast text to a type that may no longer accept it. In this case, no index
-    can be used.
+    can be used. A text that is not UTF-8 cannot be a literal: its bytes are compared.
     """
     names = [f"v{index}" for index in range(len(columns))]
     types = ["text" if compares_text and column.is_text else column.type_name for column in columns]
-    rows = [
-        "(" + ", ".join(f"{_literal(value)}::{name}" for value, name in zip(values, types, strict=True)) + ")"
-        for values in (list(_decode(schema, key).values()) for key in keys)
+    left = [
+        _compared(f"{relation}.{quote_identifier(each.name)}", each, compares_text=compares_text) for each in columns
     ]
-    equal = [
-        f"{_compared(f'{relation}.{quote_identifier(column.name)}', column, compares_text=compares_text)} given.{name}"
-        for name, column in zip(names, columns, strict=True)
-    ]
-    given = f"(VALUES {', '.join(rows)}) AS given ({', '.join(names)})"
-    return f"EXISTS (SELECT FROM {given} WHERE {' AND '.join(equal)})"
+    rows, alternatives = [], []
+    for values in (list(_decode(schema, key).values()) for key in keys):
+        literals = [f"{_literal(value)}::{name}" for value, name in zip(values, types, strict=True)]
+        if not any(map(_is_not_utf8, values)):
+            rows.append(f"({', '.join(literals)})")
+            continue
+        equal = [
+            f"pg_catalog.textsend(pg_catalog.concat({relation}.{quote_identifier(column.name)})) {EQUAL} '{value[1:]}'"
+            if _is_not_utf8(value)
+            else f"{compared} {literal}"
+            for column, value, compared, literal in zip(columns, values, left, literals, strict=True)
+        ]
+        alternatives.append(" AND ".join(equal))
+    if rows:
+        given = f"(VALUES {', '.join(rows)}) AS given ({', '.join(names)})"
+        equal = [f"{compared} given.{name}" for compared, name in zip(left, names, strict=True)]
+        alternatives.append(f"EXISTS (SELECT FROM {given} WHERE {' AND '.join(equal)})")
+    return alternatives[0] if len(alternatives) == 1 else f"({' OR '.join(alternatives)})"
+
+
+def _is_not_utf8(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value.startswith(NOT_UTF8)
 
 
 def _compared(column: str, key: KeyColumn, *, compares_text: bool) -> str:

@@ -25,6 +25,8 @@ _DECODES_AGAIN: Final = "14.19, 15.14, 16.10, 17.6"
 _MAY_NOT_DECODE: Final = frozenset({140018, 150013, 160009, 170005})
 """The releases in _ADDS_TABLES_SAFELY, whose correction sends too many invalidations; the releases
 in _DECODES_AGAIN do not."""
+_CONVERTS_TO_ONE: Final = frozenset({"EUC_JP", "EUC_TW"})
+"""Encodings from which PostgreSQL converts several sequences of bytes to one character."""
 STANDBYS_FIRST: Final = "(standbys first: their value must not be lower than the primary's)"
 
 
@@ -72,6 +74,12 @@ def check_server(facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield StopForOperator(
             f"database {server.database} has the encoding SQL_ASCII: the encoding of its text is unknown",
             hint="move the tables to a database with ENCODING 'UTF8'",
+        )
+    if server.encoding in _CONVERTS_TO_ONE:
+        yield OperatorWarning(
+            f"database {server.database} has the encoding {server.encoding}: several of its byte sequences are one character in "
+            "UTF-8, and keys that differ only in them become one key",
+            "move the tables to a database with ENCODING 'UTF8', if such keys may occur",
         )
     for wanted, since, name in ((expected.two_phase, 150000, "two_phase"), (expected.failover, 170000, "failover")):
         if wanted and server.version_num < since:

@@ -3,6 +3,9 @@ text that is sent instead."""
 
 from __future__ import annotations
 
+NOT_UTF8 = "\0\\x"
+"""The beginning of a text that stands for bytes which are not UTF-8 (`special_text`)."""
+
 
 class UnrepresentableValue(Exception):
     """No Avro value that common readers can hold represents this value: it is infinity, NaN, or a
@@ -29,7 +32,7 @@ def special_text(text: bytes) -> bytes:
     try:
         text.decode()
     except UnicodeDecodeError:
-        return b"\0\\x" + text.hex().encode()
+        return (NOT_UTF8 + text.hex()).encode()
     return text
 
 

@@ -18,6 +18,7 @@ from gateway.snapshot.sql import (
     select_keys,
     select_range,
 )
+from gateway.values.special_values import special_text
 
 KEY: Any = fastavro.parse_schema(
     {
@@ -71,6 +72,16 @@ def test_keys_that_are_no_values_any_more_are_compared_as_text() -> None:
         "EXISTS (SELECT FROM (VALUES ('a'::text, '1'::bigint)) AS given (v0, v1) WHERE "
         'pg_catalog.concat("s"."t"."A") COLLATE pg_catalog."C" OPERATOR(pg_catalog.=) given.v0 '
         'AND "s"."t"."b"::bigint OPERATOR(pg_catalog.=) given.v1)'
+    )
+
+
+def test_texts_that_are_not_utf8_are_compared_as_bytes() -> None:
+    keys = [avro(special_text(b"\xe9").decode(), 1), avro("a", 2)]
+    assert key_condition('"s"."t"', KEY_COLUMNS, KEY, keys) == (
+        """(pg_catalog.textsend(pg_catalog.concat("s"."t"."A")) OPERATOR(pg_catalog.=) '\\xe9' """
+        """AND "s"."t"."b"::bigint OPERATOR(pg_catalog.=) '1'::bigint """
+        """OR EXISTS (SELECT FROM (VALUES ('a'::public.citext, '2'::bigint)) AS given (v0, v1) WHERE """
+        """"s"."t"."A" OPERATOR("public".=) given.v0 AND "s"."t"."b"::bigint OPERATOR(pg_catalog.=) given.v1))"""
     )
 
 

@@ -122,6 +122,12 @@ def test_old_rows_without_the_defaults_of_new_columns_are_told_of(version: int, 
     assert sum("sends NULL instead of a column's default" in warning.message for warning in found) == is_told
 
 
+def test_encodings_in_which_keys_may_become_one_are_warned_of() -> None:
+    (warning,) = check_without_position(with_server(encoding="EUC_JP"), EXPECTED).warnings
+    assert "become one key" in warning.message
+    assert not check_without_position(with_server(encoding="EUC_KR"), EXPECTED).warnings
+
+
 def test_a_slot_without_two_phase_is_a_warning_where_it_is_wanted() -> None:
     (warning,) = check_without_position(FACTS, replace(EXPECTED, two_phase=True)).warnings
     assert "without two_phase" in warning.message

@@ -7,6 +7,7 @@ import io
 import struct
 from typing import Any
 
+import asyncpg
 import fastavro
 import pytest
 from hypothesis import given
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from gateway.events.row_encoder import RowEncoder
 from gateway.events.transaction_context import TransactionContext
 from gateway.pgoutput.tuple_data import Binary, Text, TupleValue
+from gateway.snapshot.sql import KeyColumn, key_condition
 from gateway.values.special_values import special_text
 from schemas.change_schema import change_schema, key_schema
 from schemas.relation import ColumnDescription, Kind, RelationDescription, ReplicaIdentity, TypeFacts
@@ -113,6 +115,7 @@ async def check(database: Database) -> None:
         INVALID,
     )
     await sql.execute("INSERT INTO keyed SELECT $1::bytea::text, 1", INVALID)
+    assert await rows_with_key(sql, ESCAPED) == await rows_with_key(sql, "other", ESCAPED) == 1
     await sql.execute("UPDATE keyed SET w = 2; UPDATE keyed SET v = 'valid'; DELETE FROM keyed")
     true = await sql.fetchrow(
         "SELECT textsend(v), textsend(array_out(vs)::text), textsend(record_out(p)::text), textsend(c) FROM t"
@@ -126,3 +129,16 @@ async def check(database: Database) -> None:
         assert [each.key_event for each in (insert, update, moved)] == [{"v": ESCAPED}] * 3
         assert moved.event["old_key"] == {"v": ESCAPED}
         assert [each.key_event for each in (renamed, delete)] == [{"v": "valid"}] * 2
+
+
+async def rows_with_key(sql: asyncpg.Connection, *keys: str) -> int:
+    """The number of rows that a snapshot finds when it reads these keys of `keyed` again."""
+    schema: Any = fastavro.parse_schema({"type": "record", "name": "Key", "fields": [{"name": "v", "type": "string"}]})
+    written = []
+    for key in keys:
+        out = io.BytesIO()
+        fastavro.schemaless_writer(out, schema, {"v": key})
+        written.append(out.getvalue())
+    condition = key_condition("keyed", [KeyColumn("v", "text", is_text=True)], schema, written)
+    found = await sql.fetchval(f"SELECT count(*) FROM keyed WHERE {condition}")
+    return int(found)
