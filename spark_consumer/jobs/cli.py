@@ -379,7 +379,7 @@ def _run(job: Job) -> None:
     try:
         check_progress(job.progress)
         until = parse_lsn(job.until_lsn) if job.until_lsn else None
-        run = Run(parse_options(job.given, streaming=True), until, job.progress)
+        run = Run(parse_options(job.given, streaming=True), until, job.progress, waits=not job.once)
         if job.http:
             serve(run.status, job.http)
         run.stop_on_signals()
@@ -437,7 +437,7 @@ def _run_query(job: Job, run: Run) -> None:
         return (writer.trigger(availableNow=True) if job.once else writer.trigger(processingTime="0 seconds")).start()
 
     repeats = job.once and not ENDS_AVAILABLE_NOW
-    run.run_query(query, outages=not job.once, until_position=run.log.bounds()[1] if repeats else None)
+    run.run_query(query, until_position=run.log.bounds()[1] if repeats else None)
     if not run.stopping.is_set():
         note.make_up(spark)
     if job.finish is not None:

@@ -59,10 +59,12 @@ def say(progress: str, facts: Mapping[str, Any], line: str) -> None:
 
 class Run:
     """The state of a job. `until_lsn`: stop when everything up to this LSN is written; None: run
-    until stopped. `progress`: "lines" or "json"."""
+    until stopped. `progress`: "lines" or "json". `waits`: whether the job waits until Kafka and the
+    registry are available."""
 
-    def __init__(self, options: Options, until_lsn: int | None, progress: str) -> None:
+    def __init__(self, options: Options, until_lsn: int | None, progress: str, *, waits: bool = True) -> None:
         self.options = options
+        self._waits = waits
         self.stopping = threading.Event()
         self._is_query_stopped = False
         self.check: Callable[[], None] = lambda: None
@@ -161,7 +163,7 @@ class Run:
     def when_available(self, ask: Callable[[], object]) -> None:
         """Call `ask` until Kafka and the registry can answer it, or the job is stopped. A read
         that stands still is repeated until the option noProgressTimeout is over; its error is then
-        raised."""
+        raised. The same applies to SourceUnavailable in a job that does not wait."""
         told = False
         since: float | None = None  # it stands still
         while not self.stopping.is_set():
@@ -170,7 +172,7 @@ class Run:
                 ask()
                 return
             except (SourceUnavailable, TransactionIncomplete) as problem:
-                if isinstance(problem, SourceUnavailable):
+                if self._waits and isinstance(problem, SourceUnavailable):
                     since = None
                 else:
                     since = asked if since is None else since
@@ -183,10 +185,10 @@ class Run:
                 self.status.query_waits_for = f"{topic}: {problem}"
                 self.stopping.wait(0.5)
 
-    def run_query(self, start: Callable[[], Any], *, outages: bool = True, until_position: int | None = None) -> None:
+    def run_query(self, start: Callable[[], Any], *, until_position: int | None = None) -> None:
         """Run the query that `start` starts. Start it again from its checkpoint if Spark could not
-        start a Python process in time. If `outages` is true, also start it again if Kafka or the
-        registry was unavailable for too long. Raises other errors of a query.
+        start a Python process in time, or, in a job that waits, if Kafka or the registry was
+        unavailable for too long. Raises other errors of a query.
 
         `until_position` is given for queries that end after one batch, as with `availableNow` on
         Spark 4.0 and 4.1. The query is repeated until everything before this position is written.
@@ -201,7 +203,9 @@ class Run:
                 continue
             except (PySparkException, Py4JJavaError) as problem:
                 away = told_by(str(problem)) or ""
-                told = slow_start_in(str(problem)) or (away if outages and away.startswith("SourceUnavailable") else "")
+                told = slow_start_in(str(problem)) or (
+                    away if self._waits and away.startswith("SourceUnavailable") else ""
+                )
                 if not told:
                     raise
             pause_s = 1.0 if self._commit_lsn > reached else min(2 * pause_s, _LONGEST_PAUSE_S)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
+from gateway.local import Kafka, Registry
 from spark_consumer.errors import (
     BatchInterrupted,
     MarkerError,
@@ -104,12 +105,12 @@ class Clock:
         return False
 
 
-def run(monkeypatch: pytest.MonkeyPatch, queries: list[Query], *, outages: bool = True) -> list[float]:
+def run(monkeypatch: pytest.MonkeyPatch, queries: list[Query], *, waits: bool = True) -> list[float]:
     """Pauses between the queries."""
-    made = Run(parse_options(NEEDED, streaming=True), None, "lines")
+    made = Run(parse_options(NEEDED, streaming=True), None, "lines", waits=waits)
     clock = Clock()
     monkeypatch.setattr(made.stopping, "wait", clock.wait)
-    made.run_query(lambda: queries.pop(0), outages=outages)
+    made.run_query(lambda: queries.pop(0))
     return clock.pauses
 
 
@@ -128,10 +129,10 @@ def test_a_query_whose_python_process_did_not_start_in_time_is_started_again(
     slow = Query(
         "[STREAM_FAILED] Query terminated with exception: Python worker failed to connect back. SQLSTATE: XXKST"
     )
-    assert run(monkeypatch, [slow, slow, Query()], outages=False) == [2, 4]
+    assert run(monkeypatch, [slow, slow, Query()], waits=False) == [2, 4]
     assert "trying again in 2 s: Python worker failed to connect back" in capsys.readouterr().out
     with pytest.raises(StreamingQueryException):
-        run(monkeypatch, [Query(OF_THE_DRIVER), Query()], outages=False)
+        run(monkeypatch, [Query(OF_THE_DRIVER), Query()], waits=False)
 
 
 def test_an_empty_topic_is_judged_by_its_first_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +174,15 @@ def test_a_stall_before_the_query_is_waited_for_as_long_as_the_option_says(monke
     with pytest.raises(TransactionIncomplete):
         made.when_available(ask)
     assert clock.now == began + 30
+
+
+async def test_a_job_that_does_not_wait_ends_without_a_marker_topic(kafka: Kafka, registry: Registry) -> None:
+    """The broker is down, or the prefix is wrong."""
+    servers = {"kafka.bootstrap.servers": kafka.bootstrap_servers, "registry.url": registry.url}
+    for given, problem in ((NEEDED, r"cdc\.transaction"), ({**servers, "prefix": "nosuch"}, r"nosuch\.transaction")):
+        options = parse_options({**given, "noProgressTimeout": "1"}, streaming=True)
+        with pytest.raises(SourceUnavailable, match=problem):
+            await asyncio.to_thread(Run(options, None, "lines", waits=False).wait_for_topic)
 
 
 @dataclass
