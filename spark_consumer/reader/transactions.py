@@ -127,6 +127,7 @@ class TransactionReader:
         self._schemas = SchemaCache(Registry({**(registry or {}), "url": registry_url}))
         self._decoder = MarkerDecoder(self._schemas, transaction_topic(prefix))
         self._parsed: dict[int, tuple[Any, dict[str, str], TableName | None]] = {}
+        self._topics: set[str] = set()  # those that Kafka had when a transaction with a new one was read
         self._markers: AIOKafkaConsumer | None = None
         self._records: AIOKafkaConsumer | None = None
 
@@ -159,10 +160,7 @@ class TransactionReader:
         markers = _started(self._markers)
         place = TopicPartition(transaction_topic(self._prefix), 0)
         if place.topic not in await markers.topics():
-            raise SourceUnavailable(
-                f"Kafka has no topic {place.topic}, or access to it is denied",
-                hint="Check `prefix` and `bootstrap_servers`, and that the gateway has run.",
-            )
+            raise _no_topic(place.topic, "Check `prefix` and `bootstrap_servers`, and that the gateway has run.")
         markers.assign([place])
         if self._position is None:
             await markers.seek_to_beginning(place)
@@ -210,6 +208,7 @@ class TransactionReader:
         reads = reads_of(facts)
         records = _started(self._records)
         places = [TopicPartition(read.topic, read.partition) for read in reads]
+        await self._check_topics({read.topic for read in reads})
         records.assign(places)
         for place, read in zip(places, reads, strict=True):
             records.seek(place, read.first_offset)
@@ -227,6 +226,24 @@ class TransactionReader:
             async for ordinal, offset, value in cursors[number]:
                 heapq.heappush(waiting, (ordinal, number, offset, value))
                 break
+
+    async def _check_topics(self, topics: set[str]) -> None:
+        """Raise SourceUnavailable if Kafka does not have one of these topics. A consumer would look
+        for it without end."""
+        began = time.monotonic()
+        while not topics <= self._topics:
+            try:
+                self._topics = set(await _started(self._records).topics())
+            except KafkaError as problem:
+                raise SourceUnavailable(f"Kafka: {problem}") from problem
+            missing = topics - self._topics
+            if missing and time.monotonic() - began > self._no_progress_s:
+                raise _no_topic(
+                    min(missing),
+                    "If it was deleted, the changes of this transaction are lost: skip them, or begin at a later position.",
+                )
+            if missing:  # a new topic is not known to every broker at once
+                await asyncio.sleep(_POLL_MS / 1000)
 
     async def _ordered(self, read: Read, place: TopicPartition) -> AsyncIterator[tuple[int, int, bytes]]:
         """Yield (ordinal, offset, record) of one topic-partition. Raises TransactionIncomplete if
@@ -290,6 +307,10 @@ class TransactionReader:
             unchanged=tuple(true_name(name, names) for name in record.get("unchanged", ())),
             special={true_name(name, names): text for name, text in record.get("special", {}).items()},
         )
+
+
+def _no_topic(topic: str, hint: str) -> SourceUnavailable:
+    return SourceUnavailable(f"Kafka has no topic {topic}, or access to it is denied", hint=hint)
 
 
 def _place(read: Read, offset: int) -> str:

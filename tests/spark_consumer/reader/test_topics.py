@@ -12,6 +12,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 
@@ -72,6 +73,18 @@ async def test_a_reader_without_spark_tells_the_true_name_too(feeder: Feeder) ->
         tables = [change.table async for change in transaction.changes()]
     assert tables == [*map(TableName.parse, ("public.plain", "public.заказы клиентов", "public.chosen")), None]
     assert [str(table) for table in tables if table] == list(names)
+
+
+async def test_a_reader_names_a_topic_that_was_deleted(feeder: Feeder) -> None:
+    names = await asyncio.to_thread(fill, feeder)
+    admin = AdminClient({"bootstrap.servers": feeder.bootstrap_servers})
+    deleted = admin.delete_topics([names["public.chosen"]], operation_timeout=30)
+    await asyncio.to_thread(deleted[names["public.chosen"]].result)
+    servers = feeder.bootstrap_servers, feeder.registry_url
+    async with TransactionReader(*servers, prefix=feeder.prefix, no_progress_s=1) as reader:
+        transaction = await anext(aiter(reader))
+        with pytest.raises(SourceUnavailable, match=r"no topic .*\.chosen-name"):
+            await anext(transaction.changes())
 
 
 def test_topics_and_tables_lead_to_each_other(feeder: Feeder) -> None:
