@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from spark_consumer.jvm import cloned
@@ -111,12 +111,15 @@ class AppendingMirror:
         # Compaction is left to the merges, so that batches do not wait for it.
         tune(spark, TABLE_FORMAT.session_defaults(compacts=False))
         use_pool(spark, _POOL)
-        rows = self._new_rows(raw).select(*changes.COLUMNS).persist()
+        rows = raw.where(f.col("table").isNotNull() | _is_mark()).select(*changes.COLUMNS).persist()
         try:
             with report_progress(self.working, f"micro-batch {batch}", task_share(spark), lambda: None):
                 new, found = rows, summary_of(rows)
+                if found is not None and found.size.first_lsn <= self.reached_lsn:
+                    new = self._new_rows(rows, found)
+                    found = summary_of(new)
                 if found is not None and self._late(found):
-                    new = self._without_compared(rows, raw)
+                    new = self._without_compared(new, raw)
                     found = summary_of(new)
                 if found is not None:
                     self._append(new, found, batch, began)
@@ -191,14 +194,12 @@ class AppendingMirror:
         """Commit LSN up to which the mirror has all changes, merged or not."""
         return max(self._appended, self._merges.merger.merged_lsn)
 
-    def _new_rows(self, raw: DataFrame) -> DataFrame:
+    def _new_rows(self, rows: DataFrame, found: AppendedBatch) -> DataFrame:
         """Return the rows that the mirror does not have. A new checkpoint may start at an earlier
         offset, so rows up to `reached_lsn` are dropped. Those of tables that are new to the mirror
         stay: `_append` raises an error for these."""
-        is_mark = f.col("op").isin(list(KINDS))
-        known = f.col("table").isin(list(self._known)) | is_mark
-        raw = raw.where(f.col("table").isNotNull() | is_mark)
-        return raw.where(~known | (f.col("commit_lsn") > self.reached_lsn))
+        known = f.col("table").isin([name for name in found.tables if name in self._known])
+        return rows.where((f.col("commit_lsn") > self.reached_lsn) | ~(known | _is_mark()))
 
     def _late(self, found: AppendedBatch) -> list[str]:
         """Return the tables that are new to the mirror although it is already past their first
@@ -261,3 +262,7 @@ class AppendingMirror:
         if not merge or (self._merges.session is None and not TABLE_FORMAT.exists(spark, changes_path(self.path))):
             return
         self._merges.finish(self._merges.session or self._take_over(spark))
+
+
+def _is_mark() -> Column:
+    return f.col("op").isin(list(KINDS))
