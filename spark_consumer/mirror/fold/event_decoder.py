@@ -86,7 +86,9 @@ def _refuse_nulls(key: pa.Array, raw: pa.RecordBatch, shape: TableSchema) -> Non
         if name not in shape.uncertain_key and missing.any():
             commit_lsn = raw.column("commit_lsn")[int(missing.argmax())].as_py()
             raise MirrorError(
-                f"a change at {format_lsn(commit_lsn)} has no value for {name!r}, a key column of its table"
+                f"a change at {format_lsn(commit_lsn)} has no value for {name!r}, a key column of its table",
+                hint="Continue without the table: restart the mirror with --exclude and the table's name. The value may be text "
+                "that is not UTF-8 (column `special` of the source), which a mirror cannot use as a key.",
             )
 
 
