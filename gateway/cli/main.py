@@ -5,7 +5,6 @@ from __future__ import annotations
 import gateway.early_signals  # noqa: F401  # before the slow imports
 
 # isort: split
-import asyncio
 import json
 import os
 import re
@@ -19,6 +18,7 @@ import structlog
 import typer
 
 from gateway.build import build_name
+from gateway.cli.event_loop import run_on_loop
 from gateway.cli.exit_codes import EXIT_FAILURE, ConfigOption, command, exit_code, fail, set_up_silence, usage_error
 from gateway.cli.positions import accept_gap, adopt, readmit, skip
 from gateway.cli.snapshots import snapshot_app, verify
@@ -83,11 +83,9 @@ def run(
     set_up_logs(log_format, log_level)
     try:
         settings = load_settings(config)
-        from gateway.runtime.event_loop import EventLoop
         from gateway.runtime.supervisor import serve
 
-        with asyncio.Runner(loop_factory=EventLoop) as runner:
-            runner.run(serve(settings))
+        run_on_loop(serve(settings))
     except WalgateError as error:
         if log_format == "console":
             fail(error)
@@ -170,7 +168,7 @@ def tail(
         chosen = MessageFilter(tables or (), operations or ())
         if topics:
             kafka, registry = load_reading_settings(config)
-            asyncio.run(
+            run_on_loop(
                 tail_records(
                     kafka,
                     registry,
@@ -182,7 +180,7 @@ def tail(
                 )
             )
         else:
-            asyncio.run(
+            run_on_loop(
                 tail_messages(
                     load_settings(config),
                     publications or (),
@@ -215,7 +213,7 @@ def decode(
         from gateway.cli.tail.commands import decode_given
 
         _, registry = load_reading_settings(config)
-        asyncio.run(
+        run_on_loop(
             decode_given(
                 sources or ["-"], registry, as_json=json_lines, protocol_version=protocol_version, in_stream=in_stream
             )
@@ -271,7 +269,7 @@ def check(
     from gateway.cli.check import run_check
 
     try:
-        checked = asyncio.run(run_check(load_settings(config)))
+        checked = run_on_loop(run_check(load_settings(config)))
     except WalgateError as error:
         checked = [report.CheckResult("settings", "stops", error.message, error.hint)]
     print(json.dumps(report.as_json(checked)) if as_json else report.render(checked))

@@ -3,12 +3,12 @@ stored position of a slot."""
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gateway.cli.event_loop import run_on_loop
 from gateway.cli.exit_codes import ConfigOption, command, fail
 from gateway.config.settings import load_settings
 from gateway.errors import StopForOperator
@@ -126,7 +126,7 @@ def _carry_out(config: Path | None, steps: PositionChange) -> Position:
     with command():
         from gateway.cli.apply_position_change import carry_out
 
-        return asyncio.run(carry_out(load_settings(config), steps))
+        return run_on_loop(carry_out(load_settings(config), steps))
 
 
 def _lsn(text: str) -> Lsn:

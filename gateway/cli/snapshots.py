@@ -3,7 +3,6 @@ replication stream."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gateway.cli import exit_codes
+from gateway.cli.event_loop import run_on_loop
 from gateway.cli.exit_codes import EXIT_CONFIGURATION, ConfigOption
 from gateway.config.settings import load_settings
 from gateway.errors import StopForOperator, WalgateError
@@ -71,8 +71,8 @@ def snapshot_status(config: ConfigOption = None) -> None:
         from gateway.runtime.snapshot_status import status_lines
 
         settings = load_settings(config)
-        login = asyncio.run(stream_login(settings.source))
-        for line in status_lines(*asyncio.run(read_status(settings, login))):
+        login = run_on_loop(stream_login(settings.source))
+        for line in status_lines(*run_on_loop(read_status(settings, login))):
             print(line)
 
 
@@ -105,7 +105,7 @@ def verify(
     try:
         settings = load_settings(config)
         _check_commands(settings, "VERIFY")
-        outcome = asyncio.run(
+        outcome = run_on_loop(
             verifying.verify(
                 settings,
                 mirror,
@@ -159,13 +159,13 @@ def _send_command(config: Path | None, command: str, tables: Sequence[str] = (),
                 hint="to read and send these tables, set source.excluded_tables to patterns that do not match them, and restart "
                 "the gateway",
             )
-        login = asyncio.run(stream_login(settings.source))
-        if tables and (unknown := asyncio.run(unpublished(login, settings.source.publications, tables))):
+        login = run_on_loop(stream_login(settings.source))
+        if tables and (unknown := run_on_loop(unpublished(login, settings.source.publications, tables))):
             near = [name for name in unknown.values() if name]
             meant = f"did you mean {', '.join(near)}? " if near else ""
             raise StopForOperator(
                 f"snapshot {command}: not published by {', '.join(settings.source.publications)}: {', '.join(unknown)}",
                 hint=f"{meant}check the names; ALTER PUBLICATION ... ADD TABLE publishes a table",
             )
-        lsn = asyncio.run(emit_command(login, text))
+        lsn = run_on_loop(emit_command(login, text))
         print(f"sent at {lsn}: walgate snapshot status shows the progress", file=sys.stderr)

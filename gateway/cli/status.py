@@ -16,6 +16,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from gateway.cli.check import run_check
+from gateway.cli.event_loop import run_on_loop
 from gateway.cli.status_text import UNKNOWN, render
 from gateway.cli.stream_server import stream_login
 from gateway.config.kafka import KafkaSettings
@@ -76,7 +77,7 @@ async def _obstacles(settings: Settings) -> list[dict[str, Any]]:
 def show_status(settings: Settings, *, watch: bool, as_json: bool) -> int:
     """Print the status, repeatedly with `watch`, and return the exit code."""
     while True:
-        now = asyncio.run(load_status(settings, with_obstacles=not watch))
+        now = run_on_loop(load_status(settings, with_obstacles=not watch))
         if as_json:
             print(json.dumps(now), flush=True)
         else:

@@ -17,7 +17,7 @@
     wal_budget                    advances a slot that retains too much WAL
     stored_positions              positions that gateways have stored in Kafka
     snapshot_status               for commands: the state of snapshots
-    event_loop                    uvloop's, with one correction
+    event_loop                    uvloop's, with two corrections
 
 Errors say what follows: Retry and RetrySlowly begin another session, StopForOperator ends the
 process. gateway/kafka/classify_errors.py and gateway/postgres/classify_errors.py decide which one

@@ -133,7 +133,7 @@ class AdvertisedUnreachable(NodeNotReadyError):  # type: ignore[misc]
 
 
 def words_of(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
+    if isinstance(error, TimeoutError) and error.errno is None:  # of this module, not of TCP
         return f"no answer within {CONNECT_TIMEOUT_S:.0f} s"
     return str(error) or type(error).__name__
 
