@@ -7,6 +7,7 @@ happened. docs/server-errors.md shows the outcome for every SQLSTATE of the manu
 
 from __future__ import annotations
 
+import errno
 import re
 import socket
 import ssl
@@ -228,6 +229,11 @@ NOT_WANTED = (
 )
 _RESTARTED = "if PostgreSQL was restarted, or has crashed, the gateway continues when it is back; otherwise see its log"
 _UNREACHABLE = "check that the server is running and accepts connections there (source.dsn, listen_addresses, firewall)"
+_NO_ROUTE = f"{_UNREACHABLE}. If the address is IPv6, as Supabase's direct one is, this host needs an IPv6 route"
+_NO_CONNECTION = {
+    **dict.fromkeys((errno.ECONNREFUSED, errno.ETIMEDOUT), _UNREACHABLE),
+    **dict.fromkeys((errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL), _NO_ROUTE),
+}
 _NOT_ANSWERED = (
     "if the query waits for a lock, the next attempt waits for it too, and this names the sessions that hold it: SELECT "
     "pg_blocking_pids(pid), query FROM pg_stat_activity WHERE application_name = "
@@ -251,13 +257,10 @@ def _classify_network(error: BaseException, doing: str, *, at_login: bool) -> Wa
             hint="the server does not support TLS: set ssl = on in the server's configuration, or use a weaker sslmode in "
             "source.dsn",
         )
-    if isinstance(error, TimeoutError):
-        is_limit = error.errno is None  # of the gateway for the query, not of TCP
-        return Retry(f"{doing}: timed out", hint=_NOT_ANSWERED if is_limit and not at_login else _UNREACHABLE)
-    if isinstance(error, ConnectionRefusedError):
-        return Retry(text, hint=_UNREACHABLE)
+    if isinstance(error, TimeoutError) and error.errno is None:  # the limit of the gateway, not of TCP
+        return Retry(f"{doing}: timed out", hint=_UNREACHABLE if at_login else _NOT_ANSWERED)
     if isinstance(error, OSError):
-        return Retry(text)
+        return Retry(text, hint=_NO_CONNECTION.get(error.errno or 0, ""))
     if isinstance(error, asyncpg.TargetServerAttributeNotMatched):
         return RetrySlowly(text, hint=NOT_WANTED)
     if isinstance(error, asyncpg.InternalClientError):

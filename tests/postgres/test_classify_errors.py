@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 
 import asyncpg
@@ -259,6 +260,13 @@ async def test_hints_about_a_lock_have_sql_that_names_its_holder(database: Datab
 def test_a_host_that_does_not_answer_is_said_to_be_unreachable(error: TimeoutError) -> None:
     assert "firewall" in classify_exception(error, "connection", at_login=True).hint
     assert ("firewall" in classify_exception(error, "query").hint) is bool(error.errno)
+
+
+@pytest.mark.parametrize("code", [errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL])
+def test_a_host_to_which_there_is_no_route_may_have_an_ipv6_address(code: int) -> None:
+    hint = classify_exception(OSError(code, "no"), "connection", at_login=True).hint
+    assert "firewall" in hint and "IPv6" in hint
+    assert "IPv6" not in classify_exception(ConnectionRefusedError(errno.ECONNREFUSED, "no"), "connection").hint
 
 
 def test_a_connection_that_was_cut_off_is_told_in_words_of_the_gateway() -> None:
