@@ -377,7 +377,7 @@ def _same_server(facts: Facts, position: Position, history: str | None) -> Gener
         if position.content_lsn > resume_lsn:  # a Debezium connector has delivered this much
             resume_lsn, last_commit_lsn = position.content_lsn, Lsn(position.content_lsn - 1)
         timeline = facts.server.timeline
-        findings = check_promotion(resume_lsn, last_commit_lsn, position.timeline, timeline, history)
+        findings = check_promotion(position.slot, resume_lsn, last_commit_lsn, position.timeline, timeline, history)
         yield from _judge_behind_fence(findings)
         return timeline
     timeline = yield from _identify(facts)

@@ -74,7 +74,7 @@ def position_at_fork(position: Position, left_at: Lsn | None) -> Position:
 
 
 def check_promotion(
-    resume_lsn: Lsn, last_commit_lsn: Lsn, old_timeline: int, new_timeline: int, history: str
+    slot: str, resume_lsn: Lsn, last_commit_lsn: Lsn, old_timeline: int, new_timeline: int, history: str
 ) -> Iterator[Finding]:
     """Check that the promoted server has everything that was delivered. `history` belongs to
     `new_timeline`, the server's; the position is on `old_timeline`."""
@@ -104,5 +104,7 @@ def check_promotion(
         yield OperatorWarning(
             f"the server was promoted: timeline {new_timeline} forked off timeline {old_timeline} at {left_at}, "
             f"{'at' if resume_lsn == left_at else 'after'} the resume LSN",
-            "nothing is lost; make sure that the old primary is not restarted",
+            "nothing is lost. Start the old primary only as a standby of the new one. If it still has the slot then, "
+            f"run on it: SELECT pg_drop_replication_slot('{slot}'). Its own slot retains WAL, and keeps PostgreSQL from "
+            "synchronizing the slot to it",
         )

@@ -61,9 +61,9 @@ async def test_new_timeline_is_seen_at_once_and_told_from_a_loss(start_postgres:
         expected = Expected("s", ("p",), timeline=1)
         assert list(check_left_behind(facts, expected)) == []
         history = await stream.timeline_history(2)
-        (kept,) = check_promotion(resume_lsn, resume_lsn, 1, 2, history)
+        (kept,) = check_promotion("s", resume_lsn, resume_lsn, 1, 2, history)
         assert isinstance(kept, OperatorWarning)
-        (lost,) = check_promotion(facts.server.flush_lsn, facts.server.flush_lsn, 1, 2, history)
+        (lost,) = check_promotion("s", facts.server.flush_lsn, facts.server.flush_lsn, 1, 2, history)
         assert isinstance(lost, DataGap)
         await stream.start("s", resume_lsn, pgoutput_options(180000, ["p"]))
     finally:
@@ -82,6 +82,10 @@ async def test_facts_of_a_standby_are_read(start_postgres: StartPostgres) -> Non
         assert facts.server.flush_lsn >= resume_lsn
         (error,) = check_server(facts, Expected("s", ("p",)))
         assert type(error) is NotPrimary
+        (promoted,) = check_promotion("s", resume_lsn, resume_lsn, 1, 2, f"1\t{resume_lsn}\twhy\n")
+        assert isinstance(promoted, OperatorWarning)
+        await sql.execute(promoted.hint[promoted.hint.index("SELECT") :].partition(". ")[0])  # as the old primary
+        assert (await load_facts(sql, "s", ["p"])).slot is None
     finally:
         sql.terminate()
 

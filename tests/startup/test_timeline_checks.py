@@ -37,7 +37,7 @@ def test_what_is_no_history_is_waited_for(content: str) -> None:
 def test_position_beyond_the_switch_is_a_gap(resume: int, idle: int, left_at: int) -> None:
     """The last `idle` bytes had no transaction for Kafka."""
     last_commit_lsn = Lsn(max(resume - idle - 1, 0))
-    (finding,) = check_promotion(Lsn(resume), last_commit_lsn, 1, 2, f"1\t{Lsn(left_at)}\twhy\n")
+    (finding,) = check_promotion("s", Lsn(resume), last_commit_lsn, 1, 2, f"1\t{Lsn(left_at)}\twhy\n")
     assert isinstance(finding, DataGap) == (resume > left_at)
     assert isinstance(finding, OperatorWarning) == (resume <= left_at)
     if isinstance(finding, DataGap):
@@ -59,7 +59,7 @@ def test_an_idle_position_goes_back_to_the_fork_if_all_that_was_delivered_preced
         skip_lsn=Lsn(skip),
     )
     found = position_at_fork(position, Lsn(left_at))
-    (finding,) = check_promotion(found.resume_lsn, found.last_commit_lsn, 1, 2, f"1\t{Lsn(left_at)}\twhy\n")
+    (finding,) = check_promotion("s", found.resume_lsn, found.last_commit_lsn, 1, 2, f"1\t{Lsn(left_at)}\twhy\n")
     assert isinstance(finding, DataGap) == (content > left_at)
     if content <= left_at < resume:
         # Whatever commits on the new timeline is sent, follows all commits in Kafka, and is not skipped.
@@ -86,9 +86,9 @@ def test_the_end_of_an_empty_prepared_transaction_counts_as_delivered() -> None:
 
 
 def test_timeline_that_is_no_ancestor_is_a_gap() -> None:
-    (finding,) = check_promotion(Lsn(5), Lsn(4), 4, 3, HISTORY)
+    (finding,) = check_promotion("s", Lsn(5), Lsn(4), 4, 3, HISTORY)
     assert isinstance(finding, DataGap)
 
 
 def test_same_timeline_is_nothing_new() -> None:
-    assert list(check_promotion(Lsn(5), Lsn(4), 3, 3, "")) == []
+    assert list(check_promotion("s", Lsn(5), Lsn(4), 3, 3, "")) == []
