@@ -154,8 +154,9 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
         yield DataGap(
             f"slot {known.slot} no longer exists; changes up to {known.resume_lsn} were delivered",
             hint=_CHECK_SERVER
-            + "If the slot was dropped, or this is a new primary to which it was not synchronized, later "
-            "changes can no longer be read: " + ACCEPT_GAP,
+            + "If the slot was dropped (as Patroni does unless its configuration names the slot: docs/checklist.md, Failover), "
+            "or this is a new primary to which it was not synchronized, later changes can no longer be read: "
+            + ACCEPT_GAP,
         )
     elif before.slot is not None and before.slot.confirmed_flush_lsn is not None:
         ahead = before.slot.confirmed_flush_lsn - known.resume_lsn
