@@ -75,7 +75,8 @@ def _lost(slot: SlotFacts) -> Iterator[Finding]:
 
 
 def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
-    """Warn about settings and states that may invalidate the slot while the gateway is down."""
+    """Warn about settings and states that may invalidate the slot while the gateway does not read
+    it."""
     server, budget = facts.server, expected.advance_bytes
     if 0 <= server.max_slot_wal_keep_mb << 20 < (budget or 0):
         yield OperatorWarning(
@@ -94,8 +95,8 @@ def check_retention(facts: Facts, expected: Expected) -> Iterator[Finding]:
         )
     if server.idle_slot_timeout_s > 0:
         yield OperatorWarning(
-            f"idle_replication_slot_timeout is {server.idle_slot_timeout_s:.0f} s: the slot is invalidated if the "
-            "gateway is down for longer",
+            f"idle_replication_slot_timeout is {server.idle_slot_timeout_s:.0f} s: the slot is invalidated if the gateway does "
+            "not read it for longer, because it is down or waits, for Kafka for example",
             "ALTER SYSTEM SET idle_replication_slot_timeout = 0; SELECT pg_reload_conf()",
         )
     if expected.failover and server.version_num >= 170000 and not server.synchronized_standby_slots:
