@@ -8,11 +8,23 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Final
 
 from pydantic import BaseModel, ValidationError
 
 from gateway.config.section import PREFIX
+
+_MEANT: Final = {
+    **dict.fromkeys(("host", "hostname", "port", "url", "uri"), ("dsn", "bootstrap_servers", "url")),
+    **dict.fromkeys(("user", "username", "database", "dbname"), ("dsn",)),
+    **dict.fromkeys(("sslmode", "ca_file", "cert_file", "key_file", "key_password"), ("dsn",)),
+    "password_file": ("sasl_password",),
+    "tables": ("publications",),
+}
+"""Names that a section may lack, and the settings that are meant if it has one of them."""
+_OF_ITS_SECTION: Final = frozenset((*_MEANT, "password", "password_command", "timeout_s"))
+"""Names that mean something else in another section: a password of Kafka or PostgreSQL must not be
+given to the registry."""
 
 
 def explain(error: ValidationError, model: type[BaseModel], values: Mapping[str, Any], file: str) -> Iterator[str]:
@@ -87,15 +99,17 @@ def _meant(given: object, expected: str) -> str:
 
 
 def _near(location: list[str], sections: dict[str, type[BaseModel]]) -> str:
+    """Return the setting that was probably meant, or ""."""
+    name = location[-1]
+    same_name = [f"{section}.{name}" for section, found in sections.items() if name in found.model_fields]
+    elsewhere = [] if name in _OF_ITS_SECTION else same_name
     if len(location) == 1:
-        matches = get_close_matches(location[0], sections, 1)
-        elsewhere = [
-            f"{section}.{location[0]}" for section, found in sections.items() if location[0] in found.model_fields
-        ]
-        return (matches or elsewhere or [""])[0]
-    section, name = location[0], location[-1]
+        return (get_close_matches(name, sections, 1) or elsewhere or [""])[0]
     if len(location) > 2:
         return ""
-    same_name = [f"{other}.{name}" for other, found in sections.items() if name in found.model_fields]
-    matches = get_close_matches(name, sections[section].model_fields, 1)
-    return (same_name or [f"{section}.{match}" for match in matches] or [""])[0]
+    section, fields = location[0], sections[location[0]].model_fields
+    longer = [field for field in fields if field.startswith((f"sasl_{name}", f"ssl_{name}", f"{name}_"))]
+    certain = [setting for setting in _MEANT.get(name, ()) if setting in fields] or longer
+    similar = get_close_matches(name, fields, 1)
+    found = [f"{section}.{field}" for field in certain] + elsewhere + [f"{section}.{field}" for field in similar]
+    return next(iter(found), "")

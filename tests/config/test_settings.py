@@ -79,6 +79,49 @@ def test_a_setting_of_the_file_that_is_none_is_told_with_the_nearest(content: st
     assert re.search(says, caught.value.message, re.M), caught.value.message
 
 
+@pytest.mark.parametrize(
+    ("setting", "meant"),
+    [
+        ("kafka.password", "kafka.sasl_password"),
+        ("kafka.password_file", "kafka.sasl_password"),
+        ("kafka.username", "kafka.sasl_username"),
+        ("kafka.user", "kafka.sasl_username"),
+        ("kafka.ca_file", "kafka.ssl_ca_file"),
+        ("kafka.cert_file", "kafka.ssl_cert_file"),
+        ("kafka.key_file", "kafka.ssl_key_file"),
+        ("kafka.url", "kafka.bootstrap_servers"),
+        ("source.password", "source.password_file"),
+        *((f"source.{name}", "source.dsn") for name in ("host", "port", "user", "username", "database", "dbname")),
+        ("source.tables", "source.publications"),
+        ("source.partitions", "kafka.partitions"),
+        ("registry.host", "registry.url"),
+        ("registry.user", "registry.username"),
+        ("snapshot.tables", None),
+        ("http.password", None),
+        ("http.username", None),
+        ("password", None),
+    ],
+)
+def test_a_name_of_another_section_is_not_suggested_for_a_password_or_an_address(
+    setting: str, meant: str | None, tmp_path: Path
+) -> None:
+    section, _, name = setting.rpartition(".")
+    (tmp_path / "walgate.toml").write_text(f'[{section}]\n{name} = "x"\n' if section else f'{name} = "x"\n')
+    with pytest.raises(StopForOperator) as caught:
+        load_settings(tmp_path / "walgate.toml")
+    assert f"{setting}: there is no such setting" in caught.value.message
+    assert re.findall(r"did you mean (\S+)\?", caught.value.message) == ([meant] if meant else [])
+
+
+def test_kafkas_login_in_the_environment_is_not_taken_for_the_registrys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALGATE_KAFKA__PASSWORD", "geheim")
+    monkeypatch.setenv("WALGATE_KAFKA__USERNAME", "u")
+    with pytest.raises(StopForOperator) as caught:
+        load_settings()
+    found = re.findall(r"did you mean (\S+)\?", caught.value.message)
+    assert sorted(found) == ["kafka.sasl_password", "kafka.sasl_username"] and "geheim" not in str(caught.value)
+
+
 @pytest.mark.parametrize("content", ["", '[source]\nslot = "s"\n'])
 def test_a_setting_that_is_missing_is_a_sentence(content: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WALGATE_SOURCE__DSN")
