@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from ipaddress import ip_address
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -15,6 +14,7 @@ from gateway.config.oauth_tokens import Tokens, TokenSettings
 from gateway.config.section import (
     AS_JSON,
     PREFIX,
+    File,
     JoinedNames,
     Pattern,
     Section,
@@ -103,15 +103,15 @@ class KafkaSettings(TokenSettings):
     security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
         default="PLAINTEXT", description="SSL: TLS. SASL: authentication with a user name or token."
     )
-    ssl_ca_file: Path | None = Field(
+    ssl_ca_file: File = Field(
         default=None,
         description="PEM file of the certificate authorities that may sign the broker's certificate. unset: the "
         "system's.",
     )
-    ssl_cert_file: Path | None = Field(
+    ssl_cert_file: File = Field(
         default=None, description="PEM file of the gateway's client certificate, if brokers require one."
     )
-    ssl_key_file: Path | None = Field(
+    ssl_key_file: File = Field(
         default=None, description="PEM file of the certificate's private key. unset: the key is in ssl_cert_file."
     )
     ssl_key_password: SecretStr | None = Field(

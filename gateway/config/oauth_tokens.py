@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import httpx2
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from gateway.config.section import PREFIX, Section, refuse_unused, unusable
+from gateway.config.section import PREFIX, File, Section, refuse_unused, unusable
 from gateway.errors import Retry, RetrySlowly
 
 TIMEOUT_S: Final = 10.0
@@ -33,7 +33,7 @@ _LIFE_S: Final = 300.0
 class TokenSettings(Section):
     """Settings of the source of tokens."""
 
-    token_file: Path | None = Field(
+    token_file: File = Field(
         default=None,
         description="File that contains a bearer token. It is read at each authentication, so the token can change.",
     )

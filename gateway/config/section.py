@@ -52,6 +52,17 @@ def _join_names(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, list) else value
 
 
+def _refuse_empty(value: Any) -> Any:
+    if isinstance(value, str) and not value.strip():
+        raise ValueError("the value is empty: is the variable that it comes from set?")
+    return value
+
+
+NOT_EMPTY: Final = BeforeValidator(_refuse_empty)
+
+File = Annotated[Path | None, NOT_EMPTY]
+"""The path of a file, or None. An empty path would stand for the current directory."""
+
 Names = Annotated[tuple[str, ...], BeforeValidator(_read_names)]
 """A list of strings; in a variable, `a,b` or JSON."""
 

@@ -23,7 +23,17 @@ from gateway.config.debezium import DebeziumSettings
 from gateway.config.error_messages import explain, sections_of, variable
 from gateway.config.kafka import KafkaSettings
 from gateway.config.oauth_tokens import Tokens, TokenSettings
-from gateway.config.section import AS_JSON, PREFIX, Names, Pattern, Section, refuse_quotes, refuse_unused, tls_context
+from gateway.config.section import (
+    AS_JSON,
+    PREFIX,
+    File,
+    Names,
+    Pattern,
+    Section,
+    refuse_quotes,
+    refuse_unused,
+    tls_context,
+)
 from gateway.config.source import SourceSettings
 from gateway.errors import StopForOperator
 
@@ -56,15 +66,15 @@ class RegistrySettings(TokenSettings):
     password: SecretStr | None = Field(
         default=None, description=f"Password of that user. To read it from a file, set {PREFIX}REGISTRY__PASSWORD_FILE."
     )
-    ca_file: Path | None = Field(
+    ca_file: File = Field(
         default=None,
         description="PEM file of the certificate authorities that may sign the registry's certificate. unset: the "
         "system's.",
     )
-    cert_file: Path | None = Field(
+    cert_file: File = Field(
         default=None, description="PEM file of the gateway's client certificate, if the registry requires one."
     )
-    key_file: Path | None = Field(
+    key_file: File = Field(
         default=None, description="PEM file of the certificate's private key. unset: the key is in cert_file."
     )
     key_password: SecretStr | None = Field(
@@ -384,7 +394,10 @@ def _read_secret_files() -> None:
     settings = _variables()
     for name, path in list(os.environ.items()):
         if name.startswith(PREFIX) and name.endswith("_FILE") and name not in settings:
-            os.environ[name.removesuffix("_FILE")] = _content(name, path)
+            value = name.removesuffix("_FILE")
+            if os.environ.get(value):
+                raise StopForOperator(f"{value} and {name} are both set", hint="unset one of them")
+            os.environ[value] = _content(name, path)
             del os.environ[name]
 
 
@@ -393,6 +406,8 @@ def _content(name: str, path: str) -> str:
     shows nothing of the content."""
     try:
         text = Path(path).read_text("utf-8").strip()
+    if not path:
+        raise _unreadable(name, "its value is empty")
     except OSError as error:
         raise _unreadable(name, str(error)) from error
     except UnicodeDecodeError:

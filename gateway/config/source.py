@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
-from typing import Final, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from gateway.config.section import Names, Section
+from gateway.config.section import NOT_EMPTY, File, Names, Section
 from gateway.names import IDENTIFIER_RULE, SLOT_RULE, is_identifier, is_slot
 
 EXCLUDED_BY_DEFAULT: Final = ("repack.*", "squeeze.*", "pgroll.*", "_timescaledb_internal.*")
@@ -25,8 +24,10 @@ _OF_A_SHELL: Final = re.compile(r"\|\|?|&&?|;|[0-9]*>>?\S*|<\S*")
 class SourceSettings(Section):
     """PostgreSQL, the slot, and what is decoded."""
 
-    dsn: SecretStr = Field(description="libpq connection URI of the database. The role needs LOGIN and REPLICATION.")
-    password_file: Path | None = Field(
+    dsn: Annotated[SecretStr, NOT_EMPTY] = Field(
+        description="libpq connection URI of the database. The role needs LOGIN and REPLICATION."
+    )
+    password_file: File = Field(
         default=None,
         description="File that contains the password. It is read for each new connection, so the password can change. Use "
         "it instead of a password in dsn.",

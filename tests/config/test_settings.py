@@ -221,6 +221,38 @@ def test_a_secret_that_is_not_text_is_refused(
     assert refused.value.__cause__ is None  # it would have the content
 
 
+def test_a_variable_and_the_variable_of_its_file_are_not_both_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dsn").write_text("postgresql://other@h/d")
+    monkeypatch.setenv("WALGATE_SOURCE__DSN_FILE", str(tmp_path / "dsn"))
+    with pytest.raises(StopForOperator, match="WALGATE_SOURCE__DSN and WALGATE_SOURCE__DSN_FILE are both set"):
+        load_settings()
+    monkeypatch.setenv("WALGATE_SOURCE__DSN", "")  # as Compose sets it for a variable that does not exist
+    assert load_settings().source.dsn.get_secret_value() == "postgresql://other@h/d"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SOURCE__DSN",
+        "SOURCE__PASSWORD_FILE",
+        "KAFKA__SSL_CA_FILE",
+        "KAFKA__TOKEN_FILE",
+        "REGISTRY__CA_FILE",
+        "COLUMNS__HASH_KEY_FILE",
+    ],
+)
+def test_an_empty_variable_is_no_address_and_no_file(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "walgate.toml").write_text(f'[source]\ndsn = "{DSN}"\n')
+    monkeypatch.setenv(f"WALGATE_{name}", "")
+    with pytest.raises(StopForOperator, match="value is empty") as caught:
+        load_settings(tmp_path / "walgate.toml")
+    assert name.lower().replace("__", ".") in caught.value.message or f"WALGATE_{name}" in caught.value.message
+
+
 def test_secrets_are_not_printed() -> None:
     assert "geheim" not in repr(load_settings())
 
