@@ -149,6 +149,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/config/settings.py _unreadable", ""): _MENDED,
     ("gateway/config/settings.py _refuse_unknown_variables", ""): _MENDED,
     ("gateway/postgres/authentication.py _next_message", ""): _SERVICE,
+    ("gateway/config/settings.py _read_secret_files", ""): _MENDED,
     ("gateway/startup/reaction_by_sqlstate.py 08P01", ""): _SERVICE,
     ("gateway/startup/reaction_by_sqlstate.py 42601", ""): _UNREPLICATED,
     ("gateway/startup/reaction_by_sqlstate.py 22023", ""): _MENDED,

@@ -102,7 +102,7 @@ class Tokens:
 
     def _read(self, path: Path) -> str:
         try:
-            token = path.read_text().strip()
+            token = path.read_text("utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
             raise RetrySlowly(f"{self._section}.token_file {path}: {reason}") from error

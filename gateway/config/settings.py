@@ -335,12 +335,19 @@ def _read_file(file: Path | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        return tomllib.loads(file.read_text())
+        return tomllib.loads(file.read_text("utf-8-sig"))
     except OSError as error:
         raise StopForOperator(
             f"configuration file {file} cannot be read: {error.strerror}", hint="check the path given with --config"
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise StopForOperator(f"configuration file {file} is not in UTF-8", hint="save the file as UTF-8") from error
+    except tomllib.TOMLDecodeError as error:
+        if str(error).startswith("Cannot "):  # overwrite a value, declare a table twice, ...
+            raise StopForOperator(
+                f"configuration file {file} is not valid: {error}",
+                hint="write each setting, and the heading of each section, only once",
+            ) from error
         raise StopForOperator(
             f"configuration file {file} is not valid: {error}",
             hint='the file must be in TOML format: text needs quotes (mode = "initial"); numbers, true and false do not',
@@ -404,10 +411,10 @@ def _read_secret_files() -> None:
 def _content(name: str, path: str) -> str:
     """Return the text of the file that the variable `name` names. Raises StopForOperator, which
     shows nothing of the content."""
-    try:
-        text = Path(path).read_text("utf-8").strip()
     if not path:
         raise _unreadable(name, "its value is empty")
+    try:
+        text = Path(path).read_text("utf-8-sig").strip()
     except OSError as error:
         raise _unreadable(name, str(error)) from error
     except UnicodeDecodeError:

@@ -108,7 +108,7 @@ def _one_line(content: bytes, said: str, hint: str) -> str:
     """Return the password. `said` is the beginning of an error message: the source of the content,
     and the verb."""
     try:
-        password = content.decode().rstrip("\r\n")
+        password = content.decode("utf-8-sig").rstrip("\r\n")
     except UnicodeDecodeError:
         raise RetrySlowly(f"{said} text that is not UTF-8") from None
     wrong = (

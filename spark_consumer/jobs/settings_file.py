@@ -43,10 +43,11 @@ class Settings:
 def load_settings(path: Path, names: Iterable[str]) -> Settings:
     """Load a settings file. `names`: the names of the command's options. Raises OptionError."""
     try:
-        with path.open("rb") as file:
-            found = tomllib.load(file)
+        found = tomllib.loads(path.read_text("utf-8-sig"))
     except OSError as problem:
         raise OptionError(f"--config {path}: {problem.strerror}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"--config {path}: not in UTF-8", hint="Save the file as UTF-8.") from None
     except tomllib.TOMLDecodeError as problem:
         raise OptionError(f"--config {path}: {problem}") from None
     options, conf = (dict(_flat(_table(path, found, name))) for name in ("options", "conf"))
@@ -91,7 +92,9 @@ def _flat(options: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]
 def _text(path: Path, name: str, value: Any) -> str:
     if isinstance(value, dict):
         try:
-            return Path(value["file"]).read_text().rstrip("\r\n")
+            return Path(value["file"]).read_text("utf-8-sig").rstrip("\r\n")
         except OSError as problem:
             raise OptionError(f"--config {path}: {name}: {value['file']}: {problem.strerror}") from None
+        except UnicodeDecodeError:
+            raise OptionError(f"--config {path}: {name}: {value['file']}: not in UTF-8") from None
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -417,12 +417,32 @@ def test_the_address_for_health_needs_no_other_setting(tmp_path: Path, monkeypat
     assert load_http_settings(file).port == 8080
 
 
-@pytest.mark.parametrize("content", ["[kafka", "[nothing]\nx = 1\n"])
-def test_a_wrong_file_is_refused(content: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("content", "says", "hint"),
+    [
+        (b"[kafka", "is not valid: Expected", "text needs quotes"),
+        (b"[nothing]\nx = 1\n", "nothing: there is no such setting", "correct these settings"),
+        (b"[http]\nport = 1\nport = 2\n", "Cannot overwrite a value", "only once"),
+        (b"[http]\nport = 1\n[http]\nhost = 'h'\n", "Cannot declare .* twice", "only once"),
+        ("[source]\nslot = 's'\n".encode("utf-16"), "is not in UTF-8", "save the file as UTF-8"),
+    ],
+)
+def test_a_wrong_file_is_refused(content: bytes, says: str, hint: str, tmp_path: Path) -> None:
     file = tmp_path / "walgate.toml"
-    file.write_text(content)
-    with pytest.raises(StopForOperator, match="configuration"):
+    file.write_bytes(content)
+    with pytest.raises(StopForOperator, match=says) as caught:
         load_settings(file)
+    assert hint in caught.value.hint and "configuration" in caught.value.message
+
+
+def test_a_byte_order_mark_is_not_part_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Notepad and PowerShell write one."""
+    (tmp_path / "walgate.toml").write_text('[source]\nslot = "of_file"\n', "utf-8-sig")
+    (tmp_path / "dsn").write_text(DSN, "utf-8-sig")
+    monkeypatch.delenv("WALGATE_SOURCE__DSN")
+    monkeypatch.setenv("WALGATE_SOURCE__DSN_FILE", str(tmp_path / "dsn"))
+    source = load_settings(tmp_path / "walgate.toml").source
+    assert (source.slot, source.dsn.get_secret_value()) == ("of_file", DSN)
 
 
 def test_the_sample_on_the_page_is_a_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ async def _secret_made(place: Place, said: str) -> None:
     """The file says what the variable would."""
     assert "to the path of a text file that the gateway can read" in said, said
     (place.folder / "dsn").write_text(f"{place.database.dsn}\n")
-    place.set(source__dsn_file=str(place.folder / "dsn"))
+    place.set(source__dsn="", source__dsn_file=str(place.folder / "dsn"))
 
 
 async def _failpoint_as_told(_: Place, said: str) -> None:
@@ -176,7 +176,10 @@ WALKS: Mapping[str, Walk] = {
     "no TOML": Walk("configuration file", _no_toml, _file_made),
     "no number": Walk("the configuration is not valid:\n", _with(kafka__partitions="many"), _left_out),
     "no section": Walk("not a setting: ", _with(kafka_prefix="x"), _said_how_it_is_called),
-    "no secret": Walk("_FILE names cannot be read", _with(source__dsn_file="{folder}/dsn"), _secret_made),
+    "no secret": Walk(
+        "_FILE names cannot be read", _with(source__dsn="", source__dsn_file="{folder}/dsn"), _secret_made
+    ),
+    "secret twice": Walk("are both set", _with(source__dsn_file="{folder}/dsn"), _left_out),
     "no failpoint": Walk("no failpoint", _with(failpoints="commit_recieved:kill"), _failpoint_as_told),
     "no action": Walk("is not valid", _with(failpoints="commit_received:boom"), _left_out),
     "library": Walk("relies on internals of 0.14.x", _another_library, _library_as_told),

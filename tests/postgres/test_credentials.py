@@ -21,7 +21,12 @@ def command(code: str) -> Credentials:
 async def test_a_file_is_read_each_time(tmp_path: Path) -> None:
     path = tmp_path / "token"
     login = Credentials(DSN, password_file=path)
-    for content, expected in (("one", "one"), ("two\n", "two"), (" \u00e9 \r\n", " \u00e9 ")):
+    for content, expected in (
+        ("one", "one"),
+        ("two\n", "two"),
+        ("\ufeffthree\r\n", "three"),
+        (" \u00e9 \r\n", " \u00e9 "),
+    ):
         path.write_bytes(content.encode())
         assert await login.password() == expected
 

@@ -26,12 +26,13 @@ NAMES = ("bootstrap_servers", "registry", "path", "tables", "once")
 
 
 def test_a_settings_file_has_options_of_the_command_and_of_the_source_and_secrets_in_files(tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text("p4ss word\n")
+    (tmp_path / "secret").write_text("p4ss word\n", "utf-8-sig")
     file = tmp_path / "mirror.toml"
     file.write_text(
         f'registry = "http://r"\ntables = ["public.a", "public.b"]\nonce = true\n[options]\nnoProgressTimeout = 5\n'
         f'kafka.sasl.password = {{ file = "{tmp_path}/secret" }}\n"kafka.sasl.username" = "me"\n'
-        f'[conf]\n"spark.cores.max" = 4\nspark.hadoop.fs.s3a.secret.key = {{ file = "{tmp_path}/secret" }}\n'
+        f'[conf]\n"spark.cores.max" = 4\nspark.hadoop.fs.s3a.secret.key = {{ file = "{tmp_path}/secret" }}\n',
+        "utf-8-sig",
     )
     found = load_settings(file, NAMES)
     assert found.command == {"registry": "http://r", "tables": "public.a,public.b", "once": True}
@@ -69,6 +70,9 @@ def test_the_mirror_of_the_compose_profile_has_known_settings_and_asks_the_servi
 def test_a_settings_file_that_is_wrong_says_where(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "mirror.toml").write_text(text)
     with pytest.raises(OptionError, match=said):
+        load_settings(tmp_path / "mirror.toml", NAMES)
+    (tmp_path / "mirror.toml").write_text(text, "utf-16")
+    with pytest.raises(OptionError, match="not in UTF-8"):
         load_settings(tmp_path / "mirror.toml", NAMES)
     with pytest.raises(OptionError, match="No such file"):
         load_settings(tmp_path / "other.toml", NAMES)
