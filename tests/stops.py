@@ -60,6 +60,8 @@ _SPLIT: Final = (
 )
 _UNTRANSLATABLE: Final = "exactly_once/test_ways_on.py::test_text_that_cannot_be_sent_is_given_up"
 _DIALECT: Final = "exactly_once/test_ways_on_debezium.py::test_a_stop_of_the_dialect_is_left_as_the_message_says"
+_NO_USE: Final = "exactly_once/test_ways_on_debezium.py::test_an_offset_that_is_no_use_leaves_everything_as_it_was"
+_ADVANCED: Final = "exactly_once/test_ways_on_debezium.py::test_a_slot_that_the_driver_has_advanced_is_adopted_as_it_is"
 _PLACES: Final = "exactly_once/test_ways_on_places.py::"
 _FILTER: Final = _PLACES + "test_a_row_filter_that_failed_for_a_row_stops_with_the_way_on"
 _DISAGREED: Final = _PLACES + "test_publications_that_disagreed_for_a_row_stop_with_the_way_on"
@@ -132,8 +134,9 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/debezium/key_checks.py check_keys", ""): "exactly_once/test_ways_on_debezium.py::"
     "test_keys_that_would_change_leave_everything_as_it_was",
     ("gateway/debezium/row_encoder.py _without", ""): _DIALECT,
-    ("gateway/startup/position_changes.py adopt_from_debezium", ""): "exactly_once/test_ways_on_debezium.py::"
-    "test_an_offset_that_is_no_use_leaves_everything_as_it_was",
+    ("gateway/startup/position_changes.py adopt_from_debezium", ""): _NO_USE,
+    ("gateway/startup/position_checks.py check_offset", ""): _NO_USE,
+    ("gateway/startup/position_checks.py check_not_ahead", ""): _ADVANCED,
     ("gateway/startup/role_checks.py check_role", ""): _POOLER,
     ("gateway/startup/timeline_checks.py check_promotion", "the new primary forked off timeline"): _PROMOTED,
     ("gateway/kafka/classify_errors.py classify", "lower kafka.transaction_timeout_s"): _MENDED,
@@ -146,10 +149,10 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/config/section.py unusable", ""): _LISTENER,
     ("gateway/config/settings.py _merge", ""): _MENDED,
     ("gateway/config/settings.py _read_file", ""): _MENDED,
+    ("gateway/config/settings.py _read_secret_files", ""): _MENDED,
     ("gateway/config/settings.py _unreadable", ""): _MENDED,
     ("gateway/config/settings.py _refuse_unknown_variables", ""): _MENDED,
     ("gateway/postgres/authentication.py _next_message", ""): _SERVICE,
-    ("gateway/config/settings.py _read_secret_files", ""): _MENDED,
     ("gateway/startup/reaction_by_sqlstate.py 08P01", ""): _SERVICE,
     ("gateway/startup/reaction_by_sqlstate.py 42601", ""): _UNREPLICATED,
     ("gateway/startup/reaction_by_sqlstate.py 22023", ""): _MENDED,
@@ -202,10 +205,6 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/startup/listener_checks.py _login", "does not use SASL"), _LISTENER),
     (("gateway/startup/kafka_checks.py check_single_partition", "commit order"), _OTHER),
     (("gateway/startup/server_notices.py _judge_left_out", "the server cannot send changes"), _OTHER),
-    (
-        ("gateway/startup/position_changes.py adopt_from_debezium", "connector_and_driver"),
-        "exactly_once/test_ways_on_debezium.py::test_a_slot_that_the_driver_has_advanced_is_adopted_as_it_is",
-    ),
     (("gateway/startup/position_checks.py check_prefix", "are written with the topic prefix"), _OTHER),
     (("gateway/startup/position_checks.py check_prefix", "belongs to slot"), _MEANT),
     (("gateway/startup/position_checks.py check_first_start", "has been used before"), _OTHER),

@@ -77,7 +77,8 @@ def read_offset(content: bytes, server: str) -> DebeziumOffset:
     names = ", ".join(sorted({name for name, _ in found if name})) or "none"
     raise StopForOperator(
         f"adopt: found {len(offsets)} offsets for topic prefix {server!r}, expected exactly one; prefixes in the file: {names}",
-        hint="kafka.prefix must be the connector's topic.prefix",
+        hint="kafka.prefix must be the connector's topic.prefix. If the file contains no offset, the name of the connector in "
+        "the URL may be wrong, or the connector stored none before it was stopped",
     )
 
 

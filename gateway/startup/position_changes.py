@@ -10,7 +10,8 @@
                      Refused at the first look while a gateway holds the slot.
     adopt            look -> prepare Kafka -> fence -> read the positions -> look, judge -> record.
                      A former server's transactional id is fenced too. Refused at the first look
-                     while a gateway or connector holds the slot.
+                     while a gateway or connector holds the slot, or if a connector's offset cannot
+                     belong to it.
 
 A gateway that has released WAL (wal_release.py) takes the steps of accept-gap itself.
 
@@ -35,8 +36,9 @@ from gateway.startup.findings import Finding, report_of
 from gateway.startup.position_checks import (
     adoption_obstacle,
     after_rename,
+    check_not_ahead,
+    check_offset,
     check_prefix,
-    debezium_obstacle,
     position_before_rename,
 )
 from gateway.startup.publication_checks import check_publications
@@ -58,13 +60,6 @@ from gateway.startup.start import (
 from gateway.transactions.position import Gap, Position
 from schemas.lsn import Lsn
 from schemas.topic_names import parse_relation
-
-_NOT_ADOPTED = (
-    "use the slot that the connector was reading when it stopped, and the offset that it stored then. If only the slot is ahead, "
-    "and the connector had lsn.flush.mode = connector_and_driver, the slot itself says where to continue: set "
-    "source.adopt_slot = true, and snapshot.mode = on_command so that no table is read again, and start the gateway "
-    "(docs/debezium.md). Otherwise use a new source.slot and kafka.prefix"
-)
 
 FreshPosition = Callable[[Facts], Position]
 
@@ -264,7 +259,7 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
     rows up to `offset.lsn`.
     """
     facts: Facts = yield LoadFacts()
-    _raise((*_check_stopped(facts, expected), *check_publications(facts, expected)))
+    _raise((*_check_stopped(facts, expected), *check_publications(facts, expected), *check_offset(offset, facts)))
     yield PrepareKafka()
     yield Fence()
     stored: Stored = yield ReadPositions()
@@ -278,9 +273,7 @@ def adopt_from_debezium(fresh_position: FreshPosition, expected: Expected, offse
             hint="if walgate adopt has been run for this slot, start the gateway. Otherwise use a new source.slot and a new "
             "kafka.prefix",
         )
-    obstacle = debezium_obstacle(offset, facts)
-    if obstacle is not None:
-        raise StopForOperator(f"adopt: {obstacle}", hint=_NOT_ADOPTED)
+    _raise((*check_offset(offset, facts), *check_not_ahead(offset, facts)))
     offset = yield FindWritten(offset)
     assert facts.slot is not None and facts.slot.confirmed_flush_lsn is not None
     resume_lsn = facts.slot.confirmed_flush_lsn

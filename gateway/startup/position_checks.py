@@ -44,25 +44,45 @@ def adoption_obstacle(known: Position, fresh: Position, facts: Facts) -> str | N
     return None
 
 
-def debezium_obstacle(offset: DebeziumOffset, facts: Facts) -> str | None:
-    """Return why the slot does not continue where the connector stopped; None if it does.
+def check_offset(offset: DebeziumOffset, facts: Facts) -> Iterator[Finding]:
+    """Check that the slot exists, and that the offset can belong to it. No other process that reads
+    the slot can cause these errors."""
+    if facts.slot is None or facts.slot.confirmed_flush_lsn is None:
+        yield StopForOperator(
+            "adopt: the slot does not exist",
+            hint="set source.slot to the connector's slot.name, and source.dsn to its database. If the slot was dropped, the "
+            "changes since then can no longer be read: use a new source.slot and a new kafka.prefix",
+        )
+    if offset.in_snapshot:
+        yield StopForOperator(
+            "adopt: the connector has not finished its snapshot",
+            hint="start the connector again, and let it run until it is streaming. Then stop it, get its offset again, and "
+            "run this command with it",
+        )
+    elif offset.lsn > facts.server.flush_lsn:
+        yield StopForOperator(
+            f"adopt: the offset {offset.lsn} is after the end of the WAL, {facts.server.flush_lsn}: it belongs to another server",
+            hint="check source.dsn, and that the offset is of the connector that used this slot. If the server was "
+            "restored to an earlier state, use a new source.slot and a new kafka.prefix",
+        )
+
+
+def check_not_ahead(offset: DebeziumOffset, facts: Facts) -> Iterator[Finding]:
+    """Check that the slot continues where the connector stopped.
 
     A connector confirms its stored offset, never more. If more than that was confirmed, the offset
     is outdated, or another process has read the slot.
     """
     slot = facts.slot
-    if slot is None or slot.confirmed_flush_lsn is None:
-        return "the slot does not exist: source.slot must be the connector's slot.name"
-    if offset.in_snapshot:
-        return "the connector has not finished its snapshot: let it run until it is streaming"
-    if offset.lsn > facts.server.flush_lsn:
-        return f"the offset {offset.lsn} is after the end of the WAL, {facts.server.flush_lsn}: it belongs to another server"
-    if slot.confirmed_flush_lsn > max(offset.lsn, offset.commit_lsn):
-        return (
-            f"slot {slot.name} is confirmed up to {slot.confirmed_flush_lsn}, after the offset {offset.lsn}: the offset is "
-            "outdated, or another process has read the slot"
+    if slot and slot.confirmed_flush_lsn and slot.confirmed_flush_lsn > max(offset.lsn, offset.commit_lsn):
+        yield StopForOperator(
+            f"adopt: slot {slot.name} is confirmed up to {slot.confirmed_flush_lsn}, after the offset {offset.lsn}: the "
+            "offset is outdated, or another process has read the slot",
+            hint="use the slot that the connector was reading when it stopped, and the offset that it stored then. If only the "
+            "slot is ahead, and the connector had lsn.flush.mode = connector_and_driver, the slot itself says where to "
+            "continue: set source.adopt_slot = true, and snapshot.mode = on_command so that no table is read again, and start "
+            "the gateway (docs/debezium.md). Otherwise use a new source.slot and kafka.prefix",
         )
-    return None
 
 
 def position_before_rename(stored: Stored, fresh: Position, facts: Facts) -> Position | None:

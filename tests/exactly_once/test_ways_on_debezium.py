@@ -16,7 +16,7 @@ from schemas.registry_client import RegistryClient
 from schemas.topic_names import key_subject, value_subject
 from tests.conftest import Database
 from tests.debezium.scene import Reader
-from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with, offsets
+from tests.exactly_once.test_ways_on import Place, Walk, _place, _set_as_told, _with
 from tests.exactly_once.test_ways_on_instead import begin_anew
 from tests.runtime.test_error_context import SEEDED
 from tests.support.slots import until_confirmed
@@ -224,12 +224,24 @@ async def test_a_stop_of_the_dialect_is_left_as_the_message_says(name: str, plac
 
 
 async def test_an_offset_that_is_no_use_leaves_everything_as_it_was(place: Place) -> None:
+    path = place.folder / "offsets.json"
+
+    async def said_of(**offset: object) -> str:
+        path.write_text(json.dumps({"lsn": 1, "lsn_commit": 1, "txId": 1, **offset}))
+        return await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
+
+    said = await said_of()
+    assert "the slot does not exist" in said and "source.slot to the connector's slot.name" in said, said
+    await place.sql.fetchval(NEW_SLOT, place.slot)
+    said = await said_of(snapshot="INITIAL")
+    assert "has not finished its snapshot" in said and "start the connector again" in said, said
+    said = await said_of(lsn=1 << 60)
+    assert "belongs to another server" in said and "check source.dsn" in said, said
+    await place.sql.execute("SELECT pg_drop_replication_slot($1)", place.slot)
     await place.streams()
     await place.stop()
     await place.insert()
-    path = place.folder / "offsets.json"
-    path.write_bytes(offsets(place.prefix))
-    said = await walgate(place.gateway, "adopt", "--from-debezium", str(path), code=78)
+    said = await said_of()
     assert "already has a resume LSN" in said and "start the gateway" in said, said
     await place.streams()
     await place.stop()

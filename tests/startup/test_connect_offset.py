@@ -85,6 +85,16 @@ def test_what_is_no_offset_is_refused(content: bytes) -> None:
         read_offset(content, "shop")
 
 
+@pytest.mark.parametrize("offsets", [[], [("shop", None)], [("other", INSERT)]])
+def test_an_answer_without_the_offset_is_refused_with_the_causes(offsets: list[Any]) -> None:
+    listed = [{"partition": {"server": name}, "offset": offset} for name, offset in offsets]
+    with pytest.raises(StopForOperator, match="found 0 offsets") as refused:
+        read_offset(json.dumps({"offsets": listed}).encode(), "shop")
+    assert (
+        "topic.prefix" in refused.value.hint and "name of the connector in the URL may be wrong" in refused.value.hint
+    )
+
+
 def test_an_offset_is_read_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "offsets.dat"
     with pytest.raises(StopForOperator, match="No such file"):

@@ -14,7 +14,7 @@ from gateway.events.marker_encoder import Marker
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.position_changes import accept_gap, adopt, adopt_from_debezium, readmit, skip
-from gateway.startup.start import CreateSlot, DropSlot, FenceFormer, FindWritten, Record, Step, Steps
+from gateway.startup.start import CreateSlot, DropSlot, FenceFormer, FindWritten, LoadFacts, Record, Step, Steps
 from gateway.startup.timeline_checks import LeftBehind
 from gateway.transactions.position import Gap, Position, advance
 from gateway.transactions.transaction import Prepared, Quarantined
@@ -240,3 +240,22 @@ def test_a_connector_whose_place_is_not_the_slots_is_not_adopted() -> None:
             done(adopt_from_debezium(fresh, EXPECTED, offset), facts, known)
     with pytest.raises(Retry, match="in use by process"):
         done(adopt_from_debezium(fresh, EXPECTED, OFFSET), with_slot(active_pid=77), NONE_STORED)
+
+
+@pytest.mark.parametrize(
+    ("facts", "offset", "hint"),
+    [
+        (without_slot(), OFFSET, "set source.slot to the connector's slot.name"),
+        (FACTS, replace(OFFSET, of_snapshot=True, in_snapshot=True), "start the connector again"),
+        (with_server(flush_lsn=Lsn(1650)), OFFSET, "check source.dsn"),
+    ],
+)
+def test_an_offset_that_cannot_be_the_slots_is_refused_before_kafka_is_touched(
+    facts: Facts, offset: DebeziumOffset, hint: str
+) -> None:
+    """Its hint does not tell the operator to set source.adopt_slot, which would lose rows."""
+    steps = adopt_from_debezium(fresh, EXPECTED, offset)
+    assert next(steps) == LoadFacts()
+    with pytest.raises(StopForOperator) as refused:
+        steps.send(facts)
+    assert hint in refused.value.hint and "adopt_slot" not in refused.value.hint
