@@ -248,7 +248,11 @@ def health(config: ConfigOption = None) -> None:
     try:
         settings = load_http_settings(config)
         if settings.port is None:
-            raise StopForOperator("health: http.port is not set")
+            raise StopForOperator(
+                "health: http.port is not set",
+                hint="set the same http.port for the gateway and for this command: WALGATE_HTTP__PORT, or port = ... under "
+                "[http] in the file given with --config",
+            )
     except WalgateError as error:
         fail(error)
     waiting_for = probe(settings.host, settings.port)

@@ -28,7 +28,7 @@ from gateway.kafka.position_topic import ReadIncomplete, read_positions
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
 from gateway.kafka.topic_admin import TopicAdmin
-from gateway.observe.http_client import ask_status
+from gateway.observe.http_client import ask_status, authority
 from gateway.observe.lag import Progress
 from gateway.observe.status_board import StatusBoard
 from gateway.observe.status_types import Counts
@@ -100,16 +100,17 @@ async def _ask_servers(settings: Settings) -> dict[str, Any]:
     position = await _ask_registry(settings, board, positions or {}, await asking)
     if position is not None:
         await _ask_of_slot(settings, board, position, has_markers=has_markers)
-    board.wait_for(_without_answer(settings.source.slot, board, positions))
+    board.wait_for(_without_answer(settings, board, positions))
     return board.snapshot().as_json()
 
 
-def _without_answer(slot: str, board: StatusBoard, positions: Mapping[bytes, bytes] | None) -> str:
+def _without_answer(settings: Settings, board: StatusBoard, positions: Mapping[bytes, bytes] | None) -> str:
     """Return what the status waits for if no gateway answers. `positions` is None if unknown."""
-    pid = board.slot.active_pid if board.slot else None
+    pid, http = board.slot.active_pid if board.slot else None, settings.http
     if pid:
-        return f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but http.port is not set or does not answer"
-    if positions is not None and not _of_slot(positions, slot):
+        why = f"{authority(http.host, http.port)} does not answer" if http.port else "http.port is not set"
+        return f"{UNKNOWN}: a gateway is reading the slot as process {pid}, but {why}"
+    if positions is not None and not _of_slot(positions, settings.source.slot):
         return "a gateway: nothing is reading the slot, and no gateway has stored a resume LSN for it"
     return "a gateway: nothing is reading the slot"
 

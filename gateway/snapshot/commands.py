@@ -56,7 +56,7 @@ def parse_command(content: bytes) -> Command:
     try:
         found = json.loads(content)
     except ValueError:
-        raise InvalidCommand("not valid JSON") from None
+        raise InvalidCommand("not valid JSON in UTF-8") from None
     if not isinstance(found, dict) or not found.keys() <= {"command", "tables", "purpose", "slot"}:
         raise InvalidCommand("not an object with only the fields command, tables, purpose and slot")
     tables = found.get("tables", [])
@@ -148,6 +148,8 @@ def choose(
 
 def encode_command(command: str, tables: Sequence[str], purpose: str, slot: str) -> str:
     """Return the content of the message for a command. Raises InvalidCommand."""
+    if wrong := [table for table in tables if parse_relation(table) is None]:
+        raise InvalidCommand(f"not a table name: {', '.join(wrong)}; expected schema.table, such as public.orders")
     body: dict[str, object] = {"command": command, "slot": slot}
     if tables:
         body["tables"] = list(tables)

@@ -33,12 +33,14 @@ def _listed(names: Sequence[str]) -> dict[str, Any]:
 
 
 def log_read_before(names: Sequence[str]) -> None:
-    """Log the tables that are not read because changes were delivered before snapshots were
-    enabled. This is called only once, since their state NOT_TO_BE_READ is stored."""
+    """Log the tables that are not read because changes were delivered before the first snapshot, by
+    this gateway or by the connector that it replaced. This is called only once, since their state
+    NOT_TO_BE_READ is stored."""
     log.warning(
         "tables_not_read",
         **_listed(names),
-        reason="changes were delivered before snapshots were enabled: consumers may already have these rows",
+        reason="changes were delivered before the first snapshot, by this gateway or by the connector that it replaced: "
+        "consumers may already have these rows",
         hint="to read them, run `walgate snapshot start schema.table`; tables that are published later are "
         "read automatically",
     )

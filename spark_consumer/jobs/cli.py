@@ -357,14 +357,19 @@ def dump(
 def versions(
     path: Annotated[str, typer.Option("--mirror", "--path", help="Directory of a mirror.")],
     sql: Annotated[str, typer.Option(help="Print views of all tables of one version: duckdb or trino.")] = "",
-    at: Annotated[str, typer.Option(help="With --sql: the last version up to this commit LSN.")] = "latest",
+    at: Annotated[
+        str, typer.Option(help="Only the last version up to this commit LSN. With --sql, default: the last version.")
+    ] = "",
 ) -> None:
     """List the versions of a local mirror: commit LSN, time of the commit, time of the merge,
     number of tables."""
-    from spark_consumer.mirror.local.version_list import listed_versions, view_statements
+    from spark_consumer.mirror.local.version_list import listed_versions, version_at, view_statements
 
     try:
-        lines = view_statements(Path(path), at, sql) if sql else listed_versions(Path(path))
+        if sql:
+            lines: list[Any] = view_statements(Path(path), at or "latest", sql)
+        else:
+            lines = [version_at(Path(path), at)] if at else listed_versions(Path(path))
     except (ConsumerError, ValueError) as problem:
         fail(problem)
     print(*lines, sep="\n")

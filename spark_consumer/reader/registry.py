@@ -20,6 +20,10 @@ Schema = dict[str, Any]
 _NOT_FOUND = (40401, 40402, 40403)
 """Error codes for a missing subject, version or schema."""
 _HINT = "Check the options registry.url and registry.*, and that the gateway has written to this prefix."
+_HINT_PATH = (
+    "Check the URL of the registry (--registry, or the option registry.url). It needs the path of the API of Confluent Schema "
+    "Registry: /apis/ccompat/v7 for Apicurio, none for Confluent and Karapace."
+)
 
 T = TypeVar("T")
 
@@ -125,11 +129,13 @@ def _unavailable(what: str, problem: Exception) -> SourceUnavailable | SourceRef
     from confluent_kafka.schema_registry.error import SchemaRegistryError
 
     if isinstance(problem, SchemaRegistryError):
-        detail = f"{problem.http_status_code} {problem.error_message}"
+        detail = f"{problem.http_status_code} {problem.error_message or ''}".rstrip()
         if problem.http_status_code in (401, 403):
             return SourceRefused(
                 f"the schema registry did not return {what}: {detail}", hint="Check the options registry.basic.auth.*."
             )
+        if problem.http_status_code == 404:  # not one of _NOT_FOUND, so not the answer of such a registry
+            return SourceUnavailable(f"the schema registry did not return {what}: {detail}", hint=_HINT_PATH)
     else:
         detail = f"{type(problem).__name__}: {problem}"
     return SourceUnavailable(f"the schema registry did not return {what}: {detail}", hint=_HINT)

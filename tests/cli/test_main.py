@@ -72,6 +72,7 @@ def test_health_of_what_does_not_answer_is_told_in_one_line(monkeypatch: pytest.
 def test_health_without_a_port_is_a_wrong_configuration() -> None:
     result = CliRunner().invoke(app, ["health"])
     assert result.exit_code == EX_CONFIG and "http.port is not set" in result.output
+    assert "WALGATE_HTTP__PORT" in result.output
 
 
 def test_a_gap_needs_a_person(monkeypatch: pytest.MonkeyPatch) -> None:

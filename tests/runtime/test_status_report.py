@@ -11,10 +11,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from gateway.cli import status
-from gateway.cli.status import _column_count, load_status
+from gateway.cli.status import _column_count, _without_answer, load_status
 from gateway.cli.status_text import render
 from gateway.config.settings import Settings
 from gateway.kafka import position_topic
+from gateway.observe.status_board import StatusBoard
+from gateway.observe.status_types import SlotStatus
 from schemas.change_schema import change_schema
 from tests.conftest import Database
 from tests.events.rows import ALL, relation
@@ -24,6 +26,18 @@ from tests.support.gateway_process import GatewayProcess, ended, environment_of
 def test_columns_are_counted_in_the_row() -> None:
     description = relation(ALL, (0, 5, 8))
     assert _column_count(change_schema(description, "cdc")) == len(description.columns)
+
+
+@pytest.mark.parametrize(
+    ("port", "said"), [(None, "but http.port is not set"), (8088, "but 127.0.0.1:8088 does not answer")]
+)
+def test_a_gateway_that_cannot_be_asked_is_said_to_run_and_why_its_state_is_unknown(
+    port: int | None, said: str
+) -> None:
+    settings = Settings.model_validate({"source": {"dsn": "postgresql://u@h/d"}, "http": {"port": port}})
+    board = StatusBoard()
+    board.slot = SlotStatus("walgate", 77, 1, 1, "reserved", None)
+    assert _without_answer(settings, board, {}).endswith(f"as process 77, {said}")
 
 
 @pytest.mark.integration

@@ -29,6 +29,13 @@ def test_commands_are_read_as_they_were_written() -> None:
     assert parse_command(b"{}") == Command("start")
 
 
+def test_a_table_that_is_not_named_with_its_schema_is_told_with_the_form() -> None:
+    with pytest.raises(
+        InvalidCommand, match=r"not a table name: orders; expected schema\.table, such as public\.orders"
+    ):
+        encode_command("start", ["orders", "public.items"], "REPLACE", "walgate")
+
+
 @pytest.mark.parametrize(
     "content",
     [

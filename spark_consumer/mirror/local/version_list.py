@@ -70,7 +70,7 @@ def version_at(path: Path, at: str) -> ListedVersion:
         begin = f"the mirror begins at {format_lsn(versions[0].commit_lsn)}" if versions else "it has no merge yet"
         raise MirrorError(
             f"the mirror at {path} has no version up to {at}: {begin}",
-            hint="Run walgate versions without --sql, which lists the versions that can be read.",
+            hint="Run walgate versions without --sql and --at, which lists the versions that can be read.",
         )
     return found[-1]
 

@@ -8,9 +8,11 @@ from unittest.mock import MagicMock
 
 import pytest
 from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
 from schemas.lsn import format_lsn
 from spark_consumer.errors import MirrorError
+from spark_consumer.jobs.cli import app
 from spark_consumer.mirror import versions
 from spark_consumer.mirror.delta.log_replay import open_delta
 from spark_consumer.mirror.local import version_list
@@ -52,6 +54,9 @@ def test_views_and_statements_show_all_tables_as_of_one_commit(
     listed = version_list.listed_versions(tmp_path)
     assert [version.commit_lsn for version in listed] == lsns
     assert str(listed[1]).startswith(f"{format_lsn(lsns[1])}\t") and str(listed[1]).endswith("\t2")
+    for at, shown in ((["--at", format_lsn(lsns[1] + 1)], listed[1:2]), ([], listed)):
+        printed = CliRunner().invoke(app, ["versions", "--path", str(tmp_path), *at]).output
+        assert printed.splitlines() == [str(version) for version in shown]
     comment, _, incoming, outgoing = version_list.view_statements(tmp_path, format_lsn(lsns[1] + 1), "duckdb")
     assert comment.endswith(format_lsn(lsns[1]))
     location = table_path(str(tmp_path), TableName.parse("public.outgoing"))

@@ -15,6 +15,8 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from gateway.local import Kafka, Registry
+from spark_consumer.errors import SourceUnavailable
+from spark_consumer.reader.registry import Registry as SchemaRegistry
 from tests.spark_consumer import feeder as feeders
 from tests.spark_consumer.feeder import INT8, TEXT, Feeder, Table, relation
 
@@ -74,6 +76,13 @@ def test_a_server_or_topic_that_is_not_there_is_named(
 ) -> None:
     fill(feeder, feeder.table(ACCOUNTS), 1)
     is_refused(spark, {**feeder.options(), **options}, tmp_path, message)
+
+
+async def test_a_registry_without_the_path_of_its_api_is_told_with_the_path(registry: Registry) -> None:
+    """Apicurio answers with a page."""
+    asked = SchemaRegistry({"url": registry.url.removesuffix("/apis/ccompat/v7")})
+    with pytest.raises(SourceUnavailable, match=r"(?s): 404\n.*--registry.*/apis/ccompat/v7 for Apicurio"):
+        await asyncio.to_thread(asked.find, "cdc.transaction-value")
 
 
 def cut(value: bytes) -> bytes:
