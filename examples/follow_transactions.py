@@ -30,5 +30,7 @@ async def follow(servers: str, registry: str, prefix: str, transactions: int | N
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     with suppress(KeyboardInterrupt):
         asyncio.run(follow(*sys.argv[1:4]))

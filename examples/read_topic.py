@@ -46,6 +46,9 @@ def main(topic: str) -> None:
             continue
         key = deserialize(record.key(), SerializationContext(topic, MessageField.KEY))
         change = deserialize(record.value(), SerializationContext(topic, MessageField.VALUE))
+        if "op" not in change:  # a marker of cdc.transaction, or a logical decoding message
+            print(record.partition(), record.offset(), change)
+            continue
         # commit_lsn is null if the event was written while the transaction was open: the marker
         # topic shows whether it was committed.
         state = "committed" if change["commit_lsn"] else "in progress"

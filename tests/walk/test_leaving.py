@@ -32,6 +32,7 @@ async def test_shut_down_permanently(walker: Walk) -> None:
     drop, look, *rest = commands(PAGE, "Shut down permanently")
     async with walker.gateway():
         await walker.run_again(READ, "was there before")
+        await walker.run(READ.replace("public.orders", "transaction"), "'kind': 'SNAPSHOT_END'")
     await walker.sql(drop)
     assert await walker.sql(look) == ""
     await walker.sql(*rest)
