@@ -37,7 +37,11 @@ _GENERATED: Final = {
 """The default that replaces a function call, as PostgreSQL text, by type oid. Other types have no
 defaults."""
 _FLOAT: Final = struct.Struct("<f")
-_GREATEST_FLOAT: Final = 3.4028234663852886e38
+_TOO_LARGE: Final = 2.0**128 - 2.0**103
+"""From this number on, a number is rounded to infinity as float4."""
+_UNEVEN: Final = frozenset({2.0**-96, 2.0**87, 2.0**90})
+"""The float4 for which the nearest decimal of eight digits is read back as another, but the next
+greater one is not: below a power of two, float4 are closer to each other."""
 _MALFORMED: Final = (
     ValueError,
     IndexError,
@@ -161,6 +165,8 @@ def shortest_float(number: float) -> float:
     packed = _FLOAT.pack(number)
     for digits in range(1, 9):
         found = float(f"{number:.{digits}g}")
-        if abs(found) <= _GREATEST_FLOAT and _FLOAT.pack(found) == packed:
+        if abs(found) < _TOO_LARGE and _FLOAT.pack(found) == packed:
             return found
+    if abs(number) in _UNEVEN:
+        return float(f"{number * (1 + 2**-26):.8g}")
     return float(f"{number:.9g}")  # nine digits distinguish any two float4

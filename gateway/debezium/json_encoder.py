@@ -4,7 +4,8 @@ writes, for consumers that do not read Avro.
 The Avro bytes are read by functions that are composed once per schema. That takes several times as
 long as writing the Avro bytes, but keeps every rule of the dialect in one place: the JSON is
 derived from the Avro alone. Bytes and decimals are base64; NaN and infinities are strings, as
-Jackson writes them.
+Jackson writes them. Keys are partitioned and compacted by their bytes, so texts and numbers also
+have Jackson's notation.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import re
 import struct
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any, Final
 
 from gateway.debezium.column_defaults import shortest_float
@@ -28,6 +30,8 @@ Write = Callable[[bytes, int, list[str]], int]
 _ESCAPE: Final = re.compile(r"\\\\|\\u00[01][0-9a-f]")
 """An escaped backslash, which the text may have before its own `u001b`, or an escaped control
 character."""
+_PAIRED: Final = re.compile("[\U00010000-\U0010ffff]")
+"""A character that has two code units in UTF-16."""
 _FLOAT: Final = struct.Struct("<f")
 _DOUBLE: Final = struct.Struct("<d")
 
@@ -38,7 +42,7 @@ class JsonForm:
 
     def __init__(self, schema: Any, *, with_schema: bool) -> None:
         self._write = _writer(schema, NamedTypes())
-        described = json.dumps(connect_json_schema(schema), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+        described = _described(connect_json_schema(schema))
         self._head, self._tail = (f'{{"schema":{described},"payload":', "}") if with_schema else ("", "")
 
     def __call__(self, framed: bytes) -> bytes:
@@ -121,17 +125,47 @@ def _entry(write: Write) -> Write:
     return write_entry
 
 
+def _described(value: Any) -> str:
+    """Return a part of a schema as JSON."""
+    match value:
+        case dict():
+            return "{" + ",".join(f"{_text(name)}:{_described(each)}" for name, each in value.items()) + "}"
+        case list():
+            return "[" + ",".join(map(_described, value)) + "]"
+        case str():
+            return _text(value)
+        case float():
+            return _number(value, value)
+    return json.dumps(value)
+
+
 def _text(text: str) -> str:
-    """Return the text as a JSON string in Jackson's form: it escapes only characters that must be
-    escaped, with upper-case hexadecimal digits."""
+    """Return the text as a JSON string in Jackson's form. It escapes only characters that must be
+    escaped and those above U+FFFF, with upper-case hexadecimal digits."""
     quoted = json.dumps(text, ensure_ascii=False)
-    return _ESCAPE.sub(lambda found: found[0][:2] + found[0][2:].upper(), quoted) if "\\u00" in quoted else quoted
+    if "\\u00" in quoted:
+        quoted = _ESCAPE.sub(lambda found: found[0][:2] + found[0][2:].upper(), quoted)
+    if quoted.isascii() or len(quoted.encode("utf-16-le")) == 2 * len(quoted):  # a pattern takes 9 ns per character
+        return quoted
+    return _PAIRED.sub(_surrogates, quoted)
 
 
-def _number(value: float) -> str:
-    if math.isfinite(value):
-        return repr(value)
-    return '"NaN"' if math.isnan(value) else f'"{"-" if value < 0 else ""}Infinity"'
+def _surrogates(found: re.Match[str]) -> str:
+    high, low = divmod(ord(found[0]) - 0x10000, 0x400)
+    return f"\\u{0xD800 + high:04X}\\u{0xDC00 + low:04X}"
+
+
+def _number(value: float, shortest: float) -> str:
+    """Return the number in the form of Java's Double.toString and Float.toString, since Java 19.
+    `shortest` has the fewest decimal digits from which the type reads `value` back."""
+    if not math.isfinite(value):
+        return '"NaN"' if math.isnan(value) else f'"{"-" if value < 0 else ""}Infinity"'
+    if 1e-3 <= abs(shortest) < 1e7 or not value:
+        return repr(shortest)
+    digits, _, exponent = f"{Decimal(repr(shortest)).normalize():E}".partition("E")
+    if "." not in digits:  # Java chooses among the numbers of two digits
+        digits, _, exponent = f"{value:.1e}".partition("e")
+    return f"{digits}E{int(exponent)}"
 
 
 def _write_long(data: bytes, position: int, parts: list[str]) -> int:
@@ -147,12 +181,13 @@ def _write_boolean(data: bytes, position: int, parts: list[str]) -> int:
 
 def _write_float(data: bytes, position: int, parts: list[str]) -> int:
     (value,) = _FLOAT.unpack_from(data, position)
-    parts.append(_number(shortest_float(value) if math.isfinite(value) else value))
+    parts.append(_number(value, shortest_float(value) if math.isfinite(value) else value))
     return position + 4
 
 
 def _write_double(data: bytes, position: int, parts: list[str]) -> int:
-    parts.append(_number(_DOUBLE.unpack_from(data, position)[0]))
+    (value,) = _DOUBLE.unpack_from(data, position)
+    parts.append(_number(value, value))
     return position + 8
 
 
