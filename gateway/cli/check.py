@@ -248,6 +248,7 @@ class _Check:
             transaction_timeout_ms=kafka.transaction_timeout_s * 1000,
             exactly_once=kafka.delivery == "exactly_once",
             counts_records=not self._settings.writes_debezium,
+            writes_truncates=self._settings.writes_truncates,
         )
 
     async def _kafka(self) -> KafkaFacts | None:

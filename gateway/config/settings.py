@@ -260,6 +260,11 @@ class Settings(_Sources, extra="forbid"):
         return self.kafka.dialect == "debezium"
 
     @property
+    def writes_truncates(self) -> bool:
+        """Whether a TRUNCATE is a record in the topic of its table."""
+        return self.writes_debezium and "t" not in self.debezium.skipped_operations
+
+    @property
     def streams_open_transactions(self) -> bool:
         """Whether transactions are streamed before they commit. This is never so in Debezium's
         dialect, whose consumers take every record as committed."""

@@ -26,7 +26,7 @@ from gateway.failpoints import failpoint
 from gateway.kafka.durability import COPIES, IN_SYNC, MIN_IN_SYNC, UNCLEAN, Durability, cautions, durability_of
 from gateway.kafka.topic_admin import Refusal, TopicAdmin
 from gateway.startup.findings import OperatorWarning, report_of
-from gateway.startup.kafka_checks import check_compacted, check_single_partition
+from gateway.startup.kafka_checks import check_compacted, check_single_partition, check_truncates
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import (
     POSITION_TOPIC,
@@ -142,9 +142,12 @@ class Topics:
         warn: Callable[[tuple[OperatorWarning, ...]], None],
         *,
         compacted: bool = False,
+        writes_truncates: bool = False,
     ) -> None:
-        """`compacted` says whether new topics of tables are compacted."""
+        """`compacted` says whether new topics of tables are compacted; `writes_truncates`, whether
+        truncates are records in topics of tables."""
         self._compacted = compacted
+        self._writes_truncates = writes_truncates
         self._settings = settings
         self._warn = warn
         self._unchecked: dict[str, int] = {}
@@ -270,8 +273,13 @@ class Topics:
     def _note(self, topic: str, partition_count: int) -> None:
         if topic in self._single and not self._is_debeziums(topic):
             report_of(check_single_partition(topic, partition_count)).raise_errors()
+        if self._writes_truncates and self._is_of_table(topic):
+            self._warn(tuple(check_truncates(partition_count)))
         self._partition_counts[topic] = partition_count
         self._seen.add(topic)
+
+    def _is_of_table(self, topic: str) -> bool:
+        return topic not in self._single and topic != message_topic(self._settings.prefix)
 
     def _is_debeziums(self, topic: str) -> bool:
         """Return whether a Debezium connector may have created the topic earlier. Nothing depends
@@ -358,7 +366,7 @@ class Topics:
             config |= _COMPACTED
         elif settings.retention_ms is not None:
             config["retention.ms"] = str(settings.retention_ms)
-        if self._compacted and topic not in self._single and topic != message_topic(settings.prefix):
+        if self._compacted and self._is_of_table(topic):
             config["cleanup.policy"] = "compact"
         for override in settings.topics:
             if re.fullmatch(override.pattern, topic):

@@ -300,6 +300,7 @@ class Bootstrap:
             self._memory.seen_topics,
             self._catalog.warn,
             compacted=self._settings.debezium.compacted_topics,
+            writes_truncates=self._settings.writes_truncates,
         )
         await self._topics.start()
         self._stack.push_async_callback(close, self._topics.close)

@@ -8,7 +8,7 @@ from typing import Final
 
 from gateway.errors import RetrySlowly, StopForOperator
 from gateway.startup.findings import Finding, OperatorWarning
-from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC, counted, message_topic
 
 CLUSTER: Final = "the cluster"
 _POLICY: Final = "cleanup.policy"
@@ -46,6 +46,8 @@ class KafkaExpected:
     exactly_once: bool = True
     counts_records: bool = True
     """Whether markers count the records of tables: in Debezium's dialect they do not."""
+    writes_truncates: bool = False
+    """Whether truncates are records in the topics of tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +190,12 @@ def check_topics(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
             yield from check_single_partition(topic.name, topic.partitions)
         if is_compacted and topic.config:
             yield from check_compacted(topic.name, topic.config)
-    for topic in (*facts.topics.values(), *facts.new_topics.values()):
+    topics = (*facts.topics.values(), *facts.new_topics.values())
+    for topic in topics:
         yield from _topic(topic, expected)
+    if expected.writes_truncates:
+        others = {expected.position_topic, expected.marker_topic, SNAPSHOT_TOPIC, message_topic(expected.prefix)}
+        yield from check_truncates(max((each.partitions for each in topics if each.name not in others), default=0))
     yield from _retention(facts, expected)
 
 
@@ -216,6 +222,18 @@ def check_single_partition(name: str, partitions: int) -> Iterator[Finding]:
             hint="use another kafka.prefix (and another source.slot, if the current slot has already been used). If (and only "
             "if) nothing has been delivered from the current slot, and no consumer needs the records of the topic, you can "
             "instead delete the topic: the gateway creates it with one partition",
+        )
+
+
+def check_truncates(partitions: int) -> Iterator[OperatorWarning]:
+    """Warn if truncates are written to a topic with several partitions."""
+    if partitions > 1:
+        yield OperatorWarning(
+            "truncates are sent (debezium.skipped_operations), and topics of tables have several partitions: a truncate has no "
+            "key, so it is in the first partition only. A consumer that applies it, such as a JDBC sink with truncate.enabled, "
+            "may keep rows that were truncated, or remove rows that were inserted afterwards",
+            "if a consumer applies truncates, give the topics of its tables one partition: set kafka.partitions = 1, or "
+            "partitions in kafka.topics, before they are created. Otherwise include t in debezium.skipped_operations",
         )
 
 

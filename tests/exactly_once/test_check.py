@@ -181,6 +181,8 @@ async def test_mistakes_in_kafka_and_the_registry_are_named(place: Place) -> Non
     )
     compacted = {"kafka": {"dialect": "debezium"}, "debezium": {"compacted_topics": True}}
     await place.finds("warning", "have no key", ": public.f, public.u", "cleanup.policy = delete", **compacted)
+    truncates = {"kafka": {"dialect": "debezium"}, "debezium": {"skipped_operations": "none"}}
+    await place.finds("warning", "several partitions", "kafka.partitions = 1", **truncates)
     secured = {"bootstrap_servers": place.kafka.secured_servers}
     postgres = f"127.0.0.1:{place.database.server.port}"
     await place.finds("stops", "requires SASL (PLAIN)", "= SASL_PLAINTEXT", kafka=secured)

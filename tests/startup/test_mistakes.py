@@ -833,6 +833,27 @@ def test_retention_counts_only_where_records_are_deleted_by_it(policy: str, is_s
     assert bool(world.findings()) is is_said
 
 
+@pytest.mark.parametrize(
+    ("name", "partitions", "is_said"),
+    [
+        ("cdc.shop.orders", 2, True),
+        ("cdc.shop.orders", 1, False),
+        ("cdc.transaction", 3, False),
+        ("cdc.message", 3, False),
+    ],
+)
+@pytest.mark.parametrize("is_new", [False, True])
+def test_truncates_are_warned_of_where_tables_have_several_partitions(
+    name: str, partitions: int, is_said: bool, is_new: bool
+) -> None:
+    found = {name: TopicFacts(name, partitions, 3, config=TOPIC_CONFIG, is_new=is_new)}
+    brokers = KafkaFacts(3, CONFIG, {}, new_topics=found) if is_new else KafkaFacts(3, CONFIG, found)
+    said = World(brokers=brokers, wanted=wanted(counts_records=False, writes_truncates=True)).findings()
+    assert [type(each) for each in said] == [OperatorWarning] * is_said
+    assert all("has no key" in each.message and "kafka.partitions = 1" in each.hint for each in said)
+    assert World(brokers=brokers, wanted=wanted(counts_records=False)).findings() == []
+
+
 def test_one_bootstrap_address_that_is_well_is_enough() -> None:
     dead = replace(LISTENER, address="k0:9092", failure="refused")
     (found,) = check_bootstrap([dead, LISTENER], WANTED)
