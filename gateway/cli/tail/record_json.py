@@ -13,6 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import fastavro
+from fastavro.schema import SchemaParseException
 
 from gateway.cli.tail.message_json import Shown, readable
 from gateway.errors import WalgateError
@@ -79,10 +80,24 @@ class UnreadableRecord(WalgateError):
 
 
 def _decoded(framed: bytes, schema: dict[str, Any], schema_id: int) -> Any:
-    try:
-        return fastavro.schemaless_reader(io.BytesIO(framed[FRAME_BYTES:]), schema, None)
-    except (EOFError, IndexError, ValueError, TypeError) as error:
-        raise UnreadableRecord(f"the record does not match schema {schema_id}: {type(error).__name__}") from None
+    for each in (schema, _as_numbers(schema)):
+        try:
+            return fastavro.schemaless_reader(io.BytesIO(framed[FRAME_BYTES:]), each, None)
+        except (EOFError, IndexError, ValueError, TypeError, OverflowError, SchemaParseException) as error:
+            found = type(error).__name__
+    raise UnreadableRecord(f"the record does not match schema {schema_id}: {found}")
+
+
+def _as_numbers(schema: Any) -> Any:
+    """Return the schema with dates and times as plain numbers: Python has only the years 1 to 9999.
+    Decimals remain, with a precision that fastavro accepts."""
+    if isinstance(schema, list):
+        return [_as_numbers(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if schema.get("logicalType") == "decimal" and schema["scale"] >= 0:
+        return {**schema, "precision": max(schema["precision"], schema["scale"])}
+    return {name: _as_numbers(each) for name, each in schema.items() if name != "logicalType"}
 
 
 def _name(record: dict[str, Any], schema: dict[str, Any]) -> str:
