@@ -32,7 +32,9 @@ class DebeziumSettings(Section):
         "they are omitted, and the log names them.",
     )
     unavailable_value_placeholder: str = Field(
-        default="__debezium_unavailable_value", description="Placeholder for a TOASTed value that was not sent."
+        default="__debezium_unavailable_value",
+        description="Placeholder for a TOASTed value that was not sent. After `hex:`, the placeholder's bytes in UTF-8 as "
+        "hexadecimal digits.",
     )
     reselect_unavailable_values: bool = Field(
         default=False,
@@ -66,6 +68,16 @@ class DebeziumSettings(Section):
         description="Create the topics of new tables with cleanup.policy = compact, so that late consumers get the "
         "last row of each key. Every table needs a key.",
     )
+
+    @field_validator("unavailable_value_placeholder")
+    @classmethod
+    def _placeholder(cls, value: str) -> str:
+        if not value.startswith("hex:"):
+            return value
+        try:
+            return bytes.fromhex(value.removeprefix("hex:")).decode()
+        except ValueError:
+            raise ValueError("after hex: come hexadecimal digits, two for each byte of a text in UTF-8") from None
 
     @field_validator("skipped_operations")
     @classmethod

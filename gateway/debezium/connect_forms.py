@@ -290,7 +290,7 @@ def placeholder(type_: ConnectType, text: str) -> bytes | None:
     if oid in _TEXT_ELEMENTS or (oid == 17 and type_.element.form in _TEXT_FORMS):
         return _array([some_bytes(encoded)])
     if oid in (20, 23) or (oid == 1082 and type_.element.form is Form.DAYS):
-        return _array([encode_some_long(byte) for byte in encoded])
+        return _array([encode_some_long(byte) for byte in struct.unpack(f"{len(encoded)}b", encoded)])
     if oid == 2950:
         return _array([some_bytes(str(_name_uuid(encoded)).encode())])
     return None

@@ -393,6 +393,17 @@ def test_compacted_topics_refuse_what_has_no_key_or_would_stay(monkeypatch: pyte
                 load_settings()
 
 
+def test_a_placeholder_may_be_given_in_hexadecimal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WALGATE_KAFKA__DIALECT", "debezium")
+    for given, meant in (("hex:00C3bc", "\0\u00fc"), ("hex:", ""), ("0x00", "0x00")):
+        monkeypatch.setenv("WALGATE_DEBEZIUM__UNAVAILABLE_VALUE_PLACEHOLDER", given)
+        assert load_settings().debezium.unavailable_value_placeholder == meant
+    for given in ("hex:0", "hex:zz", "hex:ff"):
+        monkeypatch.setenv("WALGATE_DEBEZIUM__UNAVAILABLE_VALUE_PLACEHOLDER", given)
+        with pytest.raises(StopForOperator, match="unavailable_value_placeholder.*after hex: .* digits"):
+            load_settings()
+
+
 def test_values_are_read_again_only_where_tables_may_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WALGATE_KAFKA__DIALECT", "debezium")
     monkeypatch.setenv("WALGATE_DEBEZIUM__RESELECT_UNAVAILABLE_VALUES", "true")

@@ -434,6 +434,12 @@ def test_arrays_have_placeholders_of_their_elements() -> None:
             assert found is not None and read(type_, found) == meant
 
 
+def test_a_placeholder_of_numbers_has_signed_bytes_as_java_has() -> None:
+    type_ = type_of(array_of(INT4))
+    found = placeholder(column(type_), "z\u00fc")
+    assert found is not None and read(type_, found) == [122, -61, -68]
+
+
 def in_wire(kind: int, value: bytes) -> bytes:
     return bytes((kind,)) + struct.pack("!i", len(value)) + value
 
