@@ -58,7 +58,13 @@ def topic_names(prefix: str, namespace: str, relation: str) -> tuple[str, ...]:
 def debezium_topic(prefix: str, namespace: str, relation: str) -> str:
     """Return the topic of a relation's change events in Debezium's format. Two relations may share
     a topic."""
-    return _DEBEZIUM_UNSAFE.sub("_", f"{prefix}.{namespace}.{relation}")
+    return _DEBEZIUM_UNSAFE.sub(underscores, f"{prefix}.{namespace}.{relation}")
+
+
+def underscores(unsafe: re.Match[str]) -> str:
+    """Return what replaces a character in Debezium's names: an underscore for each of its code
+    units in UTF-16, which Java counts as characters."""
+    return "__" if unsafe[0] > "\uffff" else "_"
 
 
 def relation_of_topic(prefix: str, topic: str) -> tuple[str, str] | None:

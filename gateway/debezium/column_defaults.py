@@ -3,7 +3,9 @@ form and bytes.
 
 The rules are Debezium's. A literal is the default, and a function call is replaced by the type's
 zero (`now()` is 1970). Any other expression, such as arithmetic, gives no default; nor does any
-expression if Debezium does not read defaults of the type.
+expression if Debezium does not read defaults of the type. Other than in Debezium, infinity is not
+the default of a date or a timestamp: a sink that creates a column with the number that represents
+it would fail.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import replace
-from decimal import Decimal, InvalidOperation
+from decimal import ROUND_HALF_UP, Decimal, InvalidOperation
 from math import isfinite
 from typing import Any, Final
 
@@ -31,11 +33,13 @@ _GENERATED: Final = {
     16: "f", 20: "0", 21: "0", 23: "0", 700: "0.0", 701: "0.0", 1700: "0.0",
     25: "", 1042: "", 1043: "", 114: "{}", 3802: "{}", 142: "",
     2950: "00000000-0000-0000-0000-000000000000",
-    1082: "1970-01-01", 1083: "00:00:00", 1114: "1970-01-01 00:00:00", 1184: "1970-01-01 00:00:00+00",
+    1082: "1970-01-01", 1083: "00:00:00", 1114: "1970-01-01 00:00:00", 1184: "1970-01-01 00:00:00+00", 1186: "PT0S",
     1560: "00", 1562: "0",
 }  # fmt: skip
 """The default that replaces a function call, as PostgreSQL text, by type oid. Other types have no
 defaults."""
+_DATED: Final = frozenset({1082, 1114, 1184})
+"""date, timestamp, timestamptz"""
 _FLOAT: Final = struct.Struct("<f")
 _TOO_LARGE: Final = 2.0**128 - 2.0**103
 """From this number on, a number is rounded to infinity as float4."""
@@ -115,7 +119,7 @@ def _with_default(column: ConnectColumn, expression: str, kind: Kind) -> Connect
         return column
     try:
         if column.type.form in (Form.DECIMAL, Form.DECIMAL_TEXT) and column.type.precision:
-            text = format(Decimal(text).quantize(Decimal(1).scaleb(-column.type.scale)), "f")
+            text = format(Decimal(text).quantize(Decimal(1).scaleb(-column.type.scale), ROUND_HALF_UP), "f")
         encoded = encode_text(column.type)(text.encode())[1:]
     except _MALFORMED:
         return column
@@ -139,6 +143,8 @@ def _default_text(type_: ConnectType, expression: str, kind: Kind) -> str | None
     text = expression if literal is None else literal[1].replace("''", "'")
     if type_.facts.oid == 16:
         return "t" if text.lower() == "true" else "f"
+    if type_.facts.oid in _DATED and text in ("infinity", "-infinity"):
+        return None
     return text
 
 

@@ -20,7 +20,7 @@ from gateway.debezium.connect_type import ConnectType, Form, binary_avro, connec
 from schemas.change_schema import protected_columns
 from schemas.compatibility import find_record
 from schemas.relation import ColumnDescription, Kind, Protect, Protection, RelationDescription, ReplicaIdentity
-from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD
+from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD, underscores
 
 Schema = dict[str, Any]
 
@@ -158,7 +158,7 @@ def field_name(column: str, options: DebeziumSettings) -> str:
 def adjusted_name(name: str) -> str:
     """Return the name under Debezium's `schema.name.adjustment.mode` and
     `field.name.adjustment.mode` = avro."""
-    adjusted = _UNSAFE.sub("_", name)
+    adjusted = _UNSAFE.sub(underscores, name)
     return f"_{adjusted}" if adjusted[:1].isdigit() else adjusted
 
 

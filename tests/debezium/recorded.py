@@ -118,7 +118,7 @@ async def _record(names: list[str]) -> None:
             slot = f"slot{number}"
             await sql.execute("select pg_create_logical_replication_slot($1, 'pgoutput')", slot)
             for statement in workload.STATEMENTS:
-                if STOPS_AT.get(name, "nothing") not in statement:
+                if name not in STOPS_AT or STOPS_AT[name] not in statement:
                     await sql.execute(statement)
             wanted = await topics(sql, prefix)
             make_topics(parts.kafka.bootstrap_servers, wanted)

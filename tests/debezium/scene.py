@@ -52,7 +52,7 @@ async def topics(sql: asyncpg.Connection, prefix: str) -> list[str]:
     rows = await sql.fetch(
         "select relname from pg_class where relnamespace = 'public'::regnamespace and relkind in ('r', 'p')"
     )
-    names = [re.sub(r"[^A-Za-z0-9._-]", "_", row[0]) for row in rows]
+    names = [re.sub(r"[^A-Za-z0-9._-]", "_", row[0].replace("😀", "__")) for row in rows]
     return [*(f"{prefix}.public.{name}" for name in names), f"{prefix}.transaction", f"{prefix}.message"]
 
 

@@ -23,6 +23,7 @@ from gateway.debezium.envelope_schema import (
     UnsupportedKey,
     connect_relation,
     envelope_schema,
+    field_name,
     key_schema,
     message_schema,
 )
@@ -61,6 +62,7 @@ from schemas.wire_format import frame
 from tests.debezium.encoded import Record, Schemas, Sink, without_times
 from tests.events.rows import ALL, EVERYDAY, ColumnKind, relation, rows, wire_row
 from tests.pgoutput.writer import write, write_tuple_data
+from tests.schemas.relations import column, numeric_typmod
 
 TOPIC: Final = "d.public.shop_orders"
 OID: Final = 16400
@@ -670,8 +672,38 @@ def test_a_default_that_json_does_not_have_is_left_out(default: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("type_name", "default", "number"),
+    [
+        ("date", "'-infinity'::date", None),
+        ("timestamp", "'infinity'::timestamp", None),
+        ("timestamptz", "'infinity'::timestamptz", None),
+        ("text", "'infinity'::text", "infinity"),
+        ("date", "'1970-01-02'::date", 1),
+        ("interval", "'P1DT1S'::interval", 86_401_000_000),
+        ("interval", "make_interval(days => 1)", 0),
+        ("numeric", "1.005", "\x65"),
+        ("numeric", "'-1.005'::numeric", "\x9b"),
+    ],
+)
+def test_a_default_is_what_postgresql_would_store_unless_it_is_infinity(
+    type_name: str, default: str, number: object
+) -> None:
+    """A sink would make a column with a default that its database refuses."""
+    typmod = numeric_typmod(5, 2) if type_name == "numeric" else -1
+    description = replace(relation(), columns=(column("c0", type_name, typmod),))
+    catalog = [CatalogColumn("c0", True, default)]
+    (found,) = with_defaults(connect_relation(description, catalog, [], DebeziumSettings()), catalog).columns
+    assert found is not None and (found.has_default, found.default) == (number is not None, number)
+
+
 def test_two_relations_may_have_one_topic() -> None:
     assert debezium_topic("d", "public", "a b") == debezium_topic("d", "public", "a_b") == "d.public.a_b"
+
+
+def test_java_counts_a_character_above_the_basic_plane_as_two() -> None:
+    assert debezium_topic("d", "public", "a\U0001f600\uffff") == "d.public.a___"
+    assert field_name("\U0001f600\u00e9", DebeziumSettings()) == "___"
 
 
 def test_what_lies_before_an_lsn_is_made_once_for_its_length() -> None:

@@ -175,6 +175,7 @@ EXTREMES: Final = {
     "x_ltrees": ("ltree[]", ("'{a.b,c}'",)),
     "x_domains": ("positive[]", ("'{1,2}'",)),
     "x_moods": ("mood[]", ("'{ok,happy}'", "'{}'", "'{ok,NULL}'")),
+    "x_int2vector": ("int2vector", ("'1 2'",)),
 }
 
 
@@ -229,6 +230,16 @@ create table defaults (
     a_bit bit(3) not null default b'101',
     a_flag bit(1) not null default b'1',
     a_domain positive not null default 3,
+    a_day interval not null default '1 day',
+    a_month interval default '1 mon',
+    an_hour interval default make_interval(hours => 1),
+    no_interval interval not null default '00:00:00',
+    a_forever timestamptz not null default 'infinity',
+    a_far_timestamp timestamp default 'infinity',
+    a_far_date date default '-infinity',
+    a_midnight time default '24:00:00',
+    a_rounded numeric(5,2) default 1.005,
+    a_tenth float4 default 0.1,
     a_generated int4 generated always as (2 * 3) stored
 );
 """
@@ -256,7 +267,7 @@ create table large (id int4 primary key, small int4, body text, bytes bytea, doc
     bigs int8[], uuids uuid[], words varchar, map hstore);
 create table large_full (id int4 primary key, small int4, body text);
 alter table large_full replica identity full;
-create table "Odd Name" ("Id x" int4 primary key, "1st" text, "ümlaut" text, "a-b" text);
+create table "Odd Name 😀" ("Id x" int4 primary key, "1st" text, "ümlaut" text, "a-b" text, "😀" text);
 create table truncated (id int4 primary key);
 create table parted (id int4, day date not null, primary key (id, day)) partition by range (day);
 create table parted_2026 partition of parted for values from ('2026-01-01') to ('2027-01-01');
@@ -286,7 +297,7 @@ STATEMENTS: Final = (
     "delete from every_type where id = 2",
     f"insert into not_null values {_row(1, 1, _NOT_NULL)}, {_row(2, 2, _NOT_NULL)}",
     "delete from not_null where id = 1",
-    "insert into defaults default values",
+    "insert into defaults (a_far_timestamp, a_far_date, a_midnight) values ('2026-11-22', '2026-11-22', '00:00:00')",
     "delete from defaults",
     "insert into by_default values (1, 'one', 10), (2, 'two', 20), (3, null, 30)",
     "update by_default set note = 'uno' where id = 1",
@@ -318,7 +329,7 @@ STATEMENTS: Final = (
     f"insert into large_full values (1, 1, {_LONG.format(seed='y')})",
     "update large_full set small = 2 where id = 1",
     "delete from large_full where id = 1",
-    "insert into \"Odd Name\" values (1, 'a', 'b', 'c')",
+    "insert into \"Odd Name 😀\" values (1, 'a', 'b', 'c', '😀')",
     "insert into truncated values (1), (2)",
     "truncate truncated",
     "insert into parted values (1, '2026-11-22')",
