@@ -35,6 +35,15 @@ async def test_a_table_is_read_that_was_published_or_made_anew_just_before_the_c
         await scene.judge(
             {"public.t": "SELECT * FROM public.t", "public.later": "SELECT * FROM public.later"}, keyless=()
         )
+        # T20: a table without columns.
+        await scene.sql.execute(
+            "CREATE TABLE public.nothing (); INSERT INTO public.nothing DEFAULT VALUES;"
+            f"ALTER PUBLICATION {PUBLICATION} ADD TABLE public.nothing"
+        )
+        await command(scene, "start", "public.nothing")
+        await scene.snapshot_done(times=3)
+        read = scene.gateway.events("table_read")[-1]
+        assert (read["table"], read["rows"]) == ("public.nothing", 1)
         (left_out,) = scene.gateway.events("tables_not_published")
         assert left_out["tables"] == ["public.nowhere"]
         assert await scene.gateway.stop() == 0

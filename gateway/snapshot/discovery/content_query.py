@@ -124,8 +124,9 @@ WITH RECURSIVE {accounts}, part (root, oid, has_parts, is_attached, attachment) 
     FROM pg_catalog.pg_attribute AS a WHERE a.attnum > 0 AND a.attrelid = ANY (ARRAY(SELECT part.oid FROM part))
     GROUP BY a.attrelid
 ), leaf AS (
-    SELECT part.root, pg_catalog.jsonb_agg(jsonb_build_array(l.oid::int8, l.relfilenode::int8, columns.columns, part.is_attached,
-                                                             part.attachment, l.reltoastrelid::int8) ORDER BY l.oid) AS leaves
+    SELECT part.root, pg_catalog.jsonb_agg(jsonb_build_array(
+        l.oid::int8, l.relfilenode::int8, coalesce(columns.columns, ''), part.is_attached, part.attachment,
+        l.reltoastrelid::int8) ORDER BY l.oid) AS leaves
     FROM part
     JOIN pg_catalog.pg_class AS l ON l.oid = part.oid AND l.relkind IN ('r', 'f')
                                  AND l.oid = ANY (ARRAY(SELECT part.oid FROM part))
