@@ -86,7 +86,7 @@ def _problem(answer: bytes) -> tuple[int, str]:
     try:
         found = json.loads(answer)
         return int(found["error_code"]), str(found["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return 0, answer[:200].decode("utf-8", "replace")
 
 

@@ -348,7 +348,7 @@ class RegistryClient:
         if status == 200:
             try:
                 found = json.loads(answer.content)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise no_registry(what, "an HTML page" if is_page(answer.content) else error) from error
             if not isinstance(found, dict):
                 raise no_registry(what, "not an object")
@@ -439,7 +439,7 @@ def _number(found: Schema, name: str) -> int:
 def _schema(found: Schema) -> Schema:
     try:
         schema: Schema = json.loads(found["schema"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise no_registry("an answer without a schema", error) from error
     return schema
 

@@ -152,6 +152,6 @@ class Tokens:
 def _object(answer: httpx2.Response) -> dict[str, Any]:
     try:
         found = answer.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -58,7 +58,8 @@ def _opened(url: str) -> Iterator[HTTPResponse]:
 
 
 def ask_json(url: str) -> Any:
-    """Return the JSON document at a URL. Raises OSError, HTTPException or ValueError."""
+    """Return the JSON document at a URL. Raises OSError, HTTPException, ValueError or
+    RecursionError."""
     with _opened(url) as answer:
         return json.loads(answer.read(_LARGEST_BYTES))
 
@@ -69,5 +70,5 @@ def ask_status(host: str, port: int) -> dict[str, Any] | None:
         with _opened(f"http://{authority(host, port)}/status") as answer:
             found = json.load(answer)
             return found if isinstance(found, dict) else None
-    except (OSError, HTTPException, ValueError):
+    except (OSError, HTTPException, ValueError, RecursionError):
         return None

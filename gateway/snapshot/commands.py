@@ -55,7 +55,7 @@ def parse_command(content: bytes) -> Command:
     """Parse the content of a message. Raises InvalidCommand."""
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InvalidCommand("not valid JSON in UTF-8") from None
     if not isinstance(found, dict) or not found.keys() <= {"command", "tables", "purpose", "slot"}:
         raise InvalidCommand("not an object with only the fields command, tables, purpose and slot")

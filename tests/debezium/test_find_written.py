@@ -158,10 +158,11 @@ async def test_rows_of_a_snapshot_say_how_far_to_look_back(
     )
 
 
+@pytest.mark.parametrize("value", [b"text", b'{"a":' * 10_000], ids=["text", "nested"])
 async def test_a_record_without_a_schema_id_is_not_of_a_connector(
-    kafka: Kafka, registry: Registry, topic_prefix: str
+    kafka: Kafka, registry: Registry, topic_prefix: str, value: bytes
 ) -> None:
-    await asyncio.to_thread(send, kafka, topic_prefix, [b"text"])
+    await asyncio.to_thread(send, kafka, topic_prefix, [value])
     settings = settings_of("postgresql://nowhere/", kafka, registry, topic_prefix, "t")
     with pytest.raises(StopForOperator, match=f"offset 0 of {topic_prefix} was not written by a Debezium connector"):
         await written_beyond(Lsn(1), settings, topic_prefix)

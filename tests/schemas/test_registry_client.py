@@ -545,12 +545,26 @@ async def test_an_answer_is_classed_by_its_status(
 
 
 PAGE = b"<!DOCTYPE html><title>Sign in</title>"
+NESTED = b"[" * 100_000
 
 
 @pytest.mark.parametrize(
     ("answer", "error", "said", "remedy"),
     [
         (b"HTTP/1.1 200 OK\r\nContent-Length: 37\r\n\r\n" + PAGE, RegistryMissing, "an HTML page", "login page"),
+        (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + NESTED,
+            RegistryMissing,
+            "RecursionError",
+            "login page",
+        ),
+        (
+            b'HTTP/1.1 200 OK\r\nContent-Length: 100014\r\n\r\n{"schema": "' + NESTED + b'"}',
+            RegistryMissing,
+            "RecursionError",
+            "login page",
+        ),
+        (b"HTTP/1.1 403 No\r\nContent-Length: 100000\r\n\r\n" + NESTED, RegistryDenied, "403", ""),
         (
             b"HTTP/1.1 403 No\r\nContent-Length: 37\r\n\r\n" + PAGE,
             RegistryDenied,
