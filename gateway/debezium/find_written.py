@@ -222,7 +222,16 @@ class _Schemas:
             if lsn is None if operation == READ else source["txId"] is None:
                 return None
             return operation, source["txId"] or 0, int(commit_lsn or 0), int(lsn)
-        except (SchemaError, ValueError, KeyError, TypeError, AttributeError, IndexError, EOFError, RecursionError) as error:
+        except (
+            SchemaError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            IndexError,
+            EOFError,
+            RecursionError,
+        ) as error:
             raise StopForOperator(
                 f"adopt: the record at offset {record.offset} of {record.topic} was not written by a Debezium "
                 "connector for PostgreSQL",

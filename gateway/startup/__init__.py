@@ -30,8 +30,9 @@ tests/startup simulates them:
 2. A gateway makes its position durable in Kafka before it confirms it to PostgreSQL. Therefore a
    position that was read *after* the slot is never before the slot's confirmed_flush_lsn, unless
    another process has read from the slot. Likewise, an end of the WAL that was read *after* the
-   position is never before the position, unless the server was reset to an earlier state. Facts
-   that were read in another order prove nothing.
+   position is never before the position, unless the server was reset to an earlier state. A start
+   that finds this records it, because that server's WAL passes the position later. Facts that were
+   read in another order prove nothing.
 3. Only a gateway that still owns the producer's transactional id may decide that changes were lost.
    A Kafka transaction that commits after the facts were read proves that no other gateway has taken
    over since.

@@ -39,7 +39,9 @@ from gateway.startup.position_checks import (
     check_not_ahead,
     check_offset,
     check_prefix,
+    check_set_back,
     position_before_rename,
+    set_back_lsn,
 )
 from gateway.startup.publication_checks import check_publications
 from gateway.startup.server_checks import check_left_behind, check_slot_capacity
@@ -56,6 +58,7 @@ from gateway.startup.start import (
     ReadPositions,
     Record,
     Steps,
+    record_set_back,
 )
 from gateway.transactions.position import Gap, Position
 from schemas.lsn import Lsn
@@ -121,6 +124,7 @@ def accept_gap(
     after: Facts = yield LoadFacts()
     _raise(check_holder(after, expected))
     position = yield from _position_of(stored, fresh_position(after), after)
+    yield from record_set_back(after, position)
     _raise(_unacceptable(stored, after, position, expected, until_now=until_now))
     reason = _proven_gap(before, after, position, expected)
     slot = after.slot
@@ -155,6 +159,7 @@ def accept_gap(
         skip_lsn=Lsn(0),
         epoch=position.epoch + 1,
         gap=Gap(position.resume_lsn, resume_lsn, reason),
+        set_back_lsn=Lsn(0),
     )
     yield Record(position, (marker,))
     return position
@@ -183,6 +188,8 @@ def _unacceptable(
             "writes to the database, then SELECT pg_switch_wal(), which switches to the next segment; repeat if necessary), or "
             + NEW_PREFIX,
         )
+    elif not until_now:
+        yield from check_set_back(facts, position)
 
 
 def _is_lost(facts: Facts, expected: Expected) -> bool:
@@ -200,6 +207,9 @@ def _proven_gap(before: Facts, after: Facts, position: Position, expected: Expec
     confirmed = None if before.slot is None else before.slot.confirmed_flush_lsn
     if confirmed is not None and confirmed > position.resume_lsn:
         return f"slot {position.slot} was advanced to {confirmed} by another process, or was recreated"
+    lsn = set_back_lsn(after, position)
+    if lsn is not None:
+        return f"the server was in an earlier state: its WAL ended at {lsn}"
     return None
 
 

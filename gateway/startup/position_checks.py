@@ -15,6 +15,7 @@ from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding
 from gateway.transactions.position import Position
+from schemas.lsn import Lsn
 
 _CHECK_SERVER = (
     "first check source.dsn. If it points to the wrong server, nothing has been lost: correct it and start the "
@@ -193,8 +194,34 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             f"{known.resume_lsn}: the topic was deleted and recreated",
             hint="consumers can no longer determine what is committed: " + NEW_PREFIX,
         )
-    if known.resume_lsn > after.server.flush_lsn and after.slot is not None:
-        beyond = f"the stored resume LSN {known.resume_lsn} is after the end of the WAL, {after.server.flush_lsn}"
+    yield from check_set_back(after, known)
+
+
+def set_back_lsn(facts: Facts, known: Position) -> Lsn | None:
+    """Return the end of the WAL of a server that was set back to an earlier state than `known`, as
+    it was when a start found this. Return None if the server was not set back. The LSNs of a standby
+    or an old primary are not compared, nor is anything without the slot.
+
+    The server that `known` was read from is recognized by its slot, which is confirmed beyond that
+    LSN. In the server that was set back, only another process could have advanced it so far.
+    """
+    slot, server = facts.slot, facts.server
+    if slot is None or server.in_recovery or server.timeline < known.timeline:
+        return None
+    if known.resume_lsn > server.flush_lsn:
+        return max(server.flush_lsn, known.set_back_lsn)
+    was_read = slot.confirmed_flush_lsn is not None and slot.confirmed_flush_lsn > known.set_back_lsn
+    return None if was_read or not known.set_back_lsn else known.set_back_lsn
+
+
+def check_set_back(facts: Facts, known: Position) -> Iterator[Finding]:
+    """Check that the server is not in an earlier state than `known`, and was not when a start
+    stopped for that reason: its WAL passes the resume LSN later, but what it wrote until then is
+    not sent. `facts` were read after `known`."""
+    lsn = set_back_lsn(facts, known)
+    if lsn is not None:
+        is_now = known.resume_lsn > facts.server.flush_lsn
+        beyond = f"the stored resume LSN {known.resume_lsn} {'is' if is_now else 'was'} after the end of the WAL, {lsn}"
         yield DataGap(
             f"{beyond}: the server is in an earlier state than when the gateway last read from it, and Kafka may contain changes "
             "that the server does not have",

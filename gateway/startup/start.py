@@ -36,6 +36,7 @@ from gateway.startup.position_checks import (
     check_prefix,
     check_progress,
     position_before_rename,
+    set_back_lsn,
 )
 from gateway.startup.publication_checks import check_excluded, check_publications
 from gateway.startup.repeated_failure import to_record
@@ -126,8 +127,9 @@ class BeginEpoch:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Make the position durable, together with the markers if the dialect has any -> None. A step
-    of position changes only. `forgets` is the key of a position that is deleted with it."""
+    """Make the position durable, together with the markers if the dialect has any -> None. Raises
+    Retry if another gateway has taken over. `forgets` is the key of a position that is deleted with
+    it."""
 
     position: Position
     markers: tuple[Marker, ...] = ()
@@ -226,7 +228,7 @@ def start(
         if history is not None:
             position = position_at_fork(position, parse_history(history).get(position.timeline))
         of_server = _reported(after, position, expected, reported, adopt_slot=adopt_slot)
-        yield from _judge_known(before, stored, after, position, expected, of_server)
+        yield from _judge_known(before, stored, after, position, expected, of_server, former)
     else:
         position = yield from _first_start(stored, after, fresh, expected, adopt_slot=adopt_slot, reported=reported)
     timeline = yield from _same_server(after, position, history)
@@ -237,6 +239,7 @@ def start(
         timeline=timeline,
         quarantined=_with(position.quarantined, quarantine, position.resume_lsn),
         failed_place=to_record(reported, position),
+        set_back_lsn=Lsn(0),
     )
     yield BeginEpoch(position, None if former is None else former.key)
     return position
@@ -300,12 +303,22 @@ def _judge_known(
     position: Position,
     expected: Expected,
     of_server: Iterable[Finding],
+    former: Position | None,
 ) -> Judging:
     expected = replace(expected, timeline=position.timeline)
+    yield from record_set_back(after, position, former)
     left_behind = list(check_left_behind(after, expected))
     # LSNs of an old primary are not comparable with the position.
     findings = left_behind or [*check_slot(after, expected), *check_progress(before, stored, after, position)]
     yield from _judge_behind_fence((*findings, *of_server))
+
+
+def record_set_back(facts: Facts, position: Position, former: Position | None = None) -> Judging:
+    """Record that the server was set back, before the start stops: the next start may come when the
+    server's WAL has passed the resume LSN. `former` is the position before a rename."""
+    lsn = set_back_lsn(facts, position)
+    if lsn is not None and lsn > position.set_back_lsn:
+        yield Record(replace(position, set_back_lsn=lsn), forgets=None if former is None else former.key)
 
 
 def _reported(

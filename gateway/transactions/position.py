@@ -98,6 +98,9 @@ class Position:
     connector delivered. 0 if it is not known (an earlier release did not store it)."""
     failed_place: FailedPlace | None = None
     """The failure that was counted last when the epoch began."""
+    set_back_lsn: Lsn = _START
+    """The end of the WAL of a server that a start found in an earlier state than this position, or 0. That
+    server's WAL passes `resume_lsn` later, so that nothing but this shows the loss."""
     schema_id: int = field(default=0, compare=False)
     """The id of the schema that the record was read with."""
 
@@ -225,6 +228,7 @@ def _as_record(position: Position) -> dict[str, Any]:
         "written_lsn": int(position.written_lsn),
         "content_lsn": int(position.content_lsn),
         "standstill": None if position.failed_place is None else asdict(position.failed_place),
+        "set_back_lsn": int(position.set_back_lsn),
     }
 
 
@@ -309,6 +313,7 @@ def _from_record(record: dict[str, Any]) -> Position:
         written_lsn=Lsn(record["written_lsn"]),
         content_lsn=Lsn(record["content_lsn"]),
         failed_place=_failed_place(record["standstill"]),
+        set_back_lsn=Lsn(record["set_back_lsn"]),
     )
 
 

@@ -26,6 +26,8 @@ from tests.exactly_once.workload import PUBLICATION, WEIGHTS, Workload
 from tests.support.proxy import DIRECTIONS, FaultProxy, ProxiedKafka
 from tests.support.reset_wal import reset_wal
 from tests.support.scene import Scene, open_scene
+from tests.support.topics import Topics
+from tests.support.written import Written, checked, walgate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
@@ -315,7 +317,8 @@ async def test_a_table_taken_out_of_the_publication_is_told(place: Place) -> Non
 
 async def test_a_server_restored_from_a_backup_stops_the_start(place: Place) -> None:
     """P7: our position lies beyond its WAL; PostgreSQL would accept it, and deliver nothing for a
-    while."""
+    while. A start after that while stops too, until the gap is accepted."""
+    written = Written(Topics(place.kafka.bootstrap_servers, place.registry.url), place.prefix)
     async with place.scene() as scene:
         await scene.streaming()
         await scene.commits()
@@ -337,7 +340,19 @@ async def test_a_server_restored_from_a_backup_stops_the_start(place: Place) -> 
         await place.server.start()
         await scene.reconnect()
         scene.gateway.start()
-        await scene.ends(place.slot)
+        await scene.ends("is after the end of the WAL")
+        position = (await written.position())["resume_lsn"]
+        while await scene.sql("SELECT pg_current_wal_flush_lsn() <= $1::text::pg_lsn", str(Lsn(position))):
+            await scene.workload.one_transaction("plain", 1, 60)
+            await scene.sql("SELECT pg_switch_wal()")
+        assert "was after the end of the WAL" in await checked(scene.gateway, 78)
+        scene.gateway.start()
+        await scene.ends("was after the end of the WAL", '"exit_code": 78')
+        await walgate(scene.gateway, "accept-gap", "--until-now")
+        (gap,) = await written.markers("GAP")
+        assert gap["marker_lsn"] == position and "earlier state" in gap["detail"]
+        await scene.streaming()
+        await scene.commits()
 
 
 def _give_as(model: Path, copy: Path) -> None:

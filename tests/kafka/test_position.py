@@ -51,6 +51,7 @@ POSITIONS = st.builds(
     written_lsn=LSNS,
     content_lsn=LSNS,
     failed_place=st.none() | st.builds(FailedPlace, TEXTS, LSNS, st.integers(0, 2**31 - 1), TEXTS),
+    set_back_lsn=LSNS,
 )
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from gateway.errors import Retry, RetrySlowly, StopForOperator
+from gateway.errors import DataGap, Retry, RetrySlowly, StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker
 from gateway.startup.connect_offset import DebeziumOffset
@@ -146,6 +146,29 @@ def test_a_server_that_was_restored_to_an_earlier_timeline_is_read_on_when_its_w
     assert (position.timeline, position.resume_lsn) == (FACTS.server.timeline, 1900)
     with pytest.raises(StopForOperator, match="would repeat"):
         done(accept_gap(fresh, alone, until_now=True), with_server(flush_lsn=Lsn(1200)), known)
+
+
+def test_a_server_that_was_set_back_is_read_on_only_when_everything_is_given_up() -> None:
+    steps: list[Step] = []
+    with pytest.raises(StopForOperator, match="would repeat"):
+        carried_out(accept_gap(fresh, EXPECTED, until_now=True), with_server(flush_lsn=Lsn(1200)), STORED, done=steps)
+    known = replace(ACTIVE, set_back_lsn=Lsn(1200))
+    assert steps[-1] == Record(known)
+    for released in (None, "a budget"):
+        with pytest.raises(DataGap, match="was after the end of the WAL"):
+            done(accept_gap(fresh, EXPECTED, released=released), FACTS, stored(known))
+    position, _ = done(accept_gap(fresh, EXPECTED, until_now=True), FACTS, stored(known))
+    assert (position.resume_lsn, position.set_back_lsn) == (1900, 0)
+    assert position.gap is not None and "earlier state" in position.gap.reason
+
+
+@pytest.mark.parametrize("facts", [without_slot(), with_server(in_recovery=True)])
+def test_no_standby_and_no_server_without_the_slot_is_recorded_as_set_back(facts: Facts) -> None:
+    behind = replace(facts, server=replace(facts.server, flush_lsn=Lsn(1200)))
+    steps: list[Step] = []
+    with pytest.raises((StopForOperator, RetrySlowly)):
+        carried_out(accept_gap(fresh, EXPECTED, until_now=True), behind, STORED, done=steps)
+    assert not [step for step in steps if isinstance(step, Record)]
 
 
 @pytest.mark.parametrize(("until_now", "is_only_host"), [(False, True), (True, False)])

@@ -19,6 +19,7 @@ from gateway.startup.start import (
     PrepareKafka,
     ProveFence,
     ReadPositions,
+    Record,
     Step,
     TimelineHistory,
     WithdrawIntent,
@@ -198,6 +199,28 @@ def test_a_gap_is_named_only_by_a_gateway_that_still_owns_the_fence(facts: Facts
 
     with pytest.raises(Retry, match="fenced"):
         started(facts, stored, answers={ProveFence: taken_over})
+
+
+def test_a_server_that_was_set_back_stops_every_start_even_when_its_wal_has_passed() -> None:
+    done: list[Step] = []
+    with pytest.raises(DataGap, match="is after the end of the WAL, 0/5DB"):
+        started(with_server(flush_lsn=Lsn(1499)), STORED, done=done)
+    known = replace(ACTIVE, set_back_lsn=Lsn(1499))
+    assert Record(known) in done
+    stored = Stored({known.key: known}, marker_topic_used=True)
+    for facts in (FACTS, with_slot(confirmed_flush_lsn=Lsn(1499))):
+        with pytest.raises(DataGap, match="was after the end of the WAL, 0/5DB"):
+            started(facts, stored, done=(done := []))
+        assert kinds(done)[-1] is ProveFence and Record not in kinds(done)
+    position, _ = started(with_slot(confirmed_flush_lsn=Lsn(1500)), stored)  # source.dsn was wrong
+    assert (position.resume_lsn, position.set_back_lsn) == (1500, 0)
+
+
+def test_a_server_that_was_set_back_is_recorded_under_the_new_name_of_its_database() -> None:
+    former, done = replace(ACTIVE, database="former"), list[Step]()
+    with pytest.raises(DataGap, match="is after the end of the WAL"):
+        started(with_server(flush_lsn=Lsn(1499)), Stored({former.key: former}, marker_topic_used=True), done=done)
+    assert Record(replace(ACTIVE, set_back_lsn=Lsn(1499)), forgets=former.key) in done
 
 
 @pytest.mark.parametrize("look", [1, 2, 4])
