@@ -33,7 +33,7 @@ class ReadIncomplete(Retry):
 
 
 async def read_positions(
-    settings: KafkaSettings, marker_topic: str, timeout_s: float
+    settings: KafkaSettings, marker_topic: str, timeout_s: float, *, waits: bool = True
 ) -> tuple[dict[bytes, bytes], bool]:
     """Return the newest position record of every slot, by key, and whether the marker topic holds
     or has held a record.
@@ -45,10 +45,10 @@ async def read_positions(
     transaction that is still open, perhaps one of another gateway that died. A newer position of
     this slot could lie after that transaction, and continuing from an older one would duplicate
     rows. ReadIncomplete is therefore raised until the transaction has ended; the broker ends it
-    after its timeout.
+    after its timeout. Without `waits`, what lies after that transaction is left out.
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
-    async with _reading(settings, (position, marker), timeout_s) as (consumer, ends):
+    async with _reading(settings, (position, marker), timeout_s, waits=waits) as (consumer, ends):
         used = await _has_records(consumer, marker, ends[marker])
         newest = await _newest(consumer, position, ends[position])
     return newest, used
@@ -64,17 +64,17 @@ async def read_snapshot_states(settings: KafkaSettings, timeout_s: float) -> dic
 
 @asynccontextmanager
 async def _reading(
-    settings: KafkaSettings, places: tuple[TopicPartition, ...], timeout_s: float
+    settings: KafkaSettings, places: tuple[TopicPartition, ...], timeout_s: float, *, waits: bool = True
 ) -> AsyncIterator[tuple[Consumer, dict[TopicPartition, int]]]:
-    """Return a consumer, and the end offset of each partition. Errors name the topic of the first
-    one."""
+    """Return a consumer, and the end offset of each partition; without `waits`, the offset of the
+    first transaction that is open. Errors name the topic of the first partition."""
     topic = places[0].topic
     consumer = partition_reader(settings)
     try:
         async with asyncio.timeout(timeout_s):
-            ends = await true_ends(settings, places)
+            ends = await true_ends(settings, places) if waits else {}
             await consumer.start()
-            yield consumer, ends
+            yield consumer, ends or await consumer.end_offsets(list(places))
     except TimeoutError as error:
         raise ReadIncomplete(
             f"{topic} could not be read to its end within {timeout_s:.0f} s", hint=_NOT_TO_ITS_END

@@ -234,8 +234,8 @@ class Bootstrap:
                 stored = await self._read_positions()
                 await self._register_fixed_schemas()
                 return stored
-            case LookAtPositions():
-                return await self._read_positions()
+            case LookAtPositions(waits):
+                return await self._read_positions(waits=waits)
             case ProveFence():
                 await self._delivery.prove_fence()
             case WriteIntent(position):
@@ -348,15 +348,19 @@ class Bootstrap:
         await self._producer.abandon()
         failpoint("producer_abandoned")
 
-    async def _read_positions(self) -> Stored:
+    async def _read_positions(self, *, waits: bool = True) -> Stored:
         kafka = self._settings.kafka
-        failpoint("before_position_read")
-        values, used = await read_positions(kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s)
+        if waits:
+            failpoint("before_position_read")
+        values, used = await read_positions(
+            kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s, waits=waits
+        )
         moment = self._memory.next_moment()
         fresh = self.fresh_position(self._catalog.facts)
         positions = await decode_positions(values, fresh, self._registry)
         used = self._dialect.is_used(positions.values(), fresh, used)
-        failpoint("after_position_read")
+        if waits:
+            failpoint("after_position_read")
         return Stored(positions, used, moment)
 
     async def _register_fixed_schemas(self) -> None:

@@ -4,10 +4,11 @@
     skip, readmit    look -> prepare Kafka -> look at the positions, judge -> fence -> read the
                      positions -> look, judge -> record. A refusal before the fence does not disturb
                      a gateway that is running.
-    accept-gap       look -> prepare Kafka -> fence -> look -> read the positions -> look, judge;
-                     if the slot is unusable, drop it and create it -> record. If interrupted after
-                     the drop, the next run finds no slot, or a new one, and records a gap too.
-                     Refused at the first look while a gateway holds the slot.
+    accept-gap       look -> prepare Kafka -> look at the positions -> fence -> look -> read the
+                     positions -> look, judge; if the slot is unusable, drop it and create it ->
+                     record. If interrupted after the drop, the next run finds no slot, or a new
+                     one, and records a gap too. Refused at the first look while a gateway holds the
+                     slot.
     adopt            look -> prepare Kafka -> fence -> read the positions -> look, judge -> record.
                      A former server's transactional id is fenced too. Refused at the first look
                      while a gateway or connector holds the slot, or if a connector's offset cannot
@@ -59,6 +60,7 @@ from gateway.startup.start import (
     Record,
     Steps,
     record_set_back,
+    refuse_other_prefix,
 )
 from gateway.transactions.position import Gap, Position
 from schemas.lsn import Lsn
@@ -118,6 +120,7 @@ def accept_gap(
     check_use = check_holder if released is not None else _check_stopped
     _raise((*check_use(facts, expected), *check_publications(facts, expected)))
     yield PrepareKafka()
+    yield from refuse_other_prefix(fresh_position(facts))
     yield Fence()
     before: Facts = yield LoadFacts()
     stored: Stored = yield ReadPositions()

@@ -120,11 +120,17 @@ def check_prefix(positions: Mapping[bytes, Position], fresh: Position, facts: Fa
                 hint=_other_server_hint(position, fresh, facts),
             )
     known = positions.get(fresh.key)
-    if known is not None and known.prefix != fresh.prefix:
+    if known is not None:
+        yield from check_own_prefix(known, fresh)
+
+
+def check_own_prefix(known: Position, fresh: Position) -> Iterator[Finding]:
+    if known.prefix != fresh.prefix:
         yield StopForOperator(
             f"changes of slot {fresh.slot} are written with the topic prefix {known.prefix!r}, but kafka.prefix is "
             f"{fresh.prefix!r}",
-            hint=f"set kafka.prefix = {known.prefix}, or use a new slot. The changes of one slot must have one topic "
+            hint="if this server is a copy of another one, choose another source.slot. Otherwise "
+            f"set kafka.prefix = {known.prefix}, or use a new slot. The changes of one slot must have one topic "
             "prefix: consumers could not order transactions across two marker topics",
         )
 

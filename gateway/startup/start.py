@@ -1,7 +1,8 @@
 """The steps of a start, in the order that makes its judgements valid. The caller carries out each
 step and sends the answer.
 
-    look -> prepare Kafka -> look -> fence -> look -> read positions -> look, judge
+    look -> prepare Kafka -> look at the positions -> look -> fence -> look -> read positions
+         -> look, judge
          -> first start: write the intent, look at the positions again, create the slot
             later starts, with the same prefix and slot: nothing
          -> replication connection: the same server? -> new epoch
@@ -33,6 +34,7 @@ from gateway.startup.findings import Finding, OperatorWarning, Report, report_of
 from gateway.startup.position_checks import (
     after_rename,
     check_first_start,
+    check_own_prefix,
     check_prefix,
     check_progress,
     position_before_rename,
@@ -76,7 +78,10 @@ class ReadPositions:
 @dataclass(frozen=True, slots=True)
 class LookAtPositions:
     """Read the positions as ReadPositions does, but without schemas -> Stored. The positions of
-    gateways that this one has not fenced may change at any time."""
+    gateways that this one has not fenced may change at any time. Without `waits`, those that follow
+    a Kafka transaction that is still open are left out, perhaps one that the fence will abort."""
+
+    waits: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,7 @@ def start(
     facts: Facts = yield _LOOK
     yield from _judge((*check_holder(facts, expected), *_before_position(facts, expected, reported)))
     yield PrepareKafka()
+    yield from refuse_other_prefix(fresh_position(facts))
     facts = yield _LOOK
     yield from _judge(check_holder(facts, expected))
     yield Fence()
@@ -284,6 +290,15 @@ def _judge_behind_fence(findings: Iterable[Finding]) -> Judging:
     if any(isinstance(error, StopForOperator) for error in report.errors):
         yield ProveFence()
     yield from _judge((*report.warnings, *report.errors))
+
+
+def refuse_other_prefix(fresh: Position) -> Judging:
+    """Refuse a prefix that is not the slot's before anything is fenced: the slot may be that of a
+    gateway that runs, and this server a copy of its server."""
+    stored: Stored = yield LookAtPositions(waits=False)
+    known = stored.positions.get(fresh.key)
+    if known is not None and known.state == "ACTIVE":
+        yield from _judge(check_own_prefix(known, fresh))
 
 
 def _judge_prefix(stored: Stored, fresh: Position, facts: Facts, *, withdraws: bool) -> Judging:

@@ -59,6 +59,8 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
         await asyncio.to_thread(mine.commit_transaction)
         with pytest.raises(Retry, match="could not be read to its end"):
             await read_positions(settings, markers, 3)
+        values, _ = await read_positions(settings, markers, 3, waits=False)
+        assert decode_position(ours.key, values[ours.key], POSITION).resume_lsn == 100
     finally:
         await asyncio.to_thread(other.abort_transaction)
     values, used = await read_positions(settings, markers, 30)

@@ -14,7 +14,7 @@ from gateway.events.marker_encoder import Marker
 from gateway.startup.connect_offset import DebeziumOffset
 from gateway.startup.facts import Facts, Stored
 from gateway.startup.position_changes import accept_gap, adopt, adopt_from_debezium, readmit, skip
-from gateway.startup.start import CreateSlot, DropSlot, FenceFormer, FindWritten, LoadFacts, Record, Step, Steps
+from gateway.startup.start import CreateSlot, DropSlot, Fence, FenceFormer, FindWritten, LoadFacts, Record, Step, Steps
 from gateway.startup.timeline_checks import LeftBehind
 from gateway.transactions.position import Gap, Position, advance
 from gateway.transactions.transaction import Prepared, Quarantined
@@ -131,6 +131,10 @@ def test_a_repair_needs_the_gateways_own_position() -> None:
     ):
         with pytest.raises(StopForOperator, match=said):
             done(skip(fresh, Lsn(1600)), known=known)
+    steps: list[Step] = []
+    with pytest.raises(StopForOperator, match="are written with the topic prefix 'other'"):
+        carried_out(accept_gap(fresh, EXPECTED), without_slot(), stored(replace(ACTIVE, prefix="other")), done=steps)
+    assert Fence() not in steps, "the gateway that has the slot runs on"
 
 
 def test_everything_before_now_is_given_up_only_on_demand() -> None:

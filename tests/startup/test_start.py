@@ -61,6 +61,7 @@ def test_a_known_slot_goes_on_from_its_position_in_a_new_epoch() -> None:
     assert kinds(steps) == [
         LoadFacts,
         PrepareKafka,
+        LookAtPositions,
         LoadFacts,
         Fence,
         LoadFacts,
@@ -166,8 +167,20 @@ def test_nothing_but_the_slot_itself_shows_that_a_database_was_renamed(facts: Fa
 
 
 def test_a_slot_keeps_its_prefix() -> None:
+    """The gateway that has the slot is not fenced: this server may be a copy of its server."""
+    done: list[Step] = []
+    with pytest.raises(StopForOperator, match="are written with the topic prefix 'cdc'") as caught:
+        started(FACTS, STORED, fresh=replace(FRESH, prefix="other"), done=done)
+    assert "copy of another one, choose another source.slot" in caught.value.hint and Fence not in kinds(done)
     with pytest.raises(StopForOperator, match="are written with the topic prefix 'cdc'"):
-        started(FACTS, STORED, fresh=replace(FRESH, prefix="other"))
+        started(
+            FACTS,
+            STORED,
+            fresh=replace(FRESH, prefix="other"),
+            answers={LookAtPositions: lambda _: NOTHING_STORED},
+            done=done,
+        )
+    assert kinds(done)[-1] is ProveFence, "what was written since the look is judged"
 
 
 @pytest.mark.parametrize("facts", [FACTS, without_slot()])
