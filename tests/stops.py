@@ -128,7 +128,7 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/connect_offset.py load_offset", ""): _COMMAND,
     ("gateway/startup/connect_offset.py read_offset", ""): _COMMAND,
     ("gateway/startup/position_checks.py check_prefix", "belongs to slot"): _STATE,
-    ("gateway/startup/position_checks.py check_prefix", "are written with the topic prefix"): _MENDED,
+    ("gateway/startup/position_checks.py check_own_prefix", "are written with the topic prefix"): _MENDED,
     ("gateway/debezium/find_written.py event", ""): "exactly_once/test_ways_on_debezium.py::"
     "test_a_record_that_the_connector_did_not_write_leaves_everything_as_it_was",
     ("gateway/debezium/key_checks.py check_keys", ""): "exactly_once/test_ways_on_debezium.py::"
@@ -205,7 +205,7 @@ INSTEAD: Final[tuple[tuple[tuple[str, str], str], ...]] = (
     (("gateway/startup/listener_checks.py _login", "does not use SASL"), _LISTENER),
     (("gateway/startup/kafka_checks.py check_single_partition", "commit order"), _OTHER),
     (("gateway/startup/server_notices.py _judge_left_out", "the server cannot send changes"), _OTHER),
-    (("gateway/startup/position_checks.py check_prefix", "are written with the topic prefix"), _OTHER),
+    (("gateway/startup/position_checks.py check_own_prefix", "are written with the topic prefix"), _OTHER),
     (("gateway/startup/position_checks.py check_prefix", "belongs to slot"), _MEANT),
     (("gateway/startup/position_checks.py check_first_start", "has been used before"), _OTHER),
     (("gateway/startup/position_checks.py check_progress", "no longer exists"), _OTHER),

@@ -205,8 +205,8 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
 
 def set_back_lsn(facts: Facts, known: Position) -> Lsn | None:
     """Return the end of the WAL of a server that was set back to an earlier state than `known`, as
-    it was when a start found this. Return None if the server was not set back. The LSNs of a standby
-    or an old primary are not compared, nor is anything without the slot.
+    it was when a start found this. Return None if the server was not set back. The LSNs of a
+    standby or an old primary are not compared, nor is anything without the slot.
 
     The server that `known` was read from is recognized by its slot, which is confirmed beyond that
     LSN. In the server that was set back, only another process could have advanced it so far.

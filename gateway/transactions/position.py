@@ -99,8 +99,8 @@ class Position:
     failed_place: FailedPlace | None = None
     """The failure that was counted last when the epoch began."""
     set_back_lsn: Lsn = _START
-    """The end of the WAL of a server that a start found in an earlier state than this position, or 0. That
-    server's WAL passes `resume_lsn` later, so that nothing but this shows the loss."""
+    """The end of the WAL of a server that a start found in an earlier state than this position, or
+    0. That server's WAL passes `resume_lsn` later, so that nothing but this shows the loss."""
     schema_id: int = field(default=0, compare=False)
     """The id of the schema that the record was read with."""
 
