@@ -81,6 +81,10 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/position_checks.py check_progress", "no longer exists"): _GAP,
     ("gateway/startup/position_checks.py check_progress", "is empty, but changes of slot"): _STATE,
     ("gateway/startup/position_checks.py check_progress", "another process advanced the slot by"): _GAP,
+    ("gateway/startup/position_checks.py check_progress", "lost the newest markers"): "exactly_once/test_repairs.py::"
+    "test_markers_that_kafka_has_lost_are_a_gap",
+    ("gateway/startup/position_checks.py check_progress", "lost the newest records"): "exactly_once/test_repairs.py::"
+    "test_positions_that_kafka_has_lost_are_told_from_a_slot_that_was_advanced",
     ("gateway/startup/publication_checks.py _keys_sent_in_part", ""): _STATE,
     ("gateway/startup/position_changes.py _skipping", ""): _COMMAND,
     ("gateway/startup/position_changes.py _readmitting", ""): _COMMAND,

@@ -24,6 +24,7 @@ from gateway.config.settings import Settings
 from gateway.errors import DataGap, RetrySlowly, WalgateError
 from gateway.kafka.cluster_facts import advertised_addresses, kafka_facts
 from gateway.kafka.durability import cautions, durability_of
+from gateway.kafka.last_commit import newest_commit_lsn
 from gateway.kafka.listener_probe import probe_listener
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics, deleted_topics
@@ -360,12 +361,15 @@ class _Check:
             values, is_used = await read_positions(
                 self._settings.kafka, marker if has_markers else POSITION_TOPIC, _TIMEOUT_S
             )
+            newest = None
+            if has_markers and self._settings.kafka.dialect == "walgate":
+                newest = await newest_commit_lsn(self._settings.kafka, marker, _TIMEOUT_S)
             async with open_registry(self._settings.registry, _TIMEOUT_S) as client:
                 positions = await decode_positions(values, fresh, client)
         except WalgateError as error:
             self._report.add("resume_lsn", [error])
             return None
-        return Stored(positions, has_markers and is_used, self._next_moment())
+        return Stored(positions, has_markers and is_used, self._next_moment(), newest)
 
     def _judge(self, before: Facts, stored: Stored, after: Facts, fresh: Position) -> Iterator[Finding]:
         former = position_before_rename(stored, fresh, after)

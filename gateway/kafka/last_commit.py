@@ -1,10 +1,11 @@
-"""Read the LSN and the time of the newest commit from the marker topic. No gateway needs to be
-running."""
+"""Read the newest commit from the marker topic. No gateway needs to be running."""
 
 from __future__ import annotations
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import fastavro
@@ -12,50 +13,91 @@ from aiokafka.errors import KafkaError
 from aiokafka.structs import TopicPartition
 
 from gateway.config.kafka import KafkaSettings
+from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
-from gateway.kafka.partition_reader import partition_reader
+from gateway.kafka.partition_reader import partition_reader, true_ends
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
+from schemas.lsn import Lsn
 from schemas.markers import COMMITTING
 from schemas.records import TRANSACTION_MARKER
 from schemas.wire_format import FRAME_BYTES
 
 _LOOKED_AT: Final = 500
-"""The number of newest offsets to read, including those of control records."""
+"""The number of newest offsets to read first, including those of control records."""
 _POLL_MS: Final = 200
 _SCHEMA: Final = fastavro.parse_schema(TRANSACTION_MARKER)
+
+Marker = dict[str, Any]
 
 
 async def last_commit(settings: KafkaSettings, marker_topic: str, timeout_s: float) -> tuple[int, float] | None:
     """Return the LSN and the Unix time in seconds of the last commit, or None if the newest markers
     contain no commit. Raises WalgateError."""
     place = TopicPartition(marker_topic, 0)
+    async with _reading(settings, place, timeout_s) as consumer:
+        end = (await consumer.end_offsets([place]))[place]
+        first = (await consumer.beginning_offsets([place]))[place]
+        markers = await _markers(consumer, place, max(first, end - _LOOKED_AT), end)
+    timed = [marker for marker in markers if marker is not None and marker["kind"] in COMMITTING and marker["time"]]
+    return (int(timed[-1]["marker_lsn"]), timed[-1]["time"].timestamp()) if timed else None
+
+
+async def newest_commit_lsn(settings: KafkaSettings, marker_topic: str, timeout_s: float) -> Lsn | None:
+    """Return the LSN of the newest commit; 0 if the marker topic has never contained one. Raises
+    WalgateError.
+
+    Return None if the LSN is not known: retention has removed all commits, an open Kafka
+    transaction hides the newest markers, or a newer version of the gateway has written them.
+    """
+    place = TopicPartition(marker_topic, 0)
+    async with _reading(settings, place, timeout_s) as consumer:
+        until = (await true_ends(settings, [place]))[place]
+        if (await consumer.end_offsets([place]))[place] < until:
+            return None
+        first = (await consumer.beginning_offsets([place]))[place]
+        count = _LOOKED_AT
+        while until > first:
+            since = max(first, until - count)
+            markers = await _markers(consumer, place, since, until)
+            if None in markers:
+                return None
+            # Not simply the last: with at_least_once, a former gateway may write markers late.
+            commits = [int(marker["marker_lsn"]) for marker in markers if marker and marker["kind"] in COMMITTING]
+            if commits:
+                return Lsn(max(commits))
+            until, count = since, 2 * count
+    return Lsn(0) if first == 0 else None
+
+
+@asynccontextmanager
+async def _reading(settings: KafkaSettings, place: TopicPartition, timeout_s: float) -> AsyncIterator[Consumer]:
     consumer = partition_reader(settings)
-    found: tuple[int, float] | None = None
     try:
         async with asyncio.timeout(timeout_s):
             await consumer.start()
             consumer.assign([place])
-            end = (await consumer.end_offsets([place]))[place]
-            first = (await consumer.beginning_offsets([place]))[place]
-            consumer.seek(place, max(first, end - _LOOKED_AT))
-            while await consumer.position(place) < end:
-                for record in (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, []):
-                    found = _commit(record.value) or found
+            yield consumer
     except (KafkaError, OSError, TimeoutError) as error:
-        raise classify(error, f"reading {marker_topic}", READING) from error
+        raise classify(error, f"reading {place.topic}", READING) from error
     finally:
         await close_with_timeout(consumer.stop(), STOP_TIMEOUT_S)
-    return found
 
 
-def _commit(value: bytes | None) -> tuple[int, float] | None:
-    if value is None:
-        return None
+async def _markers(consumer: Consumer, place: TopicPartition, since: int, until: int) -> list[Marker | None]:
+    """Return the committed markers between two offsets, with None for each one that cannot be
+    decoded."""
+    markers: list[Marker | None] = []
+    consumer.seek(place, since)
+    while await consumer.position(place) < until:
+        records = (await consumer.getmany(place, timeout_ms=_POLL_MS)).get(place, [])
+        markers += [_decoded(record.value) for record in records if record.offset < until]
+    return markers
+
+
+def _decoded(value: bytes | None) -> Marker | None:
     try:
-        marker: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), _SCHEMA, None)
-    except (ValueError, IndexError, EOFError, KeyError, TypeError):
-        return None  # a marker of a gateway with another schema: nothing but this display needs its commit
-    if marker["kind"] not in COMMITTING or marker["time"] is None:
-        return None
-    return int(marker["marker_lsn"]), marker["time"].timestamp()
+        marker: Any = fastavro.schemaless_reader(io.BytesIO((value or b"")[FRAME_BYTES:]), _SCHEMA, None)
+    except (ValueError, IndexError, EOFError, KeyError, TypeError, OverflowError):
+        return None  # a marker of a gateway with another schema, or a record of another program
+    return dict(marker) if marker["marker_lsn"] >= 0 else None

@@ -23,6 +23,7 @@ from gateway.failpoints import failpoint
 from gateway.kafka.batches import HELD_FACTOR, RECORD_OVERHEAD_BYTES, BatchWriter
 from gateway.kafka.classify_errors import TopicDenied
 from gateway.kafka.fixed_topics import FixedSchemas, message_selection, open_message_topic
+from gateway.kafka.last_commit import newest_commit_lsn
 from gateway.kafka.position_topic import read_positions, read_snapshot_states
 from gateway.kafka.producer import Producer
 from gateway.kafka.shutdown import close_with_timeout, to_the_end
@@ -352,16 +353,18 @@ class Bootstrap:
         kafka = self._settings.kafka
         if waits:
             failpoint("before_position_read")
-        values, used = await read_positions(
-            kafka, transaction_topic(kafka.prefix), kafka.delivery_timeout_s, waits=waits
-        )
+        markers = transaction_topic(kafka.prefix)
+        values, used = await read_positions(kafka, markers, kafka.delivery_timeout_s, waits=waits)
+        newest = None
+        if waits and self._dialect.has_markers:
+            newest = await newest_commit_lsn(kafka, markers, kafka.delivery_timeout_s)
         moment = self._memory.next_moment()
         fresh = self.fresh_position(self._catalog.facts)
         positions = await decode_positions(values, fresh, self._registry)
         used = self._dialect.is_used(positions.values(), fresh, used)
         if waits:
             failpoint("after_position_read")
-        return Stored(positions, used, moment)
+        return Stored(positions, used, moment, newest)
 
     async def _register_fixed_schemas(self) -> None:
         """Register the schemas of the fixed topics, after the position has shown that this is still

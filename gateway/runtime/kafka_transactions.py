@@ -300,6 +300,7 @@ class KafkaTransactions:
             machine.last_commit_lsn,
             tuple(machine.prepared.values()),
             has_content=self._has_content,
+            marked_lsn=machine.writer.marked_lsn,
         )
         states = {} if self._states is None else self._states.take_states()
         self._delivery.close(machine.take_markers(), position, states)

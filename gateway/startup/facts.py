@@ -177,12 +177,19 @@ class Stored:
     """Kafka's side: the contents of the position topic and the use of the marker topic.
 
     `marker_topic_used` tells whether the marker topic holds or has ever held a record; control
-    records of Kafka transactions do not count.
+    records of Kafka transactions do not count. `newest_commit_lsn` is the commit LSN of the newest
+    committing marker, which was read after the positions; None if it is not known.
     """
 
     positions: Mapping[bytes, Position]
     marker_topic_used: bool
     moment: int = 0
+    newest_commit_lsn: Lsn | None = None
+
+    def lacks_markers_of(self, position: Position) -> bool:
+        """Return whether the marker topic has lost its newest markers. Those that retention removes
+        are its oldest."""
+        return self.newest_commit_lsn is not None and self.newest_commit_lsn < position.marked_lsn
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,9 +112,10 @@ def accept_gap(
     """Record a gap after a loss: a position from which the stream goes on, and a GAP marker if the
     dialect has markers. Return the new position.
 
-    Without `until_now`, this is done only if the catalog proves the loss; with it, everything that
-    the slot still holds is given up. `released` is the reason why the gateway itself advanced the
-    slot (wal_release.py); any other loss is then left for the start to judge.
+    Without `until_now`, this is done only if the loss is proven, by the catalog or by the newest
+    marker; with it, everything that the slot still holds is given up. `released` is the reason why
+    the gateway itself advanced the slot (wal_release.py); any other loss is then left for the start
+    to judge.
     """
     facts: Facts = yield LoadFacts()
     check_use = check_holder if released is not None else _check_stopped
@@ -131,6 +132,12 @@ def accept_gap(
     _raise(_unacceptable(stored, after, position, expected, until_now=until_now))
     reason = _proven_gap(before, after, position, expected)
     slot = after.slot
+    first_lsn = position.resume_lsn
+    if released is None and stored.lacks_markers_of(position):
+        assert stored.newest_commit_lsn is not None
+        first_lsn = stored.newest_commit_lsn
+        position = replace(position, marked_lsn=first_lsn)
+        reason = reason or f"Kafka had lost the markers after the commit at {first_lsn}"
     if released is not None:
         if reason is None or slot is None or _is_lost(after, expected):
             return position
@@ -152,8 +159,8 @@ def accept_gap(
         # The creation of a slot waits until every open or prepared transaction has ended.
         position, resume_lsn = replace(position, prepared=()), (yield CreateSlot())
     else:
-        resume_lsn = slot.confirmed_flush_lsn
-    marker = Marker("GAP", 0, position.resume_lsn, end_lsn=resume_lsn, detail=reason)
+        resume_lsn = max(slot.confirmed_flush_lsn or Lsn(0), position.resume_lsn)
+    marker = Marker("GAP", 0, first_lsn, end_lsn=resume_lsn, detail=reason)
     position = replace(
         position,
         resume_lsn=resume_lsn,
@@ -161,7 +168,7 @@ def accept_gap(
         timeline=after.server.timeline,
         skip_lsn=Lsn(0),
         epoch=position.epoch + 1,
-        gap=Gap(position.resume_lsn, resume_lsn, reason),
+        gap=Gap(first_lsn, resume_lsn, reason),
         set_back_lsn=Lsn(0),
     )
     yield Record(position, (marker,))

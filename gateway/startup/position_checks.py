@@ -16,6 +16,7 @@ from gateway.startup.facts import Facts, Stored
 from gateway.startup.findings import Finding
 from gateway.transactions.position import Position
 from schemas.lsn import Lsn
+from schemas.topic_names import POSITION_TOPIC
 
 _CHECK_SERVER = (
     "first check source.dsn. If it points to the wrong server, nothing has been lost: correct it and start the "
@@ -186,10 +187,20 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             + ACCEPT_GAP,
         )
     elif before.slot is not None and before.slot.confirmed_flush_lsn is not None:
-        ahead = before.slot.confirmed_flush_lsn - known.resume_lsn
-        if ahead > 0:
+        confirmed = before.slot.confirmed_flush_lsn
+        ahead = confirmed - known.resume_lsn
+        newest = stored.newest_commit_lsn
+        if ahead > 0 and newest is not None and newest > known.last_commit_lsn:
             yield DataGap(
-                f"slot {known.slot} is confirmed up to {before.slot.confirmed_flush_lsn}, but the stored resume LSN "
+                f"slot {known.slot} is confirmed up to {confirmed}, and the marker topic has commits up to {newest}, but "
+                f"the stored resume LSN is {known.resume_lsn}: Kafka has lost the newest records of {POSITION_TOPIC}",
+                # A commit at the slot's LSN or after it would be sent, and written, a second time.
+                hint="nothing may be missing from the topics of changes, but it is not known where to continue: "
+                + (ACCEPT_GAP if newest < confirmed else NEW_PREFIX),
+            )
+        elif ahead > 0:
+            yield DataGap(
+                f"slot {known.slot} is confirmed up to {confirmed}, but the stored resume LSN "
                 f"is {known.resume_lsn}: another process advanced the slot by {ahead} bytes of WAL, or the "
                 "slot was dropped and recreated",
                 hint=_CHECK_SERVER + "If it is the right server, " + ACCEPT_GAP,
@@ -199,6 +210,13 @@ def check_progress(before: Facts, stored: Stored, after: Facts, known: Position)
             f"the marker topic of topic prefix {known.prefix!r} is empty, but changes of slot {known.slot} were delivered up to "
             f"{known.resume_lsn}: the topic was deleted and recreated",
             hint="consumers can no longer determine what is committed: " + NEW_PREFIX,
+        )
+    elif stored.lacks_markers_of(known):
+        yield DataGap(
+            f"the newest commit in the marker topic of topic prefix {known.prefix!r} is at {stored.newest_commit_lsn}, but "
+            f"changes of slot {known.slot} were delivered up to the commit at {known.marked_lsn}: Kafka has lost the newest "
+            "markers",
+            hint="consumers do not see the transactions whose markers are lost: " + ACCEPT_GAP,
         )
     yield from check_set_back(after, known)
 

@@ -101,6 +101,9 @@ class Position:
     set_back_lsn: Lsn = _START
     """The end of the WAL of a server that a start found in an earlier state than this position, or
     0. That server's WAL passes `resume_lsn` later, so that nothing but this shows the loss."""
+    marked_lsn: Lsn = _START
+    """The commit LSN of the newest marker that ends a transaction whose rows count. 0 if there is
+    none, or if it is not known (an earlier release did not store it)."""
     schema_id: int = field(default=0, compare=False)
     """The id of the schema that the record was read with."""
 
@@ -172,8 +175,10 @@ def advance(
     prepared: tuple[Prepared, ...],
     *,
     has_content: bool = True,
+    marked_lsn: int = 0,
 ) -> Position:
     """Return the position after a Kafka transaction. `has_content`: it contains records or markers.
+    `marked_lsn` is 0 if no commit of this session has a marker yet.
     `skip_lsn` is kept until replication has passed the transaction at this LSN, whose end LSN is
     higher."""
     is_changed = has_content or prepared != position.prepared
@@ -185,6 +190,7 @@ def advance(
         prepared=prepared,
         skip_lsn=position.skip_lsn if position.skip_lsn >= resume_lsn else _START,
         failed_place=position.failed_place if resume_lsn == position.resume_lsn else None,
+        marked_lsn=Lsn(marked_lsn) if marked_lsn else position.marked_lsn,
     )
 
 
@@ -229,6 +235,7 @@ def _as_record(position: Position) -> dict[str, Any]:
         "content_lsn": int(position.content_lsn),
         "standstill": None if position.failed_place is None else asdict(position.failed_place),
         "set_back_lsn": int(position.set_back_lsn),
+        "marked_lsn": int(position.marked_lsn),
     }
 
 
@@ -314,6 +321,7 @@ def _from_record(record: dict[str, Any]) -> Position:
         content_lsn=Lsn(record["content_lsn"]),
         failed_place=_failed_place(record["standstill"]),
         set_back_lsn=Lsn(record["set_back_lsn"]),
+        marked_lsn=Lsn(record["marked_lsn"]),
     )
 
 

@@ -7,19 +7,25 @@ import asyncio
 import os
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import asyncpg
 import pytest
 
 from gateway.local import Kafka, Postgres, Registry
+from schemas.topic_names import POSITION_TOPIC
 from tests.conftest import TEST_SETTINGS, Database
 from tests.support.gateway_process import GatewayProcess
+from tests.support.lost_tail import lose_tail
+from tests.support.proxy import ProxiedKafka
+from tests.support.scene import end_offsets
 from tests.support.slots import until_confirmed, until_free
 from tests.support.topics import Topics
-from tests.support.written import Written, walgate
+from tests.support.written import Written, checked, walgate
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(500)]
 
@@ -52,11 +58,18 @@ class Place:
 async def place(
     own_database: Database, kafka: Kafka, registry: Registry, topic_prefix: str, tmp_path: Path
 ) -> AsyncIterator[Place]:
-    sql = await own_database.connect()
+    async with _place(own_database, kafka, registry, topic_prefix, tmp_path) as place:
+        yield place
+
+
+@asynccontextmanager
+async def _place(
+    database: Database, kafka: Kafka, registry: Registry, prefix: str, folder: Path
+) -> AsyncIterator[Place]:
+    sql = await database.connect()
     await sql.execute(TABLE)
-    settings = _settings(own_database.dsn, kafka, registry, topic_prefix)
-    gateway = GatewayProcess(tmp_path / "gateway.log", settings)
-    yield Place(sql, topic_prefix, gateway, Written(Topics(kafka.bootstrap_servers, registry.url), topic_prefix))
+    gateway = GatewayProcess(folder / "gateway.log", _settings(database.dsn, kafka, registry, prefix))
+    yield Place(sql, prefix, gateway, Written(Topics(kafka.bootstrap_servers, registry.url), prefix))
     await gateway.end()
 
 
@@ -149,6 +162,71 @@ async def test_a_gap_is_accepted_and_marked_and_the_stream_goes_on(
     assert all(a < b for a, b in pairwise(lsns)) and lsns[0] < gap["marker_lsn"] < gap["end_lsn"] <= lsns[-1]
     await place.stop()
     assert "can still be read through slot" in await walgate(place.gateway, "accept-gap", code=78)
+
+
+async def _without_tail(topic: str, place: Place, broker: ProxiedKafka) -> Any:
+    """The newest records of the topic are lost, those of two rows. The position before."""
+    await place.gateway.streaming()
+    await place.insert(1)
+    await place.written.has("flows", {1})
+    await place.stop()
+    kept = await asyncio.to_thread(end_offsets, broker.bootstrap_servers, topic, "read_uncommitted")
+    await place.gateway.streaming()
+    await place.insert(2, 3)
+    await place.written.has("flows", {1, 2, 3})
+    await place.stop()
+    position = await place.written.position()
+    await broker.stop()
+    lose_tail(broker, topic, kept)
+    await broker.start()
+    return position
+
+
+async def test_markers_that_kafka_has_lost_are_a_gap(
+    own_database: Database,
+    proxied_kafka: ProxiedKafka,
+    registry: Registry,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    """K15: consumers would wait for nothing, and never see the rows."""
+    async with _place(own_database, proxied_kafka, registry, topic_prefix, tmp_path) as place:
+        before = await _without_tail(f"{topic_prefix}.transaction", place, proxied_kafka)
+        (newest,) = await place.written.commit_lsns()
+        said = "Kafka has lost the newest markers"
+        assert said in await checked(place.gateway, 78)
+        place.gateway.start()
+        await place.ends(said, "walgate accept-gap,")
+        await place.insert(4)
+        assert "take a new snapshot of the tables" in await walgate(place.gateway, "accept-gap")
+        await place.gateway.streaming()
+        await place.written.has("flows", {1, 4})
+        (gap,) = await place.written.markers("GAP")
+        assert (gap["marker_lsn"], gap["end_lsn"]) == (
+            newest,
+            before["resume_lsn"],
+        ) and "Kafka had lost the markers" in gap["detail"]
+        await place.stop()
+        assert "can still be read through slot" in await walgate(place.gateway, "accept-gap", code=78)
+
+
+async def test_positions_that_kafka_has_lost_are_told_from_a_slot_that_was_advanced(
+    own_database: Database,
+    proxied_kafka: ProxiedKafka,
+    registry: Registry,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    async with _place(own_database, proxied_kafka, registry, topic_prefix, tmp_path) as place:
+        await _without_tail(POSITION_TOPIC, place, proxied_kafka)
+        place.gateway.start()
+        await place.ends(f"Kafka has lost the newest records of {POSITION_TOPIC}", "walgate accept-gap,")
+        await place.insert(4)
+        await walgate(place.gateway, "accept-gap")
+        await place.gateway.streaming()
+        await place.written.has("flows", {1, 2, 3, 4})
+        lsns = await place.written.commit_lsns()
+        assert len(lsns) == 4 and all(a < b for a, b in pairwise(lsns))
 
 
 async def test_a_prepared_transaction_that_ended_within_a_gap_is_forgotten_and_one_that_ends_later_is_not(

@@ -52,6 +52,7 @@ POSITIONS = st.builds(
     content_lsn=LSNS,
     failed_place=st.none() | st.builds(FailedPlace, TEXTS, LSNS, st.integers(0, 2**31 - 1), TEXTS),
     set_back_lsn=LSNS,
+    marked_lsn=LSNS,
 )
 
 

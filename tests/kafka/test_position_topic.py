@@ -11,6 +11,9 @@ from confluent_kafka import Producer
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
+from gateway.events.manifest import Manifest
+from gateway.events.marker_encoder import Marker, encode_markers
+from gateway.kafka.last_commit import newest_commit_lsn
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka, Registry
@@ -68,9 +71,9 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
     assert not used
 
 
-async def test_a_marker_topic_is_used_by_records_and_not_by_what_an_abort_leaves_behind(
-    kafka: Kafka, topic_prefix: str
-) -> None:
+async def test_what_the_marker_topic_shows_is_what_was_committed(kafka: Kafka, topic_prefix: str) -> None:
+    """It is used by records, not by what an abort leaves behind; and its newest commit is known
+    unless something hides it."""
     settings = KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, prefix=topic_prefix)
     markers = transaction_topic(topic_prefix)
     topics = Topics(settings, markers, set(), print)
@@ -79,14 +82,31 @@ async def test_a_marker_topic_is_used_by_records_and_not_by_what_an_abort_leaves
     await topics.close()
     producer = transactional_producer(kafka, f"{topic_prefix}.ours")
 
-    def send_marker() -> None:
+    def send(*values: bytes) -> None:
         producer.begin_transaction()
-        producer.produce(markers, b"a marker")
+        for value in values:
+            producer.produce(markers, value)
         producer.flush(30)
 
-    await asyncio.to_thread(send_marker)
+    async def known() -> tuple[bool, int | None]:
+        return (await read_positions(settings, markers, 30))[1], await newest_commit_lsn(settings, markers, 30)
+
+    def encoded(*those: Marker) -> list[bytes]:
+        return list(encode_markers(frame(1), those, 1))
+
+    await asyncio.to_thread(send, b"a marker")
     await asyncio.to_thread(producer.abort_transaction)
-    assert (await read_positions(settings, markers, 30))[1] is False
-    await asyncio.to_thread(send_marker)
+    assert await known() == (False, 0)
+    manifest = Manifest(1)
+    commits = encoded(Marker("EPOCH", 0, 90), Marker("COMMIT", 5, 100, end_lsn=110, manifest=manifest))
+    await asyncio.to_thread(send, *commits, *encoded(Marker("COMMIT_PREPARED", 6, 120, gid="g", manifest=manifest)))
     await asyncio.to_thread(producer.commit_transaction)
-    assert (await read_positions(settings, markers, 30))[1] is True
+    assert await known() == (True, 120)
+    # More markers that end nothing than are looked at first.
+    await asyncio.to_thread(send, *encoded(*(Marker("STREAM_STOP", 7, 130) for _ in range(1200))))
+    assert await known() == (True, None)
+    await asyncio.to_thread(producer.commit_transaction)
+    assert await known() == (True, 120)
+    await asyncio.to_thread(send, b"a marker of a later version")
+    await asyncio.to_thread(producer.commit_transaction)
+    assert await known() == (True, None)

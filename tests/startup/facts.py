@@ -47,6 +47,12 @@ ACTIVE = replace(FRESH, state="ACTIVE", epoch=4, resume_lsn=Lsn(1500), last_comm
 STORED = Stored({ACTIVE.key: ACTIVE}, marker_topic_used=True)
 
 
+def marked(marked_lsn: int, *, newest: int | None) -> Stored:
+    """What is stored if the newest marker that the position knows is not the newest one there."""
+    known = replace(ACTIVE, marked_lsn=Lsn(marked_lsn))
+    return replace(STORED, positions={known.key: known}, newest_commit_lsn=None if newest is None else Lsn(newest))
+
+
 def with_server(**change: Any) -> Facts:
     return replace(FACTS, server=replace(SERVER, **change))
 

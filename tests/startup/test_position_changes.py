@@ -19,7 +19,7 @@ from gateway.startup.timeline_checks import LeftBehind
 from gateway.transactions.position import Gap, Position, advance
 from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.lsn import Lsn
-from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
+from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, marked, with_server, with_slot, without_slot
 from tests.startup.script import Answer, carried_out
 
 CREATED: dict[type, Answer] = {CreateSlot: lambda _: Lsn(1900), FindWritten: lambda step: step.offset}
@@ -121,6 +121,23 @@ def test_a_release_is_recorded_where_the_slot_was_moved_on_and_nowhere_else() ->
     assert [(one.kind, one.end_lsn, one.detail) for one in record.markers] == [("GAP", 1700, "a budget")]
     for facts in (FACTS, without_slot(), with_slot(wal_status="lost")):
         assert recorded(facts) == (ACTIVE, [])
+
+
+@pytest.mark.parametrize(("until_now", "end"), [(False, 1500), (True, 1900)])
+def test_markers_that_are_lost_are_a_gap_behind_which_nothing_is_read_twice(until_now: bool, end: int) -> None:
+    """The slot is confirmed up to 1000 only: what follows was delivered."""
+    position, steps = done(accept_gap(fresh, EXPECTED, until_now=until_now), known=marked(1400, newest=1200))
+    assert (position.marked_lsn, position.resume_lsn) == (1200, end) and position.gap is not None
+    assert (position.gap.first_lsn, position.gap.end_lsn) == (1200, end)
+    record = steps[-1]
+    assert isinstance(record, Record) and (record.markers[0].marker_lsn, record.markers[0].end_lsn) == (1200, end)
+    assert (DropSlot() in steps) == until_now
+
+
+def test_a_release_leaves_lost_markers_to_the_start() -> None:
+    facts = with_slot(confirmed_flush_lsn=Lsn(1700))
+    position, _ = done(accept_gap(fresh, EXPECTED, released="a budget"), facts, marked(1400, newest=1200))
+    assert position.gap == Gap(ACTIVE.resume_lsn, Lsn(1700), "a budget") and position.marked_lsn == 1400
 
 
 def test_a_repair_needs_the_gateways_own_position() -> None:

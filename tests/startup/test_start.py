@@ -29,7 +29,7 @@ from gateway.startup.start import (
 from gateway.startup.timeline_checks import LeftBehind, NotPrimary
 from gateway.transactions.position import Position
 from schemas.lsn import Lsn
-from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, with_server, with_slot, without_slot
+from tests.startup.facts import ACTIVE, EXPECTED, FACTS, FRESH, STORED, marked, with_server, with_slot, without_slot
 from tests.startup.script import IDENTITY, Answer, carried_out
 
 NOTHING_STORED = Stored({}, marker_topic_used=False)
@@ -199,6 +199,18 @@ def test_a_prefix_with_markers_of_a_lost_position_is_refused(facts: Facts) -> No
         (with_slot(wal_status="lost", conflicting=True), STORED, "conflicted"),
         (with_server(flush_lsn=Lsn(1499)), STORED, "the server is in an earlier state"),
         (FACTS, replace(STORED, marker_topic_used=False), "the topic was deleted and recreated"),
+        (
+            FACTS,
+            marked(1400, newest=1399),
+            "at 0/577, but .* up to the commit at 0/578: Kafka has lost the newest markers",
+        ),
+        (FACTS, marked(1400, newest=0), "Kafka has lost the newest markers"),
+        (
+            with_slot(confirmed_flush_lsn=Lsn(1501)),
+            marked(0, newest=1401),
+            "lost the newest records of walgate.position",
+        ),
+        (with_slot(confirmed_flush_lsn=Lsn(1501)), marked(0, newest=1400), "another process advanced the slot"),
     ],
 )
 def test_a_gap_is_named_only_by_a_gateway_that_still_owns_the_fence(facts: Facts, stored: Stored, said: str) -> None:
@@ -234,6 +246,26 @@ def test_a_server_that_was_set_back_is_recorded_under_the_new_name_of_its_databa
     with pytest.raises(DataGap, match="is after the end of the WAL"):
         started(with_server(flush_lsn=Lsn(1499)), Stored({former.key: former}, marker_topic_used=True), done=done)
     assert Record(replace(ACTIVE, set_back_lsn=Lsn(1499)), forgets=former.key) in done
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        marked(1300, newest=1300),  # a later commit has no marker
+        marked(1300, newest=None),  # retention has removed the markers of all commits
+        marked(0, newest=0),  # nothing has committed yet, or an earlier release wrote the position
+        marked(1300, newest=1600),  # with at_least_once, the position comes after its markers
+    ],
+)
+def test_markers_that_are_not_lost_keep_no_gateway_from_its_start(stored: Stored) -> None:
+    assert started(FACTS, stored)[0].resume_lsn == ACTIVE.resume_lsn
+
+
+def test_where_to_go_on_without_the_newest_positions_doubles_nothing() -> None:
+    for confirmed, command in ((1601, "walgate accept-gap"), (1600, "use a new source.slot")):
+        with pytest.raises(DataGap) as lost:
+            started(with_slot(confirmed_flush_lsn=Lsn(confirmed)), marked(1300, newest=1600))
+        assert command in lost.value.hint and ("walgate accept-gap" in lost.value.hint) == (confirmed > 1600)
 
 
 @pytest.mark.parametrize("look", [1, 2, 4])
