@@ -17,6 +17,7 @@ from gateway.kafka.classify_errors import classify
 from gateway.kafka.durability import COPIES
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
+from gateway.kafka.topic_admin import Refusal
 from gateway.startup.kafka_checks import CLUSTER, KafkaExpected, KafkaFacts, Refused, TopicFacts
 
 TIMEOUT_S: Final = 15.0
@@ -150,15 +151,19 @@ async def _config(
 
 async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
     """Return a refusal for each topic that CreateTopics would refuse to create. The request is only
-    validated."""
+    validated. Raises KafkaError for an answer that says nothing about the topic."""
     if not new:
         return []
     response = await admin.create_topics(new, validate_only=True)
-    return [
-        Refused("Create", topic, for_code(code).__name__, reason or "")
+    refusals = [
+        Refusal(topic, code, reason or "")
         for topic, code, reason in (error[:3] for error in response.topic_errors)
         if code not in (0, _TOPIC_EXISTS)
     ]
+    for refusal in refusals:
+        if refusal.is_transient:
+            raise for_code(refusal.code)(refusal.topic)
+    return [Refused("Create", refusal.topic, refusal.error, refusal.reason) for refusal in refusals]
 
 
 async def _may_not_write(admin: Admin, transactional_id: str, topics: list[str]) -> list[Refused]:

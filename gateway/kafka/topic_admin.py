@@ -45,10 +45,9 @@ LOGS_POLL_S = 0.02
 LOGS_TIMEOUT_S = 30.0
 _TOPIC_EXISTS: Final = TopicAlreadyExistsError.errno
 _UNKNOWN_TOPIC: Final = UnknownTopicOrPartitionError.errno
-_UNKNOWN_TO_CONTROLLER: Final = frozenset(
+REFUSALS: Final = frozenset(
     error.errno
     for error in (
-        NoError,
         InvalidConfigurationError,
         InvalidPartitionsError,
         InvalidReplicationFactorError,
@@ -56,13 +55,13 @@ _UNKNOWN_TO_CONTROLLER: Final = frozenset(
         PolicyViolationError,
     )
 )
-"""Answers to a creation request that a controller only gives if the topic does not exist. If it
-exists, the answer is TOPIC_ALREADY_EXISTS."""
+"""Answers that refuse the creation of a topic that does not exist. If it exists, the answer is
+TOPIC_ALREADY_EXISTS. Other errors, such as NOT_CONTROLLER, say nothing about the topic."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The controller's refusal to create a topic, and its reason."""
+    """The code and the text of an answer because of which a topic was not created."""
 
     topic: str
     code: int
@@ -71,6 +70,11 @@ class Refusal:
     @property
     def error(self) -> str:
         return str(for_code(self.code).__name__)
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the answer says nothing about the topic, as while the controller moves."""
+        return self.code not in REFUSALS and not self.is_denied
 
     @property
     def collides(self) -> bool:
@@ -265,7 +269,7 @@ def _unknown(answers: Iterable[Sequence[Any]]) -> Iterator[str]:
     """Yield the topics that do not exist. Raises the answer's error if it does not show whether the
     topic exists."""
     for topic, code, *_ in answers:
-        if code in _UNKNOWN_TO_CONTROLLER:
+        if code == NoError.errno or code in REFUSALS:
             yield topic
         elif code != _TOPIC_EXISTS:
             raise for_code(code)(topic)

@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 
 import structlog
 from aiokafka.admin import NewTopic
+from aiokafka.errors import for_code
 
 from gateway.config.kafka import KafkaSettings
 from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOperator, WalgateError
 from gateway.failpoints import failpoint
+from gateway.kafka.classify_errors import CREATING, classify
 from gateway.kafka.durability import COPIES, IN_SYNC, MIN_IN_SYNC, UNCLEAN, Durability, cautions, durability_of
 from gateway.kafka.topic_admin import Refusal, TopicAdmin
 from gateway.startup.findings import OperatorWarning, report_of
@@ -110,6 +112,8 @@ def refused_topic(refusal: Refusal) -> WalgateError:
             hint="grant Create on the cluster or on the topic (kafka-acls.sh ... --topic <topic>; for the topics of all tables: "
             "--topic <prefix>. --resource-pattern-type prefixed), or create the topic yourself",
         )
+    if refusal.is_transient:
+        return classify(for_code(refusal.code)(refusal.reason), f"creating topic {refusal.topic}", CREATING)
     return StopForOperator(text, hint="change the setting that the broker rejects, or create the topic yourself")
 
 

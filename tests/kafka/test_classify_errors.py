@@ -77,6 +77,32 @@ async def test_only_an_answer_about_the_topic_shows_that_it_was_deleted(
         assert caught.value.hint == "grant Create on topic t"
 
 
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [(code, StopForOperator) for code in (17, 37, 40, 44)]
+    + [(code, RetrySlowly) for code in (29, 31, 38)]
+    + [(code, Retry) for code in (-1, 5, 7, 8, 15, 41, 89)],
+)
+async def test_only_an_answer_about_the_topic_refuses_its_creation(
+    code: int, expected: type[WalgateError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are those of a controller that moves, starts or has too much to do."""
+
+    async def answer(_: Admin, topics: Sequence[NewTopic], *, validate_only: bool = False) -> object:
+        return SimpleNamespace(topic_errors=[(topic.name, code, "") for topic in topics])
+
+    async def nothing(_: Admin, topics: Sequence[str]) -> object:
+        return [{"error_code": 3, "topic": topic, "partitions": []} for topic in topics]
+
+    monkeypatch.setattr(Admin, "create_topics", answer)
+    monkeypatch.setattr(Admin, "metadata", nothing)
+    topics = Topics(KafkaSettings(replication_factor=1), "markers", set(), print)
+    for creation in (topics.ensure(["markers"]), topics.ensure_relations([("public", "t")])):
+        with pytest.raises(WalgateError) as caught:
+            await creation
+        assert type(caught.value) is expected
+
+
 async def test_a_batch_is_never_larger_than_the_largest_record() -> None:
     """Else many small rows would end as one that is too large."""
     most = 20_000
