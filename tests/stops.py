@@ -129,6 +129,8 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/startup/listener_checks.py _login", "requires SASL"): _LISTENER,
     ("gateway/startup/listener_checks.py _login", "does not support"): _LISTENER,
     ("gateway/startup/kafka_checks.py check_refusals", ""): _CHECK,
+    ("gateway/startup/kafka_checks.py unknown_replication_factor", ""): "kafka/test_topics.py::"
+    "test_a_kafka_that_refuses_settings_and_shows_no_default_still_takes_the_gateways_topics",
     ("gateway/startup/connect_offset.py load_offset", ""): _COMMAND,
     ("gateway/startup/connect_offset.py read_offset", ""): _COMMAND,
     ("gateway/startup/position_checks.py check_prefix", "belongs to slot"): _STATE,

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from aiokafka.admin import NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import InvalidTopicError, KafkaError, for_code
+from aiokafka.errors import KafkaError, for_code
 
 from gateway.config.kafka import KafkaSettings
 from gateway.kafka.aiokafka_internals.admin import Admin
@@ -17,7 +17,7 @@ from gateway.kafka.classify_errors import classify
 from gateway.kafka.durability import COPIES
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
-from gateway.kafka.topic_admin import Refusal
+from gateway.kafka.topic_admin import Refusal, without_settings
 from gateway.startup.kafka_checks import CLUSTER, KafkaExpected, KafkaFacts, Refused, TopicFacts
 
 TIMEOUT_S: Final = 15.0
@@ -96,11 +96,16 @@ async def _look(
     of_tables = [new_topic(names[0], factor) for names in reversed(tables) if there.keys().isdisjoint(names)]
     new += {(topic.num_partitions, str(topic.topic_configs)): topic for topic in of_tables}.values()
     with_other_name = {names[0] for names in tables if len(names) > 1}
+    refused_new = await _would_refuse(admin, new)
+    plain = without_settings(new, refused_new)
+    refused_plain = await _would_refuse(admin, list(plain.values()))
+    refusals += [_refused("Configure", refused_new[name]) for name in plain if name not in refused_plain]
     refusals += [
-        refused
-        for refused in await _would_refuse(admin, new)
-        if refused.error != InvalidTopicError.__name__ or refused.on not in with_other_name
+        _refused("Create", refusal)
+        for name, refusal in {**refused_new, **refused_plain}.items()
+        if (name not in plain or name in refused_plain) and not (refusal.collides and name in with_other_name)
     ]
+    new = [plain.get(topic.name, topic) for topic in new]
     refusals += await _may_not_write(admin, expected.transactional_id, list(there))
     topics = {name: _topic(facts, configs.get(name, {})) for name, facts in there.items()}
     unknown = {facts["topic"] for facts in found if facts["error_code"] == _UNKNOWN_TOPIC}
@@ -149,21 +154,25 @@ async def _config(
     return configs, refusals
 
 
-async def _would_refuse(admin: Admin, new: list[NewTopic]) -> list[Refused]:
+async def _would_refuse(admin: Admin, new: list[NewTopic]) -> dict[str, Refusal]:
     """Return a refusal for each topic that CreateTopics would refuse to create. The request is only
     validated. Raises KafkaError for an answer that says nothing about the topic."""
     if not new:
-        return []
+        return {}
     response = await admin.create_topics(new, validate_only=True)
-    refusals = [
-        Refusal(topic, code, reason or "")
+    refusals = {
+        topic: Refusal(topic, code, reason or "")
         for topic, code, reason in (error[:3] for error in response.topic_errors)
         if code not in (0, _TOPIC_EXISTS)
-    ]
-    for refusal in refusals:
+    }
+    for refusal in refusals.values():
         if refusal.is_transient:
             raise for_code(refusal.code)(refusal.topic)
-    return [Refused("Create", refusal.topic, refusal.error, refusal.reason) for refusal in refusals]
+    return refusals
+
+
+def _refused(operation: str, refusal: Refusal) -> Refused:
+    return Refused(operation, refusal.topic, refusal.error, refusal.reason)
 
 
 async def _may_not_write(admin: Admin, transactional_id: str, topics: list[str]) -> list[Refused]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,6 +32,8 @@ from gateway.config.kafka import KafkaSettings
 from gateway.errors import Retry
 from gateway.kafka.aiokafka_internals.admin import Admin
 from gateway.kafka.classify_errors import CREATING, DESCRIBING, WRITING, classify
+from gateway.startup.kafka_checks import unknown_replication_factor
+from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 
 log = structlog.get_logger()
 
@@ -77,6 +79,10 @@ class Refusal:
         return self.code not in REFUSALS and not self.is_denied
 
     @property
+    def is_about_settings(self) -> bool:
+        return self.code in (InvalidConfigurationError.errno, PolicyViolationError.errno)
+
+    @property
     def collides(self) -> bool:
         """Whether the name differs from another topic's name only in '.' and '_'. (All names used
         here are valid otherwise.)"""
@@ -98,6 +104,23 @@ class ExistingTopic:
 
     partition_count: int
     copies: int
+
+
+def without_settings(topics: Iterable[NewTopic], refused: Mapping[str, Refusal]) -> dict[str, NewTopic]:
+    """Return, by name, the topics of positions and snapshots whose settings Kafka has refused, with
+    their cleanup.policy alone. Some managed Kafkas refuse the others, which keep a topic small."""
+    plain: dict[str, NewTopic] = {}
+    for topic in topics:
+        if (
+            topic.name in (POSITION_TOPIC, SNAPSHOT_TOPIC)
+            and topic.name in refused
+            and refused[topic.name].is_about_settings
+        ):
+            config = {"cleanup.policy": topic.topic_configs["cleanup.policy"]}
+            plain[topic.name] = NewTopic(
+                topic.name, topic.num_partitions, topic.replication_factor, topic_configs=config
+            )
+    return plain
 
 
 class TopicAdmin:
@@ -223,7 +246,10 @@ class TopicAdmin:
         """Return the configured replication factor, or else the broker's default. The version of
         the request that aiokafka uses cannot leave the choice to the broker."""
         if self._replication_factor < 0:
-            self._replication_factor = int((await self.broker_config())["default.replication.factor"])
+            factor = (await self.broker_config()).get("default.replication.factor")
+            if factor is None:
+                raise unknown_replication_factor()
+            self._replication_factor = int(factor)
         return self._replication_factor
 
     async def broker_config(self) -> dict[str, str]:

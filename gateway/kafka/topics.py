@@ -26,9 +26,9 @@ from gateway.errors import NEW_PREFIX, DataGap, Retry, RetrySlowly, StopForOpera
 from gateway.failpoints import failpoint
 from gateway.kafka.classify_errors import CREATING, classify
 from gateway.kafka.durability import COPIES, IN_SYNC, MIN_IN_SYNC, UNCLEAN, Durability, cautions, durability_of
-from gateway.kafka.topic_admin import Refusal, TopicAdmin
+from gateway.kafka.topic_admin import Refusal, TopicAdmin, without_settings
 from gateway.startup.findings import OperatorWarning, report_of
-from gateway.startup.kafka_checks import check_compacted, check_single_partition, check_truncates
+from gateway.startup.kafka_checks import check_compacted, check_single_partition, check_truncates, refused_settings
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import (
     POSITION_TOPIC,
@@ -311,15 +311,23 @@ class Topics:
         failpoint("before_topic_creation")
         factor = await self._admin.replication_factor()
         new = [self.new_topic(topic, self._copies(topic, factor)) for topic in topics]
-        refusals = await self._admin.create(new)
-        refused = {refusal.topic for refusal in refusals}
+        refused = await self._refused(new)
+        plain = without_settings(new, refused)
+        if plain:
+            self._warn(tuple(refused_settings(name, refused[name].error, refused[name].reason) for name in plain))
+            refused = {name: refusal for name, refusal in refused.items() if name not in plain}
+            refused |= await self._refused(list(plain.values()))
+            new = [plain.get(topic.name, topic) for topic in new]
         for topic in new:
             if topic.name not in refused:
                 (log.info if len(new) < _MANY else log.debug)("topic_created", topic=topic.name)
                 self._note(topic.name, topic.num_partitions)
         await self._check_new([topic for topic in new if topic.name not in refused])
         failpoint("after_topic_creation")
-        return refusals
+        return list(refused.values())
+
+    async def _refused(self, new: list[NewTopic]) -> dict[str, Refusal]:
+        return {refusal.topic: refusal for refusal in await self._admin.create(new)}
 
     def _copies(self, topic: str, replication_factor: int) -> int:
         """Return the replication factor of a topic. The topics of markers, positions and snapshots

@@ -71,8 +71,9 @@ class TopicFacts:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A request that the broker refuses. `operation` is Create, Write, Describe or DescribeConfigs;
-    `on` is a topic, the transactional id, or CLUSTER."""
+    """A request that the broker refuses. `operation` is Create, Configure, Write, Describe or
+    DescribeConfigs; `on` is a topic, the transactional id, or CLUSTER. With Configure, the topic
+    would be created without its settings."""
 
     operation: str
     on: str
@@ -131,6 +132,8 @@ def _replication(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Finding
     config, brokers = facts.config, facts.broker_count
     factor, source = _replication_factor(facts, expected)
     if factor is None:
+        if config:
+            yield unknown_replication_factor()
         return
     if factor > brokers:
         yield RetrySlowly(
@@ -171,6 +174,24 @@ def _replication_factor(facts: KafkaFacts, expected: KafkaExpected) -> tuple[int
     if expected.replication_factor >= 0:
         return expected.replication_factor, "kafka.replication_factor"
     return _number(facts.config, "default.replication.factor"), "default.replication.factor"
+
+
+def refused_settings(topic: str, error: str, reason: str) -> OperatorWarning:
+    """Return the warning about a topic of positions or snapshots that is created without the
+    settings that keep it small."""
+    return OperatorWarning(
+        f"Kafka rejects the settings of topic {topic} ({error}{reason and f': {reason}'}): the topic is created with "
+        "cleanup.policy=compact alone",
+        "it grows larger between two compactions, and a start takes longer to read it. Set those of its settings that "
+        "Kafka accepts (docs/checklist.md, Kafka)",
+    )
+
+
+def unknown_replication_factor() -> StopForOperator:
+    return StopForOperator(
+        "the configuration that the broker shows does not contain default.replication.factor",
+        hint="set kafka.replication_factor",
+    )
 
 
 def _fewer_replicas(count: int) -> str:
@@ -371,6 +392,8 @@ def check_refusals(facts: KafkaFacts, expected: KafkaExpected) -> Iterator[Findi
                 f"Kafka does not allow DescribeConfigs on {refused.on}: its configuration is not checked",
                 _AUTHORIZATION.format(operations=refused.operation, resource=_resource(refused.on, expected)),
             )
+        elif refused.operation == "Configure":
+            yield refused_settings(refused.on, refused.error, refused.reason)
         elif "Authorization" in refused.error:
             yield RetrySlowly(
                 f"Kafka does not allow {refused.operation} on {refused.on}",
