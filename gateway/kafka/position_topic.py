@@ -23,7 +23,10 @@ from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
 _POLL_MS = 200
 _NOT_TO_ITS_END = (
     "check that the broker is running. If another gateway crashed during a Kafka transaction, wait: the broker aborts that "
-    "transaction after the other gateway's kafka.transaction_timeout_s, and this gateway then continues"
+    "transaction after the other gateway's kafka.transaction_timeout_s, and this gateway then continues. If it does not, the "
+    "brokers have lost their record of the transaction, and do not abort it: kafka-transactions.sh --bootstrap-server ... "
+    "find-hanging --topic {topic} shows its StartOffset after 15 minutes, and kafka-transactions.sh --bootstrap-server ... "
+    "abort --topic {topic} --partition 0 --start-offset <StartOffset> ends it"
 )
 
 
@@ -45,7 +48,8 @@ async def read_positions(
     transaction that is still open, perhaps one of another gateway that died. A newer position of
     this slot could lie after that transaction, and continuing from an older one would duplicate
     rows. ReadIncomplete is therefore raised until the transaction has ended; the broker ends it
-    after its timeout. Without `waits`, what lies after that transaction is left out.
+    after its timeout, unless the log of the transaction coordinator was lost (KIP-664). Without
+    `waits`, what lies after that transaction is left out.
     """
     position, marker = TopicPartition(POSITION_TOPIC, 0), TopicPartition(marker_topic, 0)
     async with _reading(settings, (position, marker), timeout_s, waits=waits) as (consumer, ends):
@@ -77,7 +81,7 @@ async def _reading(
             yield consumer, ends or await consumer.end_offsets(list(places))
     except TimeoutError as error:
         raise ReadIncomplete(
-            f"{topic} could not be read to its end within {timeout_s:.0f} s", hint=_NOT_TO_ITS_END
+            f"{topic} could not be read to its end within {timeout_s:.0f} s", hint=_NOT_TO_ITS_END.format(topic=topic)
         ) from error
     except (KafkaError, OSError) as error:
         raise classify(error, f"reading {topic}", READING) from error

@@ -60,8 +60,10 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
         await asyncio.to_thread(send, other, replace(ours, slot="other"), schema_id)  # and dies here, before it commits
         await asyncio.to_thread(send, mine, replace(ours, resume_lsn=Lsn(200)), schema_id)
         await asyncio.to_thread(mine.commit_transaction)
-        with pytest.raises(Retry, match="could not be read to its end"):
+        with pytest.raises(Retry, match="could not be read to its end") as unread:
             await read_positions(settings, markers, 3)
+        assert f"find-hanging --topic {POSITION_TOPIC} " in unread.value.hint
+        assert f"abort --topic {POSITION_TOPIC} --partition 0 --start-offset " in unread.value.hint
         values, _ = await read_positions(settings, markers, 3, waits=False)
         assert decode_position(ours.key, values[ours.key], POSITION).resume_lsn == 100
     finally:
