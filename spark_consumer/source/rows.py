@@ -8,14 +8,15 @@ its key columns.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
-from operator import and_
+from operator import and_, or_
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as f
-from pyspark.sql.types import ArrayType, DateType, StructType, TimestampNTZType, TimestampType
+from pyspark.sql.types import ArrayType, DateType, StringType, StructType, TimestampNTZType, TimestampType
 
+from schemas.change_schema import BEFORE_PREFIX
 from spark_consumer.errors import UnsupportedSchema
 from spark_consumer.source.decode import typed
 from spark_consumer.source.options import parse_options
@@ -25,7 +26,15 @@ from spark_consumer.tables import TableName
 POSITION = ("commit_lsn", "ordinal")
 _HEAD = ("op", "commit_lsn", "commit_time", "ordinal", "unchanged")
 _WITHOUT_HEAD = "Use last_states or versions, or select the values from the struct `after`."
-_ARRAY_IN_KEY = "the key column {!r} is an array, and a change has no old row: the table needs REPLICA IDENTITY FULL"
+_WITHOUT_OLD = (
+    "the key column {!r} is an array or not in old_key, and a change has no old row: the table needs REPLICA "
+    "IDENTITY FULL"
+)
+_SPECIAL_IN_KEY = (
+    "a value in a key column, such as infinity, has only a text, and the key would be null: use last_states or "
+    "versions, or a mirror"
+)
+_Part = Callable[[DataFrame, str], Column]
 
 
 class KnownSchemas(dict[int, str]):
@@ -67,11 +76,17 @@ def flat(changes: DataFrame) -> DataFrame:
     return _rows(changes).select(*head, *_of_row(names))
 
 
-def _rows(changes: DataFrame) -> DataFrame:
-    """Return the columns _HEAD and the struct `row`, so that no column of the table can be taken
-    for one of the others."""
+def _rows(changes: DataFrame, *more: Column) -> DataFrame:
+    """Return the columns _HEAD, `more` and the struct `row`, so that no column of the table can be
+    taken for one of the others."""
     row = f.struct(*(_value(changes, name).alias(name) for name in _struct(changes, "after").names))
-    return changes.select(*_HEAD[:-1], _unsent(changes).alias("unchanged"), row.alias("row"))
+    return changes.select(*_HEAD[:-1], _unsent(changes).alias("unchanged"), *more, row.alias("row"))
+
+
+def _rows_by_key(changes: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Return `_rows` of `_without_moves`, with the column `key`."""
+    rows = _without_moves(changes, key)
+    return _rows(rows, _key(rows, key, _value, _text).alias("key"))
 
 
 def _of_row(names: Sequence[str]) -> list[Column]:
@@ -136,13 +151,45 @@ def _new_value(changes: DataFrame, name: str) -> Column:
     return f.when(f.array_contains("unchanged", name), _old_value(changes, name)).otherwise(f.col("after")[name])
 
 
+def _text(changes: DataFrame, name: str) -> Column:
+    """Return PostgreSQL's text of the value that `_value` returns, if the value is null because
+    Spark's type cannot hold it."""
+    return f.when(f.col("op") == "DELETE", _old_text(changes, name)).otherwise(_new_text(changes, name))
+
+
+def _old_text(changes: DataFrame, name: str) -> Column:
+    text = f.col("special")[BEFORE_PREFIX + name]
+    if name not in _key_columns(changes):
+        return text
+    return f.coalesce(text, f.when(_key_value(changes, name).isNull(), f.col("old_key")[name].cast("string")))
+
+
+def _new_text(changes: DataFrame, name: str) -> Column:
+    text = f.col("special")[name]
+    return f.when(f.array_contains("unchanged", name), _old_text(changes, name)).otherwise(text)
+
+
+def _key(changes: DataFrame, names: Sequence[str], value: _Part, text: _Part) -> Column:
+    """Return a key with all that distinguishes it: `value`, a struct of its columns, and `special`,
+    the texts of the values that Spark's types cannot hold. A column of strings has them in the
+    place of the value, as `old_key` does."""
+    values, texts = ({name: part(changes, name) for name in names} for part in (value, text))
+    strings = [name for name in names if isinstance(_struct(changes, "after")[name].dataType, StringType)]
+    values |= {name: f.coalesce(values[name], texts.pop(name)) for name in strings}
+    columns = (values[name].alias(name) for name in names)
+    return f.struct(f.struct(*columns).alias("value"), f.array(*texts.values()).cast("array<string>").alias("special"))
+
+
 def keyed(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     """Return rows as `flat` does, without TRUNCATEs. A change of key gives two rows: one with the
     `_op` DELETE under the old key, and one with UPDATE under the new key.
 
-    A key with an array needs REPLICA IDENTITY FULL: otherwise, a DELETE and a change of key have no
-    `before`, and end the query."""
-    return flat(_without_moves(changes, key))
+    A key with an array or with columns that are not in `old_key` needs REPLICA IDENTITY FULL:
+    otherwise, a DELETE and a change of key have no `before`, and end the query. So does a value in
+    the key that Spark's type cannot hold: rows with different values would have the same key."""
+    rows = _without_moves(changes, key)
+    is_special = reduce(or_, (_text(rows, name).isNotNull() for name in key))
+    return flat(rows.where(f.when(is_special, f.raise_error(_SPECIAL_IN_KEY)).otherwise(f.lit(True))))
 
 
 def _without_moves(changes: DataFrame, key: Sequence[str]) -> DataFrame:
@@ -151,16 +198,18 @@ def _without_moves(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     rows = changes.where(f.col("op") != "TRUNCATE")
     # PostgreSQL also sends an old key that has not changed, under REPLICA IDENTITY FULL or if a
     # part of the key is TOASTed.
-    old = f.struct(*(_old_value(changes, name).alias(name) for name in key))
-    new = f.struct(*(_new_value(changes, name).alias(name) for name in key))
-    has_key = reduce(and_, (f.col("old_key")[name].isNotNull() for name in key))
+    old = _key(changes, key, _old_value, _old_text)
+    new = _key(changes, key, _new_value, _new_text)
+    # If `old_key` does not have all of the key, any UPDATE may have changed the key.
+    is_sent = set(key) <= set(_struct(changes, "old_key").names)
+    has_key = reduce(and_, (f.col("old_key")[name].isNotNull() for name in key)) if is_sent else f.col("op") == "UPDATE"
     has_old = f.col("before").isNotNull() | has_key
     moved = (f.col("op") == "UPDATE") & has_old & ~old.eqNullSafe(new)
     words = f.when(moved, f.array(f.lit("DELETE"), f.col("op"))).otherwise(f.array("op"))
-    arrays = [name for name in key if name not in _key_columns(changes)]
-    if arrays:
+    only_before = [name for name in key if name not in _key_columns(changes)]
+    if only_before:
         unknown = f.col("before").isNull() & ((f.col("op") == "DELETE") | has_key)
-        words = f.when(unknown, f.raise_error(_ARRAY_IN_KEY.format(arrays[0]))).otherwise(words)
+        words = f.when(unknown, f.raise_error(_WITHOUT_OLD.format(only_before[0]))).otherwise(words)
     return rows.withColumn("op", f.explode(words))
 
 
@@ -180,17 +229,19 @@ def last_states(changes: DataFrame, key: Sequence[str]) -> DataFrame:
     A TRUNCATE ends all earlier rows. A column that was not sent with any of the changes is null. So
     is a TOASTed column that was not sent with a change of key, until a later change sends it: its
     value was sent under the old key.
+
+    A value that Spark's type cannot hold, such as infinity, is null, also in a key: rows with
+    different values of this kind remain different rows.
     """
     cut = changes.where(f.col("op") == "TRUNCATE").agg(f.max(f.struct(*POSITION)).alias("cut"))
-    rows = _rows(_without_moves(changes, key)).crossJoin(f.broadcast(cut))
+    rows = _rows_by_key(changes, key).crossJoin(f.broadcast(cut))
     position = f.struct(*POSITION)
     rows = rows.where(f.col("cut").isNull() | (position > f.col("cut")))
     others = [name for name in _struct(changes, "after").names if name not in key]
     told = [f.max_by(_sent(name), f.when(_sent(name).isNotNull(), position)).alias(name) for name in others]
-    by_key = rows.groupBy(f.struct(*_of_row(key)).alias("key"))
-    folded = by_key.agg(f.max_by("op", position).alias("op"), f.struct(*told).alias("told"))
+    folded = rows.groupBy("key").agg(f.max_by("op", position).alias("op"), f.struct(*told).alias("told"))
     values = [f.col("told")[name]["value"].alias(name) for name in others]
-    return folded.where(f.col("op") != "DELETE").select("key.*", *values)
+    return folded.where(f.col("op") != "DELETE").select("key.value.*", *values)
 
 
 def _sent(name: str) -> Column:
@@ -215,12 +266,12 @@ def versions(changes: DataFrame, key: Sequence[str], bounds: tuple[str, str] = (
     _check_names(names, [name.lower() for name in bounds], hint)
     moment = f.struct("commit_lsn", "ordinal", "commit_time")
     cuts = changes.where(f.col("op") == "TRUNCATE").agg(f.collect_list(moment).alias("cuts"))
-    rows = _rows(_without_moves(changes, key)).crossJoin(f.broadcast(cuts))
-    order = Window.partitionBy(f.struct(*_of_row(key))).orderBy(*POSITION)
+    rows = _rows_by_key(changes, key).crossJoin(f.broadcast(cuts))
+    order = Window.partitionBy("key").orderBy(*POSITION)
     others = [name for name in names if name not in key]
     filled = [f.last(_sent(name), ignorenulls=True).over(order)["value"].alias(name) for name in others]
     cut = f.array_min(f.filter("cuts", lambda cut: cut > moment))
     ended = f.least(f.lead(moment).over(order), cut)["commit_time"]
     spans = f.struct(f.col("commit_time").alias(bounds[0]), ended.alias(bounds[1]))
-    found = rows.select("op", f.struct(*_of_row(key), *filled).alias("version"), spans.alias("span"))
+    found = rows.select("op", f.struct("key.value.*", *filled).alias("version"), spans.alias("span"))
     return found.where(f.col("op") != "DELETE").select("version.*", "span.*")

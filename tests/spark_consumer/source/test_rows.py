@@ -18,8 +18,8 @@ from spark_consumer.source.rows import feed, flat, keyed, last_states, versions
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 Tuple = tuple[Any, ...]
-Change = tuple[str, Tuple | None, Tuple | None, Tuple | None, list[str]]
-"""op, old_key, before, after, unchanged."""
+Change = tuple[Any, ...]
+"""op, old_key, before, after, unchanged, and special if there is any."""
 MakeFrame = Callable[..., DataFrame]
 
 
@@ -30,11 +30,12 @@ def changes(spark: SparkSession) -> MakeFrame:
     def make(row: str, old_key: str, *steps: Change) -> DataFrame:
         kinds = (
             "op string, commit_lsn long, commit_time timestamp, ordinal long, "
-            f"old_key struct<{old_key}>, before struct<{row}>, after struct<{row}>, unchanged array<string>"
+            f"old_key struct<{old_key}>, before struct<{row}>, after struct<{row}>, "
+            "unchanged array<string>, special map<string, string>"
         )
         rows = [
-            (op, day, datetime(2026, 1, day, tzinfo=UTC), 0, *tuples, unchanged)
-            for day, (op, *tuples, unchanged) in enumerate(steps, 1)
+            (op, day, datetime(2026, 1, day, tzinfo=UTC), 0, *rest, *([] if len(rest) == 5 else [{}]))
+            for day, (op, *rest) in enumerate(steps, 1)
         ]
         return spark.createDataFrame(rows, kinds)
 
@@ -57,8 +58,8 @@ def days_of(changes: DataFrame, key: list[str], *names: str) -> list[Tuple]:
 ITEM, ITEM_KEY = "id long, big string", "id long"
 
 
-def insert(*row: Any) -> Change:
-    return "INSERT", None, None, row, []
+def insert(*row: Any, special: dict[str, str] | None = None) -> Change:
+    return "INSERT", None, None, row, [], special or {}
 
 
 def test_the_old_key_of_a_row_with_replica_identity_full_is_in_before(changes: MakeFrame) -> None:
@@ -211,24 +212,90 @@ SOME = (NOON, NOON.date(), NAIVE, Decimal("1.50"))
 def test_a_value_of_the_old_key_that_has_no_type_in_spark_is_null_as_in_the_row(
     changes: MakeFrame, texts: Tuple, values: Tuple
 ) -> None:
-    """The row of a period ends, and is deleted."""
+    """The row of a period ends, and is deleted. A null in a key would be any row of a MERGE."""
+    key = ["id", "valid_to", "day", "local", "price"]
     later = (datetime(2026, 2, 1, tzinfo=UTC), *SOME[1:])
+    special = {} if values == SOME else dict(zip(key[1:], texts, strict=True))
     history = changes(
         PERIOD,
         PERIOD_KEY,
-        insert(1, *values, "a"),
+        insert(1, *values, "a", special=special),
         ("UPDATE", (1, *texts), None, (1, *later, "b"), []),
-        insert(2, *values, "c"),
+        insert(2, *values, "c", special=special),
         ("DELETE", (2, *texts), None, None, []),
     )
-    key = ["id", "valid_to", "day", "local", "price"]
-    moved = rows_of(keyed(history, key).orderBy("_commit_lsn", "_op"), "_op", *key)
-    assert moved == [
-        ("INSERT", 1, *values), ("DELETE", 1, *values), ("UPDATE", 1, *later), ("INSERT", 2, *values),
-        ("DELETE", 2, *values),
-    ]  # fmt: skip
     assert rows_of(flat(history).where("_op = 'DELETE'"), *key) == [(2, *values)]
     assert rows_of(last_states(history, key), *key, "note") == [(1, *later, "b")]
+    if special:
+        for function, frame in ((keyed, history), (keyed, history.where("op = 'DELETE'")), (feed, history)):
+            with pytest.raises(PySparkException, match="in a key column"):
+                function(frame, key).select("note").collect()
+    else:
+        moved = rows_of(keyed(history, key).orderBy("_commit_lsn", "_op"), "_op", *key)
+        assert moved == [
+            ("INSERT", 1, *values), ("DELETE", 1, *values), ("UPDATE", 1, *later), ("INSERT", 2, *values),
+            ("DELETE", 2, *values),
+        ]  # fmt: skip
+
+
+SINCE, SINCE_KEY = "id long, since timestamp, start string, note string", "id long, since string, start string"
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_special_values_of_a_key_are_different_keys(changes: MakeFrame, is_full: bool) -> None:
+    def special(since: str | None, start: str | None, prefix: str = "") -> dict[str, str]:
+        return {prefix + name: text for name, text in (("since", since), ("start", start)) if text}
+
+    def old(since: str | None, start: str | None, note: str) -> Tuple:
+        return (None, (1, None, None, note)) if is_full else ((1, since, start), None)
+
+    def texts(since: str, start: str) -> dict[str, str]:
+        return special(since, start, "before.") if is_full else {}
+
+    late = "24:00:00"
+    history = changes(
+        SINCE,
+        SINCE_KEY,
+        insert(1, None, None, "a", special=special("-infinity", late)),
+        insert(1, None, None, "b", special=special("infinity", late)),
+        insert(1, None, None, "c", special=special("0044-03-15 00:00:00+00 BC", late)),
+        insert(1, None, None, "d", special=special("0100-03-15 00:00:00+00 BC", late)),
+        ("DELETE", *old("infinity", late, "b"), None, [], texts("infinity", late)),
+        (
+            "UPDATE", *old("-infinity", late, "a"), (1, None, None, "e"), [],
+            special("infinity", late) | texts("-infinity", late),
+        ),
+        (
+            "UPDATE", *old("0044-03-15 00:00:00+00 BC", late, "c"), (1, None, "10:00:00", "f"), [],
+            special("0044-03-15 00:00:00+00 BC", None) | texts("0044-03-15 00:00:00+00 BC", late),
+        ),
+    )  # fmt: skip
+    key = ["id", "since", "start"]
+    assert rows_of(last_states(history, key).orderBy("note"), *key, "note") == [
+        (1, None, late, "d"), (1, None, late, "e"), (1, None, "10:00:00", "f"),
+    ]  # fmt: skip
+    assert sorted(days_of(history, key, "start", "note")) == [
+        ("10:00:00", "f", 7, None), (late, "a", 1, 6), (late, "b", 2, 5), (late, "c", 3, 7), (late, "d", 4, None),
+        (late, "e", 6, None),
+    ]  # fmt: skip
+
+
+def test_a_special_key_that_was_not_sent_is_that_of_the_old_key(changes: MakeFrame) -> None:
+    history = changes(
+        SINCE,
+        SINCE_KEY,
+        insert(1, None, "10:00:00", "a", special={"since": "infinity"}),
+        ("UPDATE", (1, "infinity", "10:00:00"), None, (1, None, "10:00:00", "b"), ["since"]),
+        (
+            "UPDATE",
+            None,
+            (1, None, "10:00:00", "b"),
+            (1, None, "10:00:00", "c"),
+            ["since"],
+            {"before.since": "infinity"},
+        ),
+    )
+    assert [row.note for row in last_states(history, ["id", "since", "start"]).collect()] == ["c"]
 
 
 ODD, ODD_KEY = "`_id.x` long, `_op` string, cut string, `v.w` string, valid_to string, row string", "`_id.x` long"
@@ -287,3 +354,33 @@ def test_a_key_with_an_array_that_is_known_as_text_only_ends_the_query(changes: 
     assert rows_of(flat(history).orderBy("_commit_lsn"), "_op", "members") == [("INSERT", [1, 2]), ("DELETE", None)]
     with pytest.raises(PySparkException, match="'members' is an array.*REPLICA IDENTITY FULL"):
         last_states(history, ["members"]).collect()
+
+
+BOOKING = "id long, room string, guest string"
+
+
+@pytest.mark.parametrize(("old_key", "key"), [("", ["id"]), ("id long", ["room"])])
+def test_a_key_that_old_key_does_not_have_needs_the_old_row(changes: MakeFrame, old_key: str, key: list[str]) -> None:
+    """Two tables with REPLICA IDENTITY FULL: one without a key, and one read by another unique
+    column."""
+    history = changes(
+        BOOKING,
+        old_key,
+        insert(1, "r1", "a"),
+        insert(2, "r2", "b"),
+        ("UPDATE", None, (1, "r1", "a"), (3, "r3", "a"), []),
+        ("UPDATE", None, (2, "r2", "b"), (2, "r2", "c"), []),
+        insert(4, "r4", "d"),
+        ("DELETE", None, (4, "r4", "d"), None, []),
+    )
+    moved = [("INSERT", 1), ("INSERT", 2), ("DELETE", 1), ("UPDATE", 3), ("UPDATE", 2), ("INSERT", 4), ("DELETE", 4)]
+    for function in (keyed, feed):
+        assert rows_of(function(history, key).orderBy("_commit_lsn", "_op"), "_op", "id") == moved
+    assert rows_of(last_states(history, key).orderBy("id"), "id", "room", "guest") == [(2, "r2", "c"), (3, "r3", "a")]
+    assert days_of(history.where("commit_lsn < 5"), key, "id", "guest") == [
+        (1, "a", 1, 3), (2, "b", 2, 4), (3, "a", 3, None), (2, "c", 4, None),
+    ]  # fmt: skip
+    without_old: list[Change] = [("UPDATE", None, None, (1, "r9", "a"), []), ("DELETE", None, None, None, [])]
+    for change in without_old:
+        with pytest.raises(PySparkException, match=f"'{key[0]}'.*REPLICA IDENTITY FULL"):
+            last_states(changes(BOOKING, old_key, insert(1, "r1", "a"), change), key).collect()
