@@ -171,8 +171,9 @@ def find_version(spark: SparkSession, path: str, at: str | int | datetime) -> Re
     # A manifest of an older release may not have these columns.
     keys, scope, oids = facts.get("keys") or {}, facts.get("scope") or [], facts.get("oids") or {}
     schema_ids, table_states = facts.get("schema_ids") or {}, facts.get("standing") or ""
+    commit_time = found.commit_time and found.commit_time.astimezone(UTC)  # a Row has local times
     return RecordedVersion(
-        found.batch, found.commit_lsn, found.commit_time, found.tables, keys, scope, oids, schema_ids, table_states
+        found.batch, found.commit_lsn, commit_time, found.tables, keys, scope, oids, schema_ids, table_states
     )
 
 

@@ -239,6 +239,7 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
 
     version = versions.read(spark, path)
     assert pages(version) == ["/1", "/2", "/3"] and rows_of(version, items) == items.rows
+    unmerged_time = version.commit_time
     merged = version_manifest.recorded_version(spark, path)
     assert merged is not None and merged.commit_lsn < second_lsn
     with pytest.raises(MirrorError, match="another writer has taken over"):
@@ -274,6 +275,7 @@ def test_what_was_appended_is_there_once_whoever_merges_it(spark: SparkSession, 
     assert pages(version) == [f"/{number}" for number in range(1, 8)] and rows_of(version, items) == items.rows
     found = versions.read(spark, path, at=third_lsn)
     assert found.commit_lsn == third_lsn and set(rows_of(found, items)) == {(1,), (2,), (3,)}
+    assert found.commit_time == unmerged_time and found.commit_time and found.commit_time.tzinfo
     changes.prune(spark, path, fourth_lsn)
     assert versions.read(spark, path, at=third_lsn - 1).commit_lsn == merged.commit_lsn  # the last merge before
     left = spark.read.format("delta").load(changes_path(path))
