@@ -51,7 +51,7 @@ def watch(
 def report(batch: int, balance: Decimal) -> None:
     print(f"batch {batch}: the transfers add up to {balance}")
     if balance:
-        raise SystemExit("money appeared from nowhere")
+        raise RuntimeError("money appeared from nowhere")
 
 
 if __name__ == "__main__":

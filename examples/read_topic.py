@@ -32,7 +32,10 @@ def main(topic: str) -> None:
             "enable.partition.eof": True,
         }
     )
-    partitions = consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    found = consumer.list_topics(topic, timeout=10).topics[topic]
+    if found.error is not None:
+        raise SystemExit(f"{topic}: {found.error}")
+    partitions = found.partitions
     consumer.assign([TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in partitions])
     waiting = set(partitions)
     while waiting:

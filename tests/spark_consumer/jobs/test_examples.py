@@ -9,6 +9,7 @@ import shutil
 import sys
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -51,9 +52,16 @@ def test_transfers_add_up_to_zero_in_every_batch(spark: SparkSession, feeder: Fe
         feeder.kafka_commit()
     seen: list[Decimal] = []
     options = feeder.options(table="public.balances", maxChangesPerTrigger="5")
-    run = example("balanced_transfers").watch
-    run(spark, options, str(tmp_path), lambda _, balance: seen.append(balance), availableNow=True).awaitTermination()
+    balanced = example("balanced_transfers")
+    run = partial(balanced.watch, spark, options, str(tmp_path))
+    run(lambda _, balance: seen.append(balance), availableNow=True).awaitTermination()
     assert len(seen) > 3 and set(seen) == {Decimal(0)}
+    gift = feeder.begin()
+    gift.update(table, table.rows[0,], {"id": 0, "balance": Decimal("1000.00")})
+    gift.commit()
+    feeder.kafka_commit()
+    with pytest.raises(StreamingQueryException, match="money appeared"):
+        run(balanced.report, availableNow=True).awaitTermination(120)
 
 
 @pytest.mark.parametrize("identity", [ReplicaIdentity.DEFAULT, ReplicaIdentity.FULL])
@@ -92,7 +100,7 @@ def test_versions_and_last_states_tell_the_history_of_rows(
 
 def test_a_truncate_ends_the_versions_before_it(spark: SparkSession) -> None:
     kinds = "op string, commit_lsn long, commit_time timestamp, ordinal long, old_key struct<id:long>, "
-    kinds += "before struct<id:long>, after struct<id:long>, unchanged array<string>"
+    kinds += "before struct<id:long>, after struct<id:long>, unchanged array<string>, special map<string,string>"
     steps = [
         ("INSERT", 1),
         ("INSERT", 2),
@@ -104,7 +112,7 @@ def test_a_truncate_ends_the_versions_before_it(spark: SparkSession) -> None:
     ]
     moments = [datetime(2026, 1, day, tzinfo=UTC) for day in range(1, len(steps) + 1)]
     rows: list[tuple[Any, ...]] = [
-        (op, lsn, moments[lsn], 0, (key,) if op == "DELETE" else None, None, (key,) if op == "INSERT" else None, [])
+        (op, lsn, moments[lsn], 0, (key,) if op == "DELETE" else None, None, (key,) if op == "INSERT" else None, [], {})
         for lsn, (op, key) in enumerate(steps)
     ]
     found = spark.createDataFrame(rows, kinds).transform(versions, ["id"]).orderBy("valid_from").toArrow().to_pylist()
@@ -196,6 +204,13 @@ def test_plain_spark_keeps_a_table_equal(spark: SparkSession, feeder: Feeder, tm
         rows = spark.read.format("delta").load(mirror.path).collect()
         assert {(row.id,): row.asDict() for row in rows} == people.rows
         assert len(rows) == len(people.rows)
+
+
+def test_a_topic_that_does_not_exist_is_named(feeder: Feeder, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = example("read_topic")
+    monkeypatch.setattr(reader, "SERVERS", feeder.bootstrap_servers)
+    with pytest.raises(SystemExit, match="nowhere.*UNKNOWN_TOPIC_OR_PART"):
+        reader.main(f"{feeder.prefix}.public.nowhere")
 
 
 WITHOUT_SPARK = """
