@@ -17,7 +17,10 @@ from spark_consumer.errors import OptionError
 
 _PREFIX = "option."
 _NOTE = "walgate.options"
-_SECRET = re.compile(r"secret|password|token|user\.info|\.key(\.pem)?$|jaas", re.IGNORECASE)
+_SECRET = re.compile(
+    r"secret|password|passphrase|token|user\.info|oauthbearer\.config|\.key(\.pem)?$|jaas", re.IGNORECASE
+)
+_URL_WITH_PASSWORD = re.compile("://[^/@]+:[^/@]*@")
 
 
 def options_of_table(given: Mapping[str, str]) -> dict[str, str]:
@@ -32,7 +35,7 @@ def with_options(columns: StructType, given: Mapping[str, str]) -> StructType:
     if not any(name.startswith(_PREFIX) for name in given):
         return columns
     options = options_of_table(given)
-    secret = next(filter(_SECRET.search, sorted(options)), None)
+    secret = next((n for n in sorted(options) if _SECRET.search(n) or _URL_WITH_PASSWORD.search(options[n])), None)
     if secret is not None:
         raise OptionError(
             f"{secret} would be readable to everyone who can see the columns of the table",

@@ -66,10 +66,13 @@ def test_the_options_of_a_table_come_back_with_its_columns() -> None:
     columns = columns_of(frame("a"))
     assert noted_options(with_options(columns, given)) == written
     assert with_options(columns, written) is columns and noted_options(columns) == {}
-    secret = {**given, "option.kafka.sasl.password": "hidden"}
-    with pytest.raises(OptionError, match=r"(?s)kafka.sasl.password would be readable.*WITH") as caught:
-        with_options(columns, secret)
-    assert "hidden" not in str(caught.value)
+    for name, text in (
+        ("kafka.sasl.password", "hidden"), ("registry.url", "http://user:hidden@localhost:8081"),
+        ("kafka.sasl.oauthbearer.assertion.private.key.passphrase", "hidden"), ("kafka.sasl.oauthbearer.config", "x=hidden"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=rf"(?s){name} would be readable.*WITH") as caught:
+            with_options(columns, {**given, f"option.{name}": text})
+        assert "hidden" not in str(caught.value)
 
 
 def test_filters_leave_what_may_match() -> None:
