@@ -11,7 +11,7 @@ One Python process on the driver plans the reads (StreamReader, BatchReader). Th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,12 @@ from spark_consumer.arrow import spark_schema
 from spark_consumer.errors import OptionError, RangeExpired, UnsupportedSchema, briefly
 from spark_consumer.reader.marker_log import STEP, MarkerLog
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, check_order
-from spark_consumer.reader.positions import Position, resolve
+from spark_consumer.reader.positions import resolve
 from spark_consumer.reader.read_planning import first_complete
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.reader.topics import refuse_debezium
 from spark_consumer.source.batch_admission import Admission
 from spark_consumer.source.earlier_spark import EarlierStreamReader
-from spark_consumer.source.filters import FilterPushdown, Wanted
 from spark_consumer.source.offsets import (
     StreamOffset,
     check_last,
@@ -219,30 +218,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class BatchReader(DataSourceReader):
+    """Batch reads.
+
+    The reader takes no filters (pushFilters): in Spark 4.1 and 4.2, all scans of a DataFrame share
+    the plan of the first one.
+    """
+
     def __init__(self, planner: _Planner) -> None:
         self._planner = planner
-        self._wanted = Wanted()
-        self.pushFilters = FilterPushdown(self._narrow)  # type: ignore[method-assign]
-
-    def _narrow(self, filters: Iterable[Any]) -> None:
-        for given in filters:
-            self._wanted = self._wanted.narrowed(given)
-        self._planner.shape.wanted = self._wanted
-
-    def _bounds(self) -> tuple[int, int]:
-        """Return the first position and the end position in the marker topic."""
-        options, log, wanted = self._planner.options, self._planner.log, self._wanted
-        position, end = resolve(options.starting, log), resolve(options.ending, log)
-        if not options.include_markers:  # the mark of a gap has the LSN at which it ends
-            if wanted.first_lsn is not None:
-                position = max(position, resolve(Position("lsn", max(0, wanted.first_lsn - 1)), log))
-            if wanted.last_lsn is not None:
-                end = min(end, resolve(Position("lsn", max(0, wanted.last_lsn)), log))
-        return position, end
 
     def partitions(self) -> Sequence[InputPartition]:
-        planner = self._planner
-        position, end = self._bounds()
+        planner, options = self._planner, self._planner.options
+        position, end = resolve(options.starting, planner.log), resolve(options.ending, planner.log)
         first_kept, commit_lsn = planner.first_kept(), 0
         tasks: list[InputPartition] = []
         while position < end:  # in steps: a transaction takes more memory than its part of the plan

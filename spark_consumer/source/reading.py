@@ -3,7 +3,7 @@ event has several records, only one is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +13,7 @@ from schemas.wire_format import FRAME_BYTES
 from spark_consumer.columnar.arrays import binaries, numbers
 from spark_consumer.columnar.completeness import RangeCounter, fold, longs
 from spark_consumer.columnar.cursor import Longs
-from spark_consumer.columnar.head import OPERATIONS, Heads, decode_heads
+from spark_consumer.columnar.head import Heads, decode_heads
 from spark_consumer.errors import MalformedRecord
 from spark_consumer.reader.broker import Broker, Stretch
 from spark_consumer.reader.read_planning import Read
@@ -36,16 +36,6 @@ class Chunk:
 
     def __len__(self) -> int:
         return len(self.offsets)
-
-    def of_operations(self, names: Collection[str] | None) -> Chunk:
-        """Return the chunk with only the records of these operations; None stands for all
-        operations."""
-        if names is None:
-            return self
-        chosen = [number for number, name in enumerate(OPERATIONS) if name in names]
-        rows = np.flatnonzero(np.isin(self.operation, chosen))
-        arrays = {name: getattr(self, name)[rows] for name in self.__slots__ if name not in ("read", "values")}
-        return Chunk(read=self.read, values=self.values.take(numbers(rows)), **arrays)
 
 
 def read_chunks(broker: Broker, reads: Sequence[Read]) -> Iterator[Chunk]:

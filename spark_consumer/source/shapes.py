@@ -16,7 +16,6 @@ from spark_consumer.reader.read_planning import Read, plan
 from spark_consumer.reader.registry import SchemaCache
 from spark_consumer.reader.table_marks import TableMark, marks_of
 from spark_consumer.reader.topics import table_of_topic
-from spark_consumer.source.filters import Wanted
 from spark_consumer.source.frames import RAW, TRANSACTIONS, TableFrame, marks_batch, raw_batch, transactions_batch
 from spark_consumer.source.options import Options
 from spark_consumer.source.reading import read_chunks
@@ -61,7 +60,6 @@ class ChangeShape:
         self._options = options
         self._frame = frame
         self._wanted_topics: dict[str, bool] = {}  # a topic never changes its table
-        self.wanted = Wanted()
 
     @property
     def schema(self) -> pa.Schema:
@@ -107,8 +105,6 @@ class ChangeShape:
         table = table_of_topic(options.registry, options.prefix, topic)
         if options.table is not None:
             return table == options.table
-        if self.wanted.tables is not None and str(table) not in self.wanted.tables:
-            return False
         if table is None:
             return options.include_messages and topic == message_topic(options.prefix)
         return self._wants_table(table)
@@ -124,10 +120,6 @@ class ChangeShape:
             return
         for chunk in read_chunks(self._options.broker, task.reads):
             table = task.tables[chunk.read.topic]
-            if table is not None:  # all messages have the same op
-                chunk = chunk.of_operations(self.wanted.operations)
-            if not len(chunk):
-                continue
             if self._frame is None:
                 yield raw_batch(chunk, None if table is None else str(table))
             else:
@@ -139,7 +131,6 @@ class TransactionShape:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self.wanted = Wanted()  # only its LSNs apply here
 
     @property
     def schema(self) -> pa.Schema:

@@ -10,7 +10,6 @@ import json
 import sys
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as f
 
 
 def main(given: str, table: str, folder: str) -> None:
@@ -25,14 +24,6 @@ def main(given: str, table: str, folder: str) -> None:
         spark.read.format("walgate").options(**options, tabel=table).load()
     except Exception as problem:
         found["refused"] = str(problem)
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
-    raw = spark.read.format("walgate").options(**options).load()
-    lsns = [row.commit_lsn for row in raw.orderBy("commit_lsn").collect()]
-    chosen = raw.where(
-        (f.col("commit_lsn") > lsns[0]) & f.col("op").isin("DELETE", "INSERT") & (f.col("table") == table)
-    )
-    found["pushed"] = sorted([row.op, lsns.index(row.commit_lsn)] for row in chosen.collect())
-    found["plan"] = chosen._jdf.queryExecution().executedPlan().toString()
     print(json.dumps(found))
 
 

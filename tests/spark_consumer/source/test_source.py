@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from schemas.topic_names import transaction_topic
@@ -133,6 +134,29 @@ def test_a_view_in_sql_has_the_typed_columns(spark: SparkSession, feeder: Feeder
         assert [tuple(row) for row in rows] == [("INSERT", "b")]
     finally:
         spark.catalog.dropTempView("account_changes")
+
+
+def test_a_filter_of_one_query_does_not_change_another(spark: SparkSession, feeder: Feeder) -> None:
+    """Spark shares the plan of a read among all scans of a frame or a view."""
+    accounts = feeder.table(ACCOUNTS)
+    transaction = feeder.begin()
+    for number in range(3):
+        transaction.insert(accounts, {"id": number, "owner": None})
+    transaction.commit()
+    deletion = feeder.begin()
+    deletion.delete(accounts, accounts.rows[1,])
+    deletion.commit()
+    feeder.kafka_commit()
+    setting = "spark.sql.python.filterPushdown.enabled"
+    spark.conf.set(setting, "true")
+    try:
+        frame = load(spark, feeder, table="public.accounts")
+        inserts, deletes = frame.where("op = 'INSERT'"), frame.where("op = 'DELETE'")
+        pairs = inserts.alias("i").join(deletes.alias("d"), f.col("i.after.id") == f.col("d.old_key.id"))
+        assert [each.count() for each in (inserts, deletes, frame)] == [3, 1, 4]
+        assert [each.count() for each in (inserts.union(deletes), pairs)] == [4, 1]
+    finally:
+        spark.conf.unset(setting)
 
 
 def test_positions_bound_a_batch_read(spark: SparkSession, feeder: Feeder) -> None:
