@@ -130,9 +130,12 @@ async def _sessions(settings: Settings, board: StatusBoard, stop: asyncio.Event)
                 told = place | {"resume_lsn": str(place["resume_lsn"])}
             if told is not None:
                 log.warning("restarting", reason=error.message, hint=error.hint, delay_s=round(delay, 1), **told)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stop.wait(), delay)
-            failpoint("reconnect")
+        # A session has cycles, also with its error: they would wait for the rare automatic collections.
+        del session
+        gc.collect()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), delay)
+        failpoint("reconnect")
 
 
 def _place(repeated_failure: RepeatedFailure) -> dict[str, Any]:
