@@ -13,6 +13,7 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
@@ -131,7 +132,7 @@ class RegistryClient:
         self._pauses_s = [each for each in _PAUSES_S if each <= timeout_s]
         self._on_incompatible = on_incompatible
         self._levels = CompatibilityLevels(self._ask, self._find, self._put_settings, on_level_change)
-        self._ids: dict[tuple[str, str], int] = {}
+        self._ids: dict[tuple[str, bytes], int] = {}
         self._schemas: dict[int, Schema] = {}
         self._relation_oids: dict[str, int | None] = {}
         self._finding = asyncio.Lock()
@@ -149,10 +150,11 @@ class RegistryClient:
         newest version), unless `regardless` is true.
         """
         text = _text(schema)
-        schema_id = self._ids.get((subject, text))
+        key = subject, sha256(text.encode()).digest()  # a text has several kB, and each relation oid its own
+        schema_id = self._ids.get(key)
         if schema_id is None:
             regardless = regardless or self._on_incompatible == "register"
-            schema_id = self._ids[subject, text] = await self._register(subject, schema, text, in_force, regardless)
+            schema_id = self._ids[key] = await self._register(subject, schema, text, in_force, regardless)
             self._relation_oids[subject] = recorded_oid(schema)
         return schema_id
 
