@@ -57,8 +57,8 @@ class KafkaTransaction:
     ready: deque[Batch] = field(default_factory=deque)
     markers: list[Marker] = field(default_factory=list)
     position: Position | None = None
-    states: dict[bytes, bytes] = field(default_factory=dict)
-    """States of snapshots by key, which become durable with the position."""
+    states: dict[bytes, bytes | None] = field(default_factory=dict)
+    """States of snapshots by key, which become durable with the position. None removes a record."""
     begun: bool = False
     forgets: bytes | None = None
 
@@ -106,7 +106,7 @@ class Delivery:
         self._position = self._positions.sink(POSITION_TOPIC, 1, "the position")
         self._states = self._positions.sink(SNAPSHOT_TOPIC, 1, "the snapshots")
         self._position_to_come: Position | None = None
-        self._states_to_come: dict[bytes, bytes] = {}
+        self._states_to_come: dict[bytes, bytes | None] = {}
         self._forgets: bytes | None = None
         self._committing_position = False
         self._position_wake = asyncio.Event()
@@ -162,7 +162,7 @@ class Delivery:
         if not self.policy.has_room(self.in_flight_bytes):
             self._has_room.clear()
 
-    def close(self, markers: list[Marker], position: Position, states: dict[bytes, bytes] | None = None) -> None:
+    def close(self, markers: list[Marker], position: Position, states: dict[bytes, bytes | None] | None = None) -> None:
         """End the open Kafka transaction; `position` and `states` become durable with it. Only call
         this when `is_free`."""
         assert self.is_free
@@ -192,7 +192,7 @@ class Delivery:
         markers: list[Marker],
         position: Position,
         forgets: bytes | None = None,
-        states: Mapping[bytes, bytes] = MappingProxyType({}),
+        states: Mapping[bytes, bytes | None] = MappingProxyType({}),
     ) -> None:
         """Deliver one Kafka transaction without rows, before the first `deliver`. `forgets` is the
         key of another position, which this transaction deletes."""
@@ -257,7 +257,7 @@ class Delivery:
         self._committing_position = False
         return position
 
-    def _append_position(self, position: Position, states: dict[bytes, bytes], forgets: bytes | None) -> None:
+    def _append_position(self, position: Position, states: dict[bytes, bytes | None], forgets: bytes | None) -> None:
         self._position.append(position.key, encode_position(self._position_frame, position), None)
         if forgets is not None:
             self._position.append(forgets, None, None)

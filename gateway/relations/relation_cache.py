@@ -52,6 +52,11 @@ class RelationCache(Generic[V]):
             stack.pop()
         stack.append(_Announcement(self._count, subxid, version))
 
+    def forget(self, relation_oid: int) -> None:
+        """Forget the version of a relation that was dropped: a change of another relation with its
+        oid follows an announcement."""
+        self._base.pop(relation_oid, None)
+
     def find(self, relation_oid: int, stream_xid: int | None) -> V | None:
         """Return the version for the next change of a relation: the stream's, or else the base's,
         or None if no version was announced."""

@@ -64,8 +64,9 @@ class SnapshotStates(Protocol):
         """Whether there is a state that must not wait for a Kafka transaction with records, because
         the check that found it is not repeated."""
 
-    def take_states(self) -> dict[bytes, bytes]:
-        """Return the states, by key, that belong to the Kafka transaction that is closed now."""
+    def take_states(self) -> dict[bytes, bytes | None]:
+        """Return the states, by key, that belong to the Kafka transaction that is closed now. The
+        record of a key with None is removed."""
 
 
 class KafkaTransactions:

@@ -158,6 +158,8 @@ class SnapshotCoordinator:
         self._is_check_due = False
         begun = time.monotonic()
         await self._discovery.check()
+        for oid in self._discovery.pop_passed(self._machine.resume_lsn):
+            self._machine.relations.forget(oid)
         self._checked_at = time.monotonic()
         self._least_wait_s = max(CHECKS_APART_S, 10 * (self._checked_at - begun))
 
@@ -252,7 +254,7 @@ class SnapshotCoordinator:
         """See gateway.runtime.kafka_transactions.SnapshotStates."""
         return self._tasks.has_unwritten
 
-    def take_states(self) -> dict[bytes, bytes]:
+    def take_states(self) -> dict[bytes, bytes | None]:
         """Return the records for the Kafka transaction that is being closed."""
         # Without a stored stream state, a later session assumes that changes were delivered and no
         # snapshot was ever taken (`has_streamed_before`). This must remain so until the first check

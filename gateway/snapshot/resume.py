@@ -29,7 +29,6 @@ from gateway.snapshot.stored_state import (
     RESELECT,
     StoredStates,
     TableState,
-    encode_keys,
     encode_stream,
     encode_table,
     segment_key,
@@ -45,14 +44,14 @@ SURVEYED_AT_ONCE: Final = 50
 """Maximum number of tables in one survey, since each of its statements has to end in time."""
 
 
-def unwatched(states: StoredStates, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
+def unwatched(states: StoredStates, frame: bytes, position_key: bytes) -> dict[bytes, bytes | None]:
     """Return the records that a session without snapshots stores before it delivers changes: each
-    unfinished table begins again, and the recorded changes of the stream are void. Nothing is
-    returned if they are stored already, or if no snapshot was ever taken."""
+    unfinished table begins again, and the recorded changes of the stream are void. None removes a
+    record. Nothing is returned if they are stored already, or if no snapshot was ever taken."""
     stream = states.stream
     if stream is None:
         return {}
-    records = {}
+    records: dict[bytes, bytes | None] = {}
     for oid, state in states.tables.items():
         if state.status in SETTLED or state.is_not_found or state.purpose == RESELECT:
             continue
@@ -60,7 +59,7 @@ def unwatched(states: StoredStates, frame: bytes, position_key: bytes) -> dict[b
         if state != again:
             records[table_key(position_key, oid)] = encode_table(frame, again)
         for segment in states.keys.get(oid, ()):
-            records[segment_key(position_key, oid, segment)] = encode_keys(frame, oid, segment, [])
+            records[segment_key(position_key, oid, segment)] = None
     void = replace(stream, floor=0, unseen=(), is_active=False, has_unwatched=True)
     if stream != void:
         records[position_key] = encode_stream(frame, void)

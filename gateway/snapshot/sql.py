@@ -103,9 +103,14 @@ WHERE c.oid = ANY ($1::oid[])
 """
 
 EXISTING: Final = """
-SELECT c.oid::int8, n.nspname, c.relname
+SELECT c.oid::int8, n.nspname, c.relname, c.relispartition
 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE c.oid = ANY ($1::oid[]) AND NOT c.relispartition
+WHERE c.oid = ANY ($1::oid[])
+"""
+# In this order: what has ended for the PostgreSQL snapshot was committed at a lower LSN.
+PRESENT: Final = """
+SELECT pg_catalog.pg_snapshot_xmin(pg_catalog.pg_current_snapshot())::text::int8,
+       pg_catalog.pg_current_wal_insert_lsn()::text
 """
 
 # pg_partition_tree would wait for partitions that another session has locked.

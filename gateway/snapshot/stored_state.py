@@ -5,7 +5,8 @@ written after the rows and together with the position.
 There is one record for the stream. Each table has one record for its snapshot, and one for the
 catalog entries and files that its rows depend on. It also has one for each segment of keys that
 must be read again. A Kafka transaction therefore need not write the state of all tables, of which
-there may be 10,000. The schema of the records is schemas/records/SnapshotState.avsc.
+there may be 10,000. The records of dropped relations are removed. The schema of the records is
+schemas/records/SnapshotState.avsc.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ may have changed without an event. The stored value keeps its old name, KNOWN.""
 class StreamState:
     """The stored state of the stream. `floor` and `unseen` (see StalenessJudge) are valid while
     `is_active`. `has_unwatched`: since the last check of the catalog, a session that takes no
-    snapshots has delivered changes. Consumers may have rows of tables that no check has found."""
+    snapshots has delivered changes. Consumers may have rows of tables that no check has found.
+    `first_dropped` and `last_dropped`: see `WholeSnapshot.may_reuse`."""
 
     floor: int = 0
     unseen: tuple[int, ...] = ()
@@ -59,6 +61,8 @@ class StreamState:
     snapshot_id: str = ""
     paused: bool = False
     has_unwatched: bool = False
+    first_dropped: int = 0
+    last_dropped: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +181,9 @@ def decode_states(values: Mapping[bytes, bytes], writers: Mapping[int, Schema]) 
     """Decode the records of one slot, by key. `writers` has the writer schemas by the ids that the
     records contain. Raises StopForOperator."""
     states = StoredStates()
+    parsed: dict[int, Any] = {}
     for key, value in values.items():
-        record = _decode(key, value, writers)
+        record = _decode(key, value, writers, parsed)
         if record["stream"] is not None:
             states.stream = StreamState(**{**record["stream"], "unseen": tuple(record["stream"]["unseen"])})
         elif record["table"] is not None:
@@ -216,10 +221,12 @@ def _encode(frame: bytes, **body: dict[str, Any]) -> bytes:
     return out.getvalue()
 
 
-def _decode(key: bytes, value: bytes, writers: Mapping[int, Schema]) -> dict[str, Any]:
+def _decode(key: bytes, value: bytes, writers: Mapping[int, Schema], parsed: dict[int, Any]) -> dict[str, Any]:
     try:
-        writer = fastavro.parse_schema(writers[read_schema_id(value)])
-        record: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), writer, _SCHEMA)
+        number = read_schema_id(value)
+        if number not in parsed:
+            parsed[number] = fastavro.parse_schema(writers[number])
+        record: Any = fastavro.schemaless_reader(io.BytesIO(value[FRAME_BYTES:]), parsed[number], _SCHEMA)
         return dict(record)
     except (SchemaError, SchemaResolutionError, *_MALFORMED) as error:
         name = key.decode("utf-8", "replace")

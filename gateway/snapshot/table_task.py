@@ -55,13 +55,14 @@ class TableTask:
     """The snapshot of one table.
 
     `encoded`: the state that is stored, or that need not be stored; None if no state is.
-    `void_segments`: stored segments of keys to be removed. `misses_keys`: see the property.
+    `void_segments`: stored segments of keys to be removed. `misses_keys` and `is_dropped`: see the
+    properties.
     """
 
     __slots__ = (
         "_attempts", "_awaits_boundary", "_blocked_until", "_changed_count", "_encoded", "_failed_chunk",
-        "_failed_plan", "_is_set_aside", "_misses_keys", "_obstacle", "_plan", "_progress", "_restart_count", "_state",
-        "_void_segments",
+        "_failed_plan", "_is_dropped", "_is_set_aside", "_misses_keys", "_obstacle", "_plan", "_progress", "_restart_count",
+        "_state", "_void_segments",
     )  # fmt: skip
 
     def __init__(
@@ -71,7 +72,9 @@ class TableTask:
         encoded: TableState | None = None,
         void_segments: Iterable[int] = (),
         misses_keys: bool = False,
+        is_dropped: bool = False,
     ) -> None:
+        self._is_dropped = is_dropped
         self._state = state
         self._encoded = encoded
         self._void_segments = list(void_segments)
@@ -119,6 +122,11 @@ class TableTask:
     def is_reselect(self) -> bool:
         """Whether the task reads only rows whose UPDATEs left values out."""
         return self._state.purpose == RESELECT
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the relation was dropped, and its record is to be removed."""
+        return self._is_dropped
 
     @property
     def is_readable(self) -> bool:
@@ -414,15 +422,16 @@ class TableTask:
             self._void_segments += keys.pop_dirty()
         return keys
 
-    def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes]:
-        """Return the records that have changed since they were last written. `prepared` has the
-        xids of prepared transactions: only these suspects outlive the session."""
-        states: dict[bytes, bytes] = {}
+    def take_states(self, frame: bytes, position_key: bytes, prepared: set[int]) -> dict[bytes, bytes | None]:
+        """Return the records that have changed since they were last written, and None for those to
+        be removed. `prepared` has the xids of prepared transactions: only these suspects outlive
+        the session."""
+        states: dict[bytes, bytes | None] = {}
         progress = self._progress
         if progress is None and self._encoded is not None:
             return states
         for segment in self._void_segments:
-            states[segment_key(position_key, self.oid, segment)] = encode_keys(frame, self.oid, segment, [])
+            states[segment_key(position_key, self.oid, segment)] = None
         self._void_segments.clear()
         if progress is not None:
             suspects = progress.track.suspects_to_store & prepared if progress.track is not None else ()
@@ -438,8 +447,11 @@ class TableTask:
             )
             keys_to_read_again = progress.keys_to_read_again
             for segment, keys in keys_to_read_again.pop_dirty().items() if keys_to_read_again.is_dirty else ():
-                states[segment_key(position_key, self.oid, segment)] = encode_keys(frame, self.oid, segment, keys)
-        if self._state != self._encoded:
+                value = encode_keys(frame, self.oid, segment, keys) if keys else None
+                states[segment_key(position_key, self.oid, segment)] = value
+        if self._is_dropped:
+            states[table_key(position_key, self.oid)] = None
+        elif self._state != self._encoded:
             self._encoded = self._state
             states[table_key(position_key, self.oid)] = encode_table(frame, self._state)
         return states

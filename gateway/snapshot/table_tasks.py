@@ -240,6 +240,15 @@ class TableTasks:
         self._recorder.end(oid)
         self._finished.append(TableTask(TableState.not_found(oid), void_segments=void_segments))
 
+    def dropped(self, oid: int) -> None:
+        """Remove the records of a relation that no longer exists and is not published. A relation
+        that gets its oid later is read with the purpose REPLACE (`WholeSnapshot.may_reuse`)."""
+        self._unpublished.discard(oid)
+        self.contents.forget(oid)
+        self.snapshot.dropped(oid)
+        void_segments = self._states.keys.pop(oid, {})
+        self._finished.append(TableTask(TableState.not_found(oid), void_segments=void_segments, is_dropped=True))
+
     def published_again(self, oid: int) -> bool:
         """Report that a relation is published, and return whether it was in `unpublished`."""
         was_unpublished = oid in self._unpublished
@@ -451,15 +460,20 @@ class TableTasks:
         with the next Kafka transaction, before their own transactions are acknowledged."""
         return bool(self._finished or self._queued or self.contents.has_unwritten)
 
-    def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes]:
-        """Return the records for the Kafka transaction that is being closed. `prepared` has the
-        xids of prepared transactions. `with_stream`: include the state of the stream, if it has
-        changed."""
-        states: dict[bytes, bytes] = {}
+    def take_states(self, prepared: set[int], *, with_stream: bool) -> dict[bytes, bytes | None]:
+        """Return the records for the Kafka transaction that is being closed, and None for those to
+        be removed. `prepared` has the xids of prepared transactions. `with_stream`: include the
+        state of the stream, if it has changed."""
+        states: dict[bytes, bytes | None] = {}
         queued = [task for task in self._queued if self.is_current(task)]
         for task in (*self._finished, *queued, *self._active.values()):
             states |= task.take_states(self._frame, self._position_key, prepared)
-        self._states.tables.update({task.oid: task.state for task in self._finished})
+        tables = self._states.tables
+        for task in self._finished:
+            if task.is_dropped:
+                tables.pop(task.oid, None)
+            else:
+                tables[task.oid] = task.state
         self._finished.clear()
         self._queued.clear()
         states |= self.contents.take_states(self._frame, self._position_key)

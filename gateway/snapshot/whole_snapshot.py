@@ -29,6 +29,7 @@ class WholeSnapshot:
         self._id = stream.snapshot_id if stream is not None else ""
         self._is_paused = stream is not None and stream.paused
         self._has_unwatched = stream is not None and stream.has_unwatched
+        self._oids_dropped = (stream.first_dropped, stream.last_dropped) if stream is not None else (0, 0)
         # A table has the id from its set-up on, and is WAITING until SNAPSHOT_BEGIN is published.
         begun = [state for state in states.tables.values() if state.status != Status.WAITING.value]
         self._published_ids = {state.snapshot_id for state in begun}
@@ -53,6 +54,18 @@ class WholeSnapshot:
     def has_unwatched(self) -> bool:
         """Whether changes were delivered without snapshots since the last check of the catalog."""
         return self._has_unwatched
+
+    def dropped(self, oid: int) -> None:
+        """Record the oid of a relation that was dropped and whose records are removed."""
+        first, last = self._oids_dropped
+        self._oids_dropped = min(first or oid, oid), max(last, oid)
+
+    def may_reuse(self, oid: int) -> bool:
+        """Return whether a relation without a record may have the oid of one that was dropped, so
+        that consumers may have rows with this oid. Oids begin again from the lowest after 2^32 of
+        them, and go back when a standby without the newest WAL is promoted."""
+        first, last = self._oids_dropped
+        return first <= oid <= last
 
     def catalog_checked(self) -> None:
         """Report that a check has found all published tables."""
@@ -92,7 +105,11 @@ class WholeSnapshot:
     ) -> dict[bytes, bytes]:
         """Return the record of the stream's state, if it has changed. `has_tables`: there are
         unfinished tables, which need what `judge` has recorded."""
-        state = StreamState(snapshot_id=self._id, paused=self._is_paused, has_unwatched=self._has_unwatched)
+        first, last = self._oids_dropped
+        state = StreamState(
+            snapshot_id=self._id, paused=self._is_paused, has_unwatched=self._has_unwatched,
+            first_dropped=first, last_dropped=last,
+        )  # fmt: skip
         if judge is not None and has_tables:
             state = replace(state, floor=judge.floor_to_store, unseen=tuple(sorted(judge.unseen)), is_active=True)
         if state == self._stream_state:

@@ -93,6 +93,12 @@ class RelationsInForce:
         self.active.clear()
         self._refused[relation_oid] = error
 
+    def forget(self, relation_oid: int) -> None:
+        """Forget a relation that was dropped, and of which no change can come any more."""
+        self.active.pop(relation_oid, None)
+        self._refused.pop(relation_oid, None)
+        self._cache.forget(relation_oid)
+
     def finish_stream(self, xid: int) -> None:
         """Make what was announced in the stream valid for all transactions."""
         self._cache.finish_stream(xid)

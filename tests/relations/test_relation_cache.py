@@ -34,6 +34,15 @@ def test_a_committed_stream_counts_for_all_unless_the_base_heard_something_newer
     assert cache.find(2, None) == "of 10"
 
 
+def test_a_relation_that_was_dropped_takes_no_room() -> None:
+    cache: RelationCache[str] = RelationCache()
+    cache.announce(1, "dropped")
+    cache.forget(1)
+    cache.forget(2)
+    assert cache.find(1, None) is None
+    assert len(cache) == 0
+
+
 def test_the_same_announcement_again_and_again_takes_no_more_room() -> None:
     cache: RelationCache[str] = RelationCache()
     for number in range(1000):

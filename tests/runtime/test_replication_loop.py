@@ -139,14 +139,14 @@ class States:
     """Stands for the snapshots: what a check of the catalog has found."""
 
     def __init__(self) -> None:
-        self.found: dict[bytes, bytes] = {}
-        self.taken: dict[bytes, bytes] = {}
+        self.found: dict[bytes, bytes | None] = {}
+        self.taken: dict[bytes, bytes | None] = {}
 
     @property
     def has_unwritten(self) -> bool:
         return bool(self.found)
 
-    def take_states(self) -> dict[bytes, bytes]:
+    def take_states(self) -> dict[bytes, bytes | None]:
         taken, self.found = self.found, {}
         self.taken |= taken
         return taken

@@ -11,14 +11,16 @@ import asyncpg
 
 from gateway.config.settings import SnapshotSettings
 from gateway.postgres.classify_errors import classified_errors
+from gateway.postgres.connection import transaction
 from gateway.postgres.publication import PublicationLoader
 from gateway.snapshot.discovery.unsent_changes import Comparison
 from gateway.snapshot.progress_log import log_quarantined, log_read_before, log_unsent
 from gateway.snapshot.rules.published_content import FILE_UNKNOWN, LeafContent, PublishedContent
-from gateway.snapshot.sql import EXISTING
+from gateway.snapshot.sql import EXISTING, NEW_XID, PRESENT
 from gateway.snapshot.stored_state import TableState
 from gateway.snapshot.table_task import RENAMED
 from gateway.snapshot.table_tasks import TableTasks
+from schemas.lsn import Lsn
 
 _NOT_FOUND: Final = "it was not published for a time, or only just when the gateway ended"
 ALTERED: Final = "columns were altered in a transaction that was streamed or prepared before its commit"
@@ -73,6 +75,11 @@ class Discovery:
         arrive."""
         self._unseen: set[int] = set()
         """Relations that no check has seen yet, although their Relation messages have arrived."""
+        self._absent: dict[int, int] = {}
+        """Relations that were not in the catalog at an earlier check, each with a transaction id.
+        Every transaction that the stream had sent by then has a lower one."""
+        self._dropped: list[tuple[Lsn, list[int]]] = []
+        """Relations that were dropped, with an LSN after their last change."""
 
     async def check(self) -> None:
         """Check the publications and the catalog once.
@@ -98,7 +105,7 @@ class Discovery:
         for oid in found_before - relations.keys():
             tasks.no_longer_published(oid)
         excluded = {r.relation_oid for facts in publications.values() for r in facts.excluded}
-        await self._forget_unpublished(unseen - relations.keys() - excluded)
+        await self._forget(unseen, relations.keys() | excluded)
         new = [each for oid, each in relations.items() if oid not in tasks.settled and oid not in tasks.by_oid]
         quarantined = [each for each in new if each.relation_oid in tasks.quarantined]
         if quarantined:
@@ -119,7 +126,7 @@ class Discovery:
                 tasks.never_read(state)
                 if was_unpublished:
                     log_unsent(relation.namespace, relation.name, _NOT_FOUND, reads=False)
-            elif was_unpublished or self._is_after_gap or tasks.snapshot.has_unwatched:
+            elif was_unpublished or self._is_after_gap or tasks.snapshot.has_unwatched or tasks.snapshot.may_reuse(oid):
                 tasks.wait(replace(state, purpose="REPLACE"))
             else:
                 tasks.add(state, misses_keys=not self._is_first)
@@ -134,15 +141,43 @@ class Discovery:
         publications = self._publications.known if sql is None else await self._publications.facts(sql)
         return {(r.namespace, r.name): r.relation_oid for facts in publications.values() for r in facts.relations}
 
-    async def _forget_unpublished(self, oids: set[int]) -> None:
-        """Forget existing tables that were published only for a time. Consumers have some of their
-        rows, so they are read with the purpose REPLACE if they are published again."""
-        if not oids:
+    async def _forget(self, unseen: set[int], published: set[int]) -> None:
+        """Forget the relations of `unseen` that exist, and those that were dropped.
+
+        The former were published only for a time. Consumers have some of their rows, so they are
+        read with the purpose REPLACE if they are published again. A relation that does not exist
+        may be created by a transaction that the stream sends before its commit is visible. It was
+        dropped if it does not exist after all transactions that were sent have ended.
+        """
+        tasks = self._tasks
+        sent = {*unseen, *self._absent} - published
+        sought = sent | tasks.unpublished - published
+        if not sought:
             return
         with classified_errors("querying tables that were published for a time"):
-            existing = await self._sql.fetch(EXISTING, sorted(oids))
-        for oid, namespace, name in existing:
-            self._tasks.no_longer_published(oid, f"{namespace}.{name}")
+            async with transaction(self._sql, isolation="repeatable_read"):
+                rows = await self._sql.fetch(EXISTING, sorted(sought))
+                first_running, lsn = await self._sql.fetchrow(PRESENT)
+                absent = sought - {oid for oid, *_ in rows}
+                xid = int(await self._sql.fetchval(NEW_XID)) if absent - self._absent.keys() else 0
+        for oid, namespace, name, is_partition in rows:
+            if oid in sent and oid not in tasks.unpublished and not is_partition:
+                tasks.no_longer_published(oid, f"{namespace}.{name}")
+        absent -= tasks.settled | tasks.by_oid.keys()
+        self._absent = {oid: self._absent.get(oid, xid) for oid in absent}
+        dropped = [oid for oid, xid in self._absent.items() if xid < first_running]
+        for oid in dropped:
+            del self._absent[oid]
+            tasks.dropped(oid)
+        if dropped:
+            self._dropped.append((Lsn.parse(lsn), dropped))
+
+    def pop_passed(self, resume_lsn: int) -> list[int]:
+        """Return the dropped relations of which no change can come in the stream any more, and
+        forget them. `resume_lsn`: every transaction that commits before it was received."""
+        passed = [oid for lsn, oids in self._dropped if lsn <= resume_lsn for oid in oids]
+        self._dropped = [each for each in self._dropped if each[0] > resume_lsn]
+        return passed
 
     async def _compare(self) -> None:
         """Find settled tables whose rows were added, removed or changed without an event. `_reads`

@@ -41,19 +41,21 @@ class StoredContents:
         self._horizons[oid] = horizon
 
     def forget(self, oid: int) -> None:
-        """Forget a relation: the next check compares it with nothing."""
-        self._by_oid.pop(oid, None)
+        """Forget a relation: the next check compares it with nothing. Its record is removed."""
+        if self._by_oid.pop(oid, None) is not None:
+            self._unwritten.add(oid)
         self._horizons.pop(oid, None)
-        self._unwritten.discard(oid)
 
     @property
     def has_unwritten(self) -> bool:
         return bool(self._unwritten)
 
-    def take_states(self, frame: bytes, position_key: bytes) -> dict[bytes, bytes]:
-        """Return the records of the contents that are not written yet."""
-        states = {
-            content_key(position_key, oid): encode_content(frame, oid, self._by_oid[oid]) for oid in self._unwritten
-        }
+    def take_states(self, frame: bytes, position_key: bytes) -> dict[bytes, bytes | None]:
+        """Return the records of the contents that are not written yet, and None for those to be
+        removed."""
+        states: dict[bytes, bytes | None] = {}
+        for oid in self._unwritten:
+            content = self._by_oid.get(oid)
+            states[content_key(position_key, oid)] = None if content is None else encode_content(frame, oid, content)
         self._unwritten.clear()
         return states
