@@ -259,6 +259,10 @@ class RegistryClient:
         newest = await self._newest(subject)
         body = {"schema": text}
         if newest is None:
+            # The subject may have been deleted, but not what consumers have read.
+            changes = [] if in_force is None or regardless else incompatible_columns(in_force, schema)
+            if changes:
+                raise _incompatible(subject, schema, text, changes, "", None)
             await self._levels.begin(subject)
             return await self._new_version(subject, body)
         newest_schema = _schema(newest)

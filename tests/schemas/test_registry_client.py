@@ -354,6 +354,21 @@ async def test_the_newest_schema_of_a_renamed_table_is_found(registry: Registry,
         assert given is not None and recorded_relation(given) == ("public", "other table")
 
 
+@pytest.mark.integration
+async def test_a_deleted_subject_does_not_make_a_change_compatible(registry: Registry, topic_prefix: str) -> None:
+    subject = value_subject(f"{topic_prefix}.public.orders")
+    in_force, text, wider = (change_schema(each, topic_prefix) for each in (INTEGER, TEXT, WIDER))
+    async with client(registry.url) as schemas, client(registry.url, on_incompatible="register") as lenient:
+        await schemas.register(subject, in_force)
+        async with httpx2.AsyncClient() as http:
+            (await http.delete(f"{registry.url}/subjects/{subject}")).raise_for_status()
+        with pytest.raises(IncompatibleSchema, match=r"public\.orders: .*column c changed from int4 \(int\) to text"):
+            await schemas.register(subject, text, in_force)
+        assert await schemas.latest(subject) is None
+        await schemas.register(subject, wider, in_force)  # deleted is not lost: the id keeps its schema
+        await lenient.register(subject, text, in_force)
+
+
 class BusyRegistry(RegistryClient):
     """Answers a few requests between two pauses, and refuses some subjects."""
 
