@@ -17,6 +17,7 @@ an original `_x` is written `_x005F_`.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import sha256
 from typing import Final
 
@@ -78,6 +79,13 @@ def relation_of_topic(prefix: str, topic: str) -> tuple[str, str] | None:
     except UnicodeDecodeError:
         return None
     return (namespace, relation) if topic_name(prefix, namespace, relation) == topic else None
+
+
+@lru_cache(4096)
+def may_hold(prefix: str, topic: str, namespace: str, relation: str) -> bool:
+    """Return whether a topic may have records of this relation: it has one of the relation's names,
+    or one that tells no relation."""
+    return topic in topic_names(prefix, namespace, relation) or topic_is_free(prefix, topic)
 
 
 def collision_name(topic: str) -> str:
@@ -142,6 +150,11 @@ def value_subject(topic: str) -> str:
 
 def key_subject(topic: str) -> str:
     return f"{topic}-key"
+
+
+def topic_of_subject(subject: str) -> str:
+    """Return the topic of a subject of values or keys."""
+    return subject.rpartition("-")[0]
 
 
 def avro_name(name: str) -> str:

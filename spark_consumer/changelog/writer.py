@@ -53,6 +53,7 @@ from spark_consumer.mirror.writer_epoch import one_writer_hint
 from spark_consumer.output_position import OutputPosition, read_position, running_query, write_position
 from spark_consumer.reader.positions import OF_CHANGELOG
 from spark_consumer.reader.registry import SchemaCache
+from spark_consumer.reader.topics import check_table
 from spark_consumer.source.decode import decode_changes, typed
 from spark_consumer.source.frames import TableFrame
 from spark_consumer.tables import TableName
@@ -130,6 +131,8 @@ class Changelog:
         applied, left = self._applied[location]
         if applied >= commit_lsn:
             return
+        for schema_id in part.schema_ids:
+            check_table(part.table, schema_id, self.schemas[schema_id])
         older = [self.schemas[schema_id] for schema_id in reversed(part.schema_ids) if schema_id != part.newest]
         frame = TableFrame.of(self.schemas[part.newest], older)
         for row in frame.schema:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import (
     DEBEZIUM_TRANSACTION_RECORD,
+    may_hold,
     message_topic,
     relation_of_topic,
     topic_is_free,
@@ -13,11 +14,15 @@ from schemas.topic_names import (
     transaction_topic,
     value_subject,
 )
-from spark_consumer.errors import OptionError, SourceRefused, SourceUnavailable
+from spark_consumer.errors import MalformedRecord, OptionError, SourceRefused, SourceUnavailable
 from spark_consumer.reader.registry import Registry, Schema
 from spark_consumer.tables import TableName
 
 _SUFFIX = value_subject("")
+LOST_SCHEMAS = (
+    "The schema registry has lost schemas and given their IDs to others, or it is another one than the gateway uses. "
+    "Check the option registry.url, or restore the registry from a backup that has all schemas, and start again."
+)
 
 _tables: dict[tuple[str, str], TableName | None] = {}
 """Tables of topics without the table's full name, by registry and topic. A topic never changes its
@@ -110,3 +115,25 @@ def table_of_schema(schema: Schema) -> TableName | None:
     """Return the table of a value schema; None for the schema of messages."""
     relation = recorded_relation(schema)
     return None if relation is None else TableName(*relation)
+
+
+def topic_may_hold(prefix: str, topic: str, table: TableName | None) -> bool:
+    """Return whether a topic may have records of this table, or messages if it is None."""
+    if table is None:
+        return topic == message_topic(prefix)
+    return may_hold(prefix, topic, table.namespace, table.name)
+
+
+def check_table(table: TableName, schema_id: int, schema: Schema) -> None:
+    """Raise MalformedRecord if the schema of a table's records is that of another table."""
+    if table_of_schema(schema) != table:
+        raise other_schema(str(table), schema_id, schema)
+
+
+def other_schema(place: str, schema_id: int, schema: Schema) -> MalformedRecord:
+    """Return the error for a record whose schema is that of another table."""
+    table = table_of_schema(schema)
+    return MalformedRecord(
+        f"{place}: a record has the schema {schema_id}, which is that of {table or schema.get('name')}",
+        hint=LOST_SCHEMAS,
+    )

@@ -39,7 +39,7 @@ from spark_consumer.reader.completeness import TransactionCounter, decode_head
 from spark_consumer.reader.markers import CommittedTransaction, MarkerDecoder, check_order
 from spark_consumer.reader.read_planning import Read, reads_of
 from spark_consumer.reader.registry import Registry, SchemaCache
-from spark_consumer.reader.topics import table_of_schema
+from spark_consumer.reader.topics import other_schema, table_of_schema, topic_may_hold
 from spark_consumer.tables import TableName
 
 _CHUNK_RECORDS = 1_000
@@ -126,7 +126,7 @@ class TransactionReader:
         self._no_progress_s = no_progress_s
         self._schemas = SchemaCache(Registry({**(registry or {}), "url": registry_url}))
         self._decoder = MarkerDecoder(self._schemas, transaction_topic(prefix))
-        self._parsed: dict[int, tuple[Any, dict[str, str], TableName | None]] = {}
+        self._parsed: dict[tuple[str, int], tuple[Any, dict[str, str], TableName | None]] = {}
         self._topics: set[str] = set()  # those that Kafka had when a transaction with a new one was read
         self._markers: AIOKafkaConsumer | None = None
         self._records: AIOKafkaConsumer | None = None
@@ -287,11 +287,14 @@ class TransactionReader:
             schema_id = read_schema_id(value)
         except SchemaError as problem:
             raise MalformedRecord(f"{_place(read, offset)}: {problem}") from problem
-        if schema_id not in self._parsed:
+        if (read.topic, schema_id) not in self._parsed:
             await self._load(schema_id)
             schema = self._schemas[schema_id]
-            self._parsed[schema_id] = fastavro.parse_schema(schema), true_names(schema), table_of_schema(schema)
-        parsed, names, table = self._parsed[schema_id]
+            table = table_of_schema(schema)
+            if not topic_may_hold(self._prefix, read.topic, table):
+                raise other_schema(_place(read, offset), schema_id, schema)
+            self._parsed[read.topic, schema_id] = fastavro.parse_schema(schema), true_names(schema), table
+        parsed, names, table = self._parsed[read.topic, schema_id]
         record = _read_record(value, parsed, f"{_place(read, offset)}, schema {schema_id}")
         after = record["after"] if table is not None else {"prefix": record["prefix"], "content": record["content"]}
         return Change(

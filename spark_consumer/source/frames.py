@@ -27,6 +27,7 @@ from spark_consumer.reader.column_names import true_name, true_names
 from spark_consumer.reader.markers import CommittedTransaction
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import TableMark
+from spark_consumer.reader.topics import LOST_SCHEMAS
 from spark_consumer.source.reading import Chunk
 from spark_consumer.tables import TableName
 
@@ -148,7 +149,8 @@ class TableFrame:
             if schema_id not in schemas:
                 raise MalformedRecord(
                     f"{place} offset {chunk.offsets[rows[0]]}: a record with schema {schema_id}, which the manifests in "
-                    "the markers do not list for its table, or which the schema registry does not have"
+                    "the markers do not list for its table, or which the schema registry does not have for it",
+                    hint=LOST_SCHEMAS,
                 )
             whole = len(rows) == len(ids)
             values = chunk.values if whole else chunk.values.take(numbers(rows))

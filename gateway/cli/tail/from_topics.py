@@ -20,7 +20,14 @@ from gateway.kafka.aiokafka_internals.admin import Consumer
 from gateway.kafka.classify_errors import READING, classify
 from gateway.kafka.producer import STOP_TIMEOUT_S
 from gateway.kafka.shutdown import close_with_timeout
-from schemas.topic_names import format_relation, message_topic, relation_of_topic, transaction_topic
+from schemas.topic_names import (
+    format_relation,
+    may_hold,
+    message_topic,
+    parse_relation,
+    relation_of_topic,
+    transaction_topic,
+)
 
 log = structlog.get_logger()
 
@@ -76,7 +83,7 @@ async def _copy(
         found = await consumer.getmany(timeout_ms=_POLL_MS, max_records=_MOST_RECORDS)
         for place, batch in found.items():
             offsets[place] = batch[-1].offset + 1
-            shown = [await _shown(place, record, records) for record in batch]
+            shown = [await _shown(place, record, records, prefix) for record in batch]
             await output.write([one for each in shown for one in chosen.choose(each)])
 
 
@@ -104,7 +111,7 @@ async def _follow_new(
         consumer.seek(place, offset)
 
 
-async def _shown(place: TopicPartition, record: Any, records: RecordRenderer) -> Shown:
+async def _shown(place: TopicPartition, record: Any, records: RecordRenderer, prefix: str) -> Shown:
     at = {"topic": place.topic, "partition": place.partition, "offset": record.offset}
     if record.value is not None and record.value[:1] != b"\0":
         # Without Confluent's framing, it was not written by a gateway.
@@ -114,4 +121,12 @@ async def _shown(place: TopicPartition, record: Any, records: RecordRenderer) ->
     except UnreadableRecord as error:
         error.message = f"{place.topic}[{place.partition}] offset {record.offset}: {error.message}"
         raise
+    relation = parse_relation(shown.get("relation", ""))
+    if relation is not None and not may_hold(prefix, place.topic, *relation):
+        raise StopForOperator(
+            f"{place.topic}[{place.partition}] offset {record.offset}: the record has the schema {shown['schema_id']}, which "
+            f"is that of {shown['relation']}",
+            hint="the schema registry has lost schemas and given their IDs to others, or registry.url is not that of the "
+            "gateway: correct registry.url, or restore the registry from a backup that has all schemas",
+        )
     return {"message": shown.pop("message"), **at, **shown}

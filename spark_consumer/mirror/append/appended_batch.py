@@ -20,13 +20,13 @@ class AppendedBatch:
     """A micro-batch that is not empty. `commit_time`: that of its last transaction; `ends`: number
     of its marks SNAPSHOT_END, of tables and of whole snapshots; `tables`: number of changes of each
     table; `first_lsns`: commit LSN of the first change of each table. In both, the tables with most
-    changes come first."""
+    changes come first. `versions`: pairs of a table and the id of a schema of its changes."""
 
     size: BatchSize
     transactions: int
     ends: int
     commit_time: datetime | None
-    schema_ids: list[int]
+    versions: list[tuple[str, int]]
     tables: Mapping[str, int]
     first_lsns: Mapping[str, int]
 
@@ -56,13 +56,14 @@ def summary_of(rows: DataFrame) -> AppendedBatch | None:
     changed = counted.filter(pc.greater(counted["changes"], 0))
     tables = changed.group_by("table").aggregate([("changes", "sum"), ("commit_lsn", "min")])
     tables = tables.sort_by([("changes_sum", "descending")]).to_pylist()
+    versions = changed.group_by(["table", "schema_id"]).aggregate([]).to_pylist()
     time: datetime | None = pc.max(counted["commit_time"]).as_py()
     return AppendedBatch(
         BatchSize(sums["changes"], sums["rows"] - sums["changes"], sums["value_bytes"] or 0, lsns["min"], lsns["max"]),
         pc.count_distinct(changed["commit_lsn"]).as_py(),
         sums["ends"],
         None if time is None else time.astimezone(UTC),
-        pc.unique(counted["schema_id"].drop_null()).to_pylist(),
+        [(row["table"], row["schema_id"]) for row in versions],
         {row["table"]: row["changes_sum"] for row in tables},
         {row["table"]: row["commit_lsn_min"] for row in tables},
     )

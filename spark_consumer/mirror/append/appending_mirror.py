@@ -34,6 +34,7 @@ from spark_consumer.mirror.tables.prepare_table import EMPTY
 from spark_consumer.output_position import OutputPosition, running_query, write_position
 from spark_consumer.reader.registry import Schema
 from spark_consumer.reader.table_marks import KINDS
+from spark_consumer.reader.topics import check_table
 from spark_consumer.tables import TableName
 
 _POOL = "batches"
@@ -217,7 +218,10 @@ class AppendingMirror:
         if late := self._late(found):
             raise table_selection.too_late_error(late[0], self.path, self.reached_lsn)
         spark = rows.sparkSession
-        self._keep_schemas(spark, found.schema_ids)
+        for table, schema_id in found.versions:
+            kept = self._merges.merger.schemas.get(schema_id)
+            check_table(TableName.parse(table), schema_id, self.schemas[schema_id] if kept is None else kept)
+        self._keep_schemas(spark, [schema_id for _, schema_id in found.versions])
         writer_epoch.check_appends(spark, self.path, self._epoch, self._appended)
         changes.append(rows, self.path, found.size, writer_epoch.expected_epoch(self._epoch))
         self._appended = found.last_lsn

@@ -165,7 +165,7 @@ async def test_columns_of_the_old_row_have_their_true_names() -> None:
         "unchanged": [odd], "special": {f"before.{odd}": "old", odd: "new"},
     }  # fmt: skip
     reader = Partition([0.0], [])
-    reader._parsed[7] = parsed, true_names(schema), TableName("public", "items")
+    reader._parsed["cdc.public.items", 7] = parsed, true_names(schema), TableName("public", "items")
     facts = committed(0, 1, (), (Range("cdc.public.items", 1, 0, 9, 1),))
     (read,) = reads_of(facts)
     value = encode(7, parsed, record)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -16,10 +17,17 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
 from pyspark.sql import SparkSession
 
+from gateway.cli.tail.commands import tail_records
+from gateway.cli.tail.filters import MessageFilter
+from gateway.config.kafka import KafkaSettings
+from gateway.config.settings import RegistrySettings
+from gateway.errors import StopForOperator
 from gateway.local.ports import HOST
 from schemas.topic_names import message_topic, topic_names, transaction_topic, value_subject
-from spark_consumer.errors import SourceRefused, SourceUnavailable
-from spark_consumer.reader.registry import Registry
+from spark_consumer.changelog.writer import Changelog
+from spark_consumer.errors import MalformedRecord, SourceRefused, SourceUnavailable
+from spark_consumer.mirror.append.appending_mirror import AppendingMirror
+from spark_consumer.reader.registry import Registry, SchemaCache
 from spark_consumer.reader.topics import schemas_of_table, table_of_topic
 from spark_consumer.reader.transactions import TransactionReader
 from spark_consumer.source.options import parse_options
@@ -85,6 +93,37 @@ async def test_a_reader_names_a_topic_that_was_deleted(feeder: Feeder) -> None:
         transaction = await anext(aiter(reader))
         with pytest.raises(SourceUnavailable, match=r"no topic .*\.chosen-name"):
             await anext(transaction.changes())
+
+
+def test_a_schema_of_another_table_is_refused(spark: SparkSession, feeder: Feeder, tmp_path: Path) -> None:
+    """A registry that lost schemas has given the id to another table."""
+    topic = topic_names(feeder.prefix, "public", "read")[0]
+    table = feeder.table(relation("other", {"id": INT8}, ("id",)), topic)
+    transaction = feeder.begin()
+    transaction.insert(table, {"id": 1})
+    transaction.commit()
+    feeder.kafka_commit()
+
+    async def read() -> None:
+        async with TransactionReader(feeder.bootstrap_servers, feeder.registry_url, prefix=feeder.prefix) as reader:
+            async for _ in (await anext(aiter(reader))).changes():
+                pass
+
+    async def tail() -> None:
+        kafka = KafkaSettings(bootstrap_servers=feeder.bootstrap_servers, prefix=feeder.prefix)
+        registry, all_of = RegistrySettings(url=feeder.registry_url), MessageFilter([], [])
+        await tail_records(kafka, registry, all_of, as_json=True, from_beginning=True, limit=None, seconds=30)
+
+    told = rf"public\.read.* schema {table.schema_id}, which is that of public\.other"
+    with pytest.raises(MalformedRecord, match=told):
+        asyncio.run(read())
+    with pytest.raises(StopForOperator, match=told):
+        asyncio.run(tail())
+    schemas = SchemaCache(Registry({"url": feeder.registry_url}))
+    raw = spark.read.format("walgate").options(**feeder.options()).load()
+    for output in (Changelog(str(tmp_path / "log"), "parquet", schemas), AppendingMirror(str(tmp_path), schemas)):
+        with pytest.raises(MalformedRecord, match=told):
+            output.apply(raw, 0)
 
 
 def test_topics_and_tables_lead_to_each_other(feeder: Feeder) -> None:
