@@ -10,12 +10,13 @@ from contextlib import asynccontextmanager, contextmanager
 import structlog
 
 from gateway.config.settings import RegistrySettings
-from gateway.errors import Retry, RetrySlowly, UnwritableRelation
+from gateway.errors import Retry, RetrySlowly, StopForOperator, UnwritableRelation
 from schemas.change_schema import Schema
 from schemas.compatibility_levels import LevelChange
 from schemas.errors import (
     IncompatibleSchema,
     RegistryDenied,
+    RegistryLostSchemas,
     RegistryMissing,
     RegistryRefused,
     RegistryUnavailable,
@@ -32,7 +33,8 @@ _ASKED_AT_ONCE = 8
 @contextmanager
 def classified_schema_errors() -> Iterator[None]:
     """Convert errors of `schemas`. Raises Retry if the registry cannot be reached, and
-    UnwritableRelation if it refuses the schema itself. Raises RetrySlowly for missing privileges,
+    UnwritableRelation if it refuses the schema itself. Raises StopForOperator if it has lost
+    schemas. Raises RetrySlowly for missing privileges,
     for another service at the registry's address, and for requests that the registry refuses for
     other reasons. An incompatible schema is logged, so that it can be registered by hand."""
     try:
@@ -41,6 +43,8 @@ def classified_schema_errors() -> Iterator[None]:
         raise Retry(error.message, hint=error.hint) from error
     except (RegistryDenied, RegistryMissing, RegistryUnwilling) as error:
         raise RetrySlowly(error.message, hint=error.hint) from error
+    except RegistryLostSchemas as error:
+        raise StopForOperator(error.message, hint=error.hint) from error
     except (IncompatibleSchema, RegistryRefused) as error:
         if isinstance(error, IncompatibleSchema):
             log.error("schema_rejected", subject=error.subject, schema=error.schema_text)

@@ -3,6 +3,7 @@ do.
 
 SchemaError
     +-- IncompatibleSchema    a relation changed so that readers of old events cannot read new ones
+    +-- RegistryLostSchemas   the registry no longer has schemas that records name
     +-- RegistryUnavailable   the registry is not available, or reports a temporary error: try again
     +-- RegistryRefused       the registry refuses the schema or cannot be used with these settings
         +-- RegistryDenied    credentials or permissions
@@ -34,6 +35,11 @@ class IncompatibleSchema(SchemaError):
         super().__init__(message, hint=hint)
         self.subject = subject
         self.schema_text = schema_text
+
+
+class RegistryLostSchemas(SchemaError):
+    """The registry no longer has a schema that records name: it was emptied, restored from an old
+    backup, or replaced. It may give the ids of those schemas to new ones."""
 
 
 class RegistryUnavailable(SchemaError):

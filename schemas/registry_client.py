@@ -3,7 +3,9 @@ the network.
 
 A subject without a compatibility level gets `BACKWARD` before its first version, and levels that
 others have set are preserved (compatibility_levels.py). The same schema is registered only once. A
-change that readers could not follow is refused here even where the registry would accept it.
+change that readers could not follow is refused here even where the registry would accept it. No
+version is registered if the registry has lost the newest schema that records name
+(used_schemas.py).
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from schemas.errors import (
     SchemaError,
 )
 from schemas.schema_metadata import recorded_oid
+from schemas.used_schemas import UsedSchema, UsedSchemas, full_name, lost_schema
 
 Schema = dict[str, Any]
 OnIncompatible = Literal["stop", "register"]
@@ -43,6 +46,8 @@ _READ_AT_ONCE: Final = 8
 _PAUSES_S: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Pauses before a request is repeated if the registry limits the rate of requests, for a minute in
 all. None is longer than the timeout of a request."""
+_LOOKS: Final = 3
+"""How often a schema that is missing is looked up again, with these pauses."""
 _TOO_MANY_REQUESTS: Final = 429
 _JSON: Final = "application/vnd.schemaregistry.v1+json"
 _BROKEN: Final = (httpx2.ReadError, httpx2.WriteError, httpx2.RemoteProtocolError)
@@ -92,7 +97,8 @@ class BearerTokens(Protocol):
 
 class RegistryClient:
     """A client of the schema registry. Its methods raise RegistryUnavailable (try again),
-    RegistryRefused and its subclasses, and IncompatibleSchema. Times are in seconds."""
+    RegistryRefused and its subclasses, RegistryLostSchemas (at a registration), and
+    IncompatibleSchema. Times are in seconds."""
 
     def __init__(
         self,
@@ -132,6 +138,7 @@ class RegistryClient:
         self._pauses_s = [each for each in _PAUSES_S if each <= timeout_s]
         self._on_incompatible = on_incompatible
         self._levels = CompatibilityLevels(self._ask, self._find, self._put_settings, on_level_change)
+        self.used = UsedSchemas()
         self._ids: dict[tuple[str, bytes], int] = {}
         self._schemas: dict[int, Schema] = {}
         self._relation_oids: dict[str, int | None] = {}
@@ -155,8 +162,29 @@ class RegistryClient:
         if schema_id is None:
             regardless = regardless or self._on_incompatible == "register"
             schema_id = self._ids[key] = await self._register(subject, schema, text, in_force, regardless)
+            self.used.add(UsedSchema(schema_id, subject, full_name(schema)))
             self._relation_oids[subject] = recorded_oid(schema)
         return schema_id
+
+    async def check_used(self) -> None:
+        """Raise RegistryLostSchemas if the registry no longer has the newest schema of `used`. One
+        that is missing is looked up again for a while: another node of the registry may have it
+        first."""
+        newest = self.used.newest
+        if newest is None:
+            return
+        path = f"/schemas/ids/{newest.id}"
+        found = await self._find("GET", path)
+        for pause_s in self._pauses_s[:_LOOKS]:
+            if found is not None:
+                break
+            await asyncio.sleep(pause_s)
+            found = await self._find("GET", path)
+        if found is None:
+            raise lost_schema(newest.id, newest.name, "it does not have this id")
+        name = full_name(_schema(found)) if found.get("schemaType", "AVRO") == "AVRO" else ""
+        if name != newest.name:
+            raise lost_schema(newest.id, newest.name, f"that id now has {name or 'the schema of another application'}")
 
     async def schema(self, schema_id: int) -> Schema:
         """Return the schema as the registry has it: possibly normalized, but with every
@@ -314,6 +342,7 @@ class RegistryClient:
         return changes
 
     async def _new_version(self, subject: str, body: Schema) -> int:
+        await self.check_used()
         return _number(await self._ask("POST", f"/subjects/{_quoted(subject)}/versions", body), "id")
 
     async def _newest(self, subject: str) -> Schema | None:

@@ -117,6 +117,8 @@ WALKED: Final[dict[tuple[str, str], str]] = {
     ("gateway/runtime/assign_column_rules.py _renamed", ""): "runtime/test_assign_column_rules.py::"
     "test_a_column_that_leaves_its_rule_by_a_new_name_stops_the_gateway_until_the_rule_follows",
     ("gateway/schema_errors.py classified_schema_errors", "UnwritableRelation"): _SKIPPED,
+    ("gateway/schema_errors.py classified_schema_errors", "StopForOperator"): "exactly_once/test_registry_faults.py::"
+    "test_a_registry_from_an_old_backup_gives_no_id_twice",
     ("gateway/runtime/session.py _stop_if_again", ""): _KAFKA
     + "test_a_transaction_that_outlives_its_kafka_transaction_stops_with_the_way_out",
     ("gateway/runtime/stored_positions.py own_position", ""): "exactly_once/test_registry_faults.py::"

@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from types import MappingProxyType
 from typing import Any
@@ -37,6 +37,7 @@ from gateway.kafka.producer import Producer
 from gateway.transactions.commit_policy import CommitPolicy
 from gateway.transactions.position import Position, encode_position
 from schemas.topic_names import POSITION_TOPIC, SNAPSHOT_TOPIC
+from schemas.used_schemas import UsedSchemas
 
 REQUEST_BYTES = 2 << 20
 """The producer is given about this many bytes at once, and sends them in one request. A request
@@ -68,6 +69,7 @@ class Delivery:
     and another one fills and closes transactions.
 
     `marker_frame` and `position_frame` are the Confluent frames of markers and positions.
+    The newest of `used_schemas` is stored with each position.
     `on_delivered` is called with the topic, the record count and the size in bytes of each batch of
     rows that the broker has acknowledged.
     """
@@ -81,8 +83,10 @@ class Delivery:
         marker_topic: str,
         policy: CommitPolicy,
         on_delivered: Callable[[str, int, int], None],
+        used_schemas: UsedSchemas,
     ) -> None:
         self._producer = producer
+        self._used_schemas = used_schemas
         self._writer = writer
         self._marker_frame = marker_frame
         self._position_frame = position_frame
@@ -258,6 +262,7 @@ class Delivery:
         return position
 
     def _append_position(self, position: Position, states: dict[bytes, bytes | None], forgets: bytes | None) -> None:
+        position = replace(position, newest_schema=self._used_schemas.newest)
         self._position.append(position.key, encode_position(self._position_frame, position), None)
         if forgets is not None:
             self._position.append(forgets, None, None)

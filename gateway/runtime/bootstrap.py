@@ -40,7 +40,12 @@ from gateway.runtime.relation_registrar import RelationRegistrar
 from gateway.runtime.session_memory import SessionMemory
 from gateway.runtime.snapshot_status import load_states
 from gateway.runtime.source_catalog import SourceCatalog
-from gateway.runtime.stored_positions import decode_positions, fresh_position, refuse_other_dialect
+from gateway.runtime.stored_positions import (
+    decode_positions,
+    fresh_position,
+    refuse_lost_schemas,
+    refuse_other_dialect,
+)
 from gateway.schema_errors import classified_schema_errors, log_level_change
 from gateway.snapshot.resume import unwatched
 from gateway.snapshot.stored_state import StoredStates, of_slot
@@ -361,6 +366,7 @@ class Bootstrap:
         moment = self._memory.next_moment()
         fresh = self.fresh_position(self._catalog.facts)
         positions = await decode_positions(values, fresh, self._registry)
+        await refuse_lost_schemas(positions.values(), kafka.prefix, self._registry, self._topics)
         used = self._dialect.is_used(positions.values(), fresh, used)
         if waits:
             failpoint("after_position_read")
@@ -378,7 +384,14 @@ class Bootstrap:
         policy = CommitPolicy(kafka.memory_bytes, kafka.commit_interval_ms / 1000)
         marker_frame, position_frame = frame(self._schemas.transaction), frame(self._schemas.position)
         self._delivery = Delivery(
-            self._producer, self._writer, marker_frame, position_frame, markers, policy, self._board.count
+            self._producer,
+            self._writer,
+            marker_frame,
+            position_frame,
+            markers,
+            policy,
+            self._board.count,
+            self._registry.used,
         )
 
     async def _states_of_former(self, position: Position, former: bytes | None) -> dict[bytes, bytes]:

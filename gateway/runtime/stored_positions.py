@@ -3,7 +3,7 @@ dialect they were written with."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version as package_version
 
 import structlog
@@ -12,6 +12,7 @@ from gateway.config.kafka import KafkaSettings
 from gateway.config.settings import Settings
 from gateway.errors import StopForOperator
 from gateway.kafka.position_topic import read_positions
+from gateway.kafka.topics import Topics
 from gateway.schema_errors import classified_schema_errors, open_registry
 from gateway.startup.facts import Facts
 from gateway.transactions.position import Position, decode_position, not_a_position_hint, position_schema_id
@@ -19,7 +20,13 @@ from gateway.transactions.transaction import Quarantined
 from schemas.errors import RegistryRefused, SchemaError
 from schemas.records import POSITION
 from schemas.registry_client import RegistryClient
-from schemas.topic_names import DEBEZIUM_TRANSACTION_RECORD, POSITION_TOPIC, transaction_topic, value_subject
+from schemas.topic_names import (
+    DEBEZIUM_TRANSACTION_RECORD,
+    POSITION_TOPIC,
+    topic_of_subject,
+    transaction_topic,
+    value_subject,
+)
 
 log = structlog.get_logger()
 
@@ -83,6 +90,22 @@ async def decode_positions(
         except (SchemaError, StopForOperator) as error:
             log.info("unreadable_position", key=key.decode("utf-8", "replace"), reason=error.message)
     return positions
+
+
+async def refuse_lost_schemas(
+    positions: Iterable[Position], prefix: str, registry: RegistryClient, topics: Topics
+) -> None:
+    """Note the newest schemas with which gateways have written to topics of the prefix that still
+    exist. Raises StopForOperator if the registry no longer has them: it would give their ids to
+    other schemas."""
+    newest = {each.newest_schema for each in positions if each.prefix == prefix and each.newest_schema is not None}
+    topic_of = {used: topic_of_subject(used.subject) for used in newest}
+    deleted = await topics.missing(topic for topic in topic_of.values() if topic.startswith(f"{prefix}."))
+    with classified_schema_errors():
+        for used, topic in topic_of.items():
+            if topic not in deleted:
+                registry.used.add(used)
+        await registry.check_used()
 
 
 async def quarantined_tables(settings: Settings, position_key: bytes) -> tuple[Quarantined, ...]:

@@ -23,6 +23,7 @@ from schemas.lsn import Lsn
 from schemas.markers import ExcludedRelation
 from schemas.records import POSITION
 from schemas.topic_names import POSITION_TOPIC
+from schemas.used_schemas import UsedSchema
 from schemas.wire_format import FRAME_BYTES, read_schema_id
 
 _SCHEMA = fastavro.parse_schema(POSITION)
@@ -104,6 +105,9 @@ class Position:
     marked_lsn: Lsn = _START
     """The commit LSN of the newest marker that ends a transaction whose rows count. 0 if there is
     none, or if it is not known (an earlier release did not store it)."""
+    newest_schema: UsedSchema | None = None
+    """The schema with the highest id of those that the gateway has used. The registry must still have
+    it. None if it is not known (an earlier release did not store it)."""
     schema_id: int = field(default=0, compare=False)
     """The id of the schema that the record was read with."""
 
@@ -236,6 +240,7 @@ def _as_record(position: Position) -> dict[str, Any]:
         "standstill": None if position.failed_place is None else asdict(position.failed_place),
         "set_back_lsn": int(position.set_back_lsn),
         "marked_lsn": int(position.marked_lsn),
+        "newest_schema": None if position.newest_schema is None else asdict(position.newest_schema),
     }
 
 
@@ -280,6 +285,10 @@ def _failed_place(record: dict[str, Any] | None) -> FailedPlace | None:
     return FailedPlace(record["cause"], Lsn(record["resume_lsn"]), record["times"], record["since"])
 
 
+def _used_schema(record: dict[str, Any] | None) -> UsedSchema | None:
+    return None if record is None else UsedSchema(record["id"], record["subject"], record["name"])
+
+
 def _from_record(record: dict[str, Any]) -> Position:
     return Position(
         system_identifier=record["system_identifier"],
@@ -322,6 +331,7 @@ def _from_record(record: dict[str, Any]) -> Position:
         failed_place=_failed_place(record["standstill"]),
         set_back_lsn=Lsn(record["set_back_lsn"]),
         marked_lsn=Lsn(record["marked_lsn"]),
+        newest_schema=_used_schema(record["newest_schema"]),
     )
 
 

@@ -183,6 +183,35 @@ async def test_a_registry_that_was_emptied_is_restored(place: Place) -> None:
         await scene.finish()
 
 
+async def test_a_registry_from_an_old_backup_gives_no_id_twice(place: Place) -> None:
+    """R8: it lacks a schema that records name. Neither the running gateway nor the next start
+    registers anything there: the new schema would get that id."""
+    async with Registry() as older, place.scene() as scene:
+        await scene.streaming()
+        await scene.commits()
+        await asyncio.to_thread(_import, older, await asyncio.to_thread(_exported, place.registry))
+        await scene.connection.execute("ALTER TABLE work.plain ADD COLUMN extra int")
+        await scene.commits()
+        place.proxy.target_port = older.port
+        place.proxy.cut()
+        await scene.commits()
+        backup = await asyncio.to_thread(_subjects, older)
+        xid = await scene.workload.one_transaction("full", 1)  # its first row: its schema is new
+        await scene.ends("has lost schemas", f"{place.prefix}.work.plain.Change", "restore the registry")
+        scene.gateway.start()
+        await scene.ends("has lost schemas", f"{place.prefix}.work.plain.Change", "restore the registry")
+        assert await asyncio.to_thread(_subjects, older) == backup
+        place.proxy.target_port = place.registry.port
+        await scene.streaming()
+        await scene.delivered(xid)
+        await scene.finish()
+
+
+def _subjects(registry: Registry) -> list[str]:
+    with urlopen(f"{registry.url}/subjects") as answer:
+        return sorted(json.load(answer))
+
+
 def _exported(registry: Registry) -> bytes:
     with urlopen(f"http://{HOST}:{registry.port}/apis/registry/v3/admin/export") as answer:
         found: bytes = answer.read()

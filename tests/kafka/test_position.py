@@ -13,6 +13,7 @@ from gateway.transactions.transaction import Prepared, Quarantined
 from schemas.lsn import Lsn
 from schemas.markers import ExcludedRelation
 from schemas.records import POSITION
+from schemas.used_schemas import UsedSchema
 from schemas.wire_format import FRAME_BYTES, frame
 
 MANY = 1_000_000
@@ -53,6 +54,7 @@ POSITIONS = st.builds(
     failed_place=st.none() | st.builds(FailedPlace, TEXTS, LSNS, st.integers(0, 2**31 - 1), TEXTS),
     set_back_lsn=LSNS,
     marked_lsn=LSNS,
+    newest_schema=st.none() | st.builds(UsedSchema, st.integers(0, 2**31 - 1), TEXTS, TEXTS),
 )
 
 

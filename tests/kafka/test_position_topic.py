@@ -10,18 +10,20 @@ import pytest
 from confluent_kafka import Producer
 
 from gateway.config.kafka import KafkaSettings
-from gateway.errors import Retry
+from gateway.errors import Retry, StopForOperator
 from gateway.events.manifest import Manifest
 from gateway.events.marker_encoder import Marker, encode_markers
 from gateway.kafka.last_commit import newest_commit_lsn
 from gateway.kafka.position_topic import read_positions
 from gateway.kafka.topics import Topics
 from gateway.local import Kafka, Registry
+from gateway.runtime.stored_positions import refuse_lost_schemas
 from gateway.transactions.position import Position, decode_position, encode_position
 from schemas.lsn import Lsn
 from schemas.records import POSITION
 from schemas.registry_client import RegistryClient
 from schemas.topic_names import POSITION_TOPIC, transaction_topic, value_subject
+from schemas.used_schemas import UsedSchema
 from schemas.wire_format import frame
 
 pytestmark = pytest.mark.integration
@@ -71,6 +73,32 @@ async def test_an_open_transaction_of_another_gateway_does_not_hide_our_newest_p
     values, used = await read_positions(settings, markers, 30)
     assert decode_position(ours.key, values[ours.key], POSITION).resume_lsn == 200
     assert not used
+
+
+async def test_a_schema_that_is_lost_stops_the_start_unless_its_topic_was_deleted_too(
+    kafka: Kafka, registry: Registry, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schemas.registry_client._PAUSES_S", (0.0,))
+    topics = Topics(
+        KafkaSettings(bootstrap_servers=kafka.bootstrap_servers, prefix=topic_prefix), "markers", set(), print
+    )
+    await topics.start()
+    await topics.ensure([f"{topic_prefix}.public.there"])
+    clients = [RegistryClient(registry.url) for _ in range(3)]
+    ours = Position("1", 1, topic_prefix, "ours", topic_prefix, ("walgate",), "0")
+    there, gone = (
+        replace(ours, newest_schema=UsedSchema(2**31 - 1, f"{topic_prefix}.public.{name}-value", "public.Change"))
+        for name in ("there", "gone")
+    )
+    try:
+        with pytest.raises(StopForOperator, match="has lost schemas.*does not have this id"):
+            await refuse_lost_schemas([ours, there], topic_prefix, clients[0], topics)
+        await refuse_lost_schemas([ours, gone], topic_prefix, clients[1], topics)
+        await refuse_lost_schemas([replace(there, prefix="other")], topic_prefix, clients[2], topics)
+    finally:
+        await topics.close()
+        for client in clients:
+            await client.close()
 
 
 async def test_what_the_marker_topic_shows_is_what_was_committed(kafka: Kafka, topic_prefix: str) -> None:

@@ -41,6 +41,7 @@ from gateway.transactions.native_record_writer import EventVersion, EventWriter
 from gateway.transactions.position import Position
 from gateway.transactions.transaction import ExcludedTable, MessageSelection, MessageTopic
 from schemas.lsn import Lsn
+from schemas.used_schemas import UsedSchemas
 from schemas.wire_format import frame
 from tests.pgoutput.writer import write
 from tests.postgres.writer import xlog_data
@@ -167,7 +168,14 @@ class Place:
         self.feedback = Feedback()
         self.writer = writer = BatchWriter(self.producer.create_batch, MAX_RECORD_BYTES)
         self.delivery = Delivery(
-            cast(Any, self.producer), writer, frame(1), frame(2), "cdc.transaction", policy, self.board.count
+            cast(Any, self.producer),
+            writer,
+            frame(1),
+            frame(2),
+            "cdc.transaction",
+            policy,
+            self.board.count,
+            UsedSchemas(),
         )
         messages = MessageTopic(
             "cdc.message",

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -30,6 +31,7 @@ from schemas.compatibility_levels import LevelChange
 from schemas.errors import (
     IncompatibleSchema,
     RegistryDenied,
+    RegistryLostSchemas,
     RegistryMissing,
     RegistryRefused,
     RegistryUnavailable,
@@ -41,6 +43,7 @@ from schemas.registry_client import RegistryClient
 from schemas.relation import ColumnDescription, Protect, Protection
 from schemas.schema_metadata import recorded_relation
 from schemas.topic_names import debezium_topic, key_subject, value_subject
+from schemas.used_schemas import UsedSchema
 from tests.events.rows import EVERYDAY, wire_row
 from tests.events.rows import relation as everyday_relation
 from tests.events.test_row_encoder import CONTEXT, encode, new
@@ -369,6 +372,33 @@ async def test_a_deleted_subject_does_not_make_a_change_compatible(registry: Reg
         await lenient.register(subject, text, in_force)
 
 
+@pytest.mark.integration
+async def test_no_version_is_registered_after_the_registry_has_lost_schemas(
+    registry: Registry, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("schemas.registry_client._PAUSES_S", (0.0,))
+    orders, others = (value_subject(f"{topic_prefix}.public.{name}") for name in ("orders", "others"))
+    schema = change_schema(INTEGER, topic_prefix)
+    async with client(registry.url) as schemas:
+        there = await schemas.register(orders, schema)
+        assert schemas.used.newest == UsedSchema(there, orders, f"{topic_prefix}.public.orders.Change")
+        assert (await schemas.id_of(orders, schema)) == there
+    lost = {
+        "it does not have this id": UsedSchema(2**31 - 1, others, "lost.Change"),
+        f"that id now has {topic_prefix}.public.orders.Change": UsedSchema(there, others, "lost.Change"),
+    }
+    for told, used in lost.items():
+        async with client(registry.url) as schemas:
+            schemas.used.add(used)
+            with pytest.raises(RegistryLostSchemas, match=rf"schema {used.id}, lost\.Change, but {re.escape(told)}"):
+                await schemas.register(others, change_schema(WIDER, topic_prefix))
+            assert await schemas.latest(others) is None
+    async with client(registry.url) as schemas:
+        schemas.used.add(UsedSchema(there, others, "lost.Change"))
+        with pytest.raises(RegistryLostSchemas, match="that id now has"):  # registered by another gateway
+            await schemas.register(orders, schema)
+
+
 class BusyRegistry(RegistryClient):
     """Answers a few requests between two pauses, and refuses some subjects."""
 
@@ -434,6 +464,7 @@ class ScriptedRegistry:
     def __init__(self, settings: dict[str, Any] | None) -> None:
         self.settings = settings
         self.versions: dict[str, list[str]] = {}
+        self.by_id: list[str] = []
 
     def answer(self, method: str, path: str, body: dict[str, Any]) -> tuple[int, dict[str, Any]]:
         subject = path.split("/")[2]
@@ -446,6 +477,8 @@ class ScriptedRegistry:
             if method == "DELETE":
                 self.settings = None
             return 200, shown
+        if path.startswith("/schemas/ids/"):
+            return 200, {"schema": self.by_id[int(path.rpartition("/")[2]) - 1]}
         versions = self.versions.setdefault(subject, [])
         if method == "GET":
             if not versions:
@@ -457,7 +490,8 @@ class ScriptedRegistry:
         if versions and level != "NONE" and not subject.endswith("-compatibility"):
             return 409, {"error_code": 409, "message": "incompatible"}
         versions.append(body["schema"])
-        return 200, {"id": len(versions)}
+        self.by_id.append(body["schema"])
+        return 200, {"id": len(self.by_id)}
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError):
