@@ -161,8 +161,9 @@ class RegistryClient:
         schema_id = self._ids.get(key)
         if schema_id is None:
             regardless = regardless or self._on_incompatible == "register"
-            schema_id = self._ids[key] = await self._register(subject, schema, text, in_force, regardless)
+            schema_id = await self._register(subject, schema, text, in_force, regardless)
             self.used.add(UsedSchema(schema_id, subject, full_name(schema)))
+            self._ids[key] = schema_id
             self._relation_oids[subject] = recorded_oid(schema)
         return schema_id
 
