@@ -27,10 +27,15 @@ class Topics:
     registry_url: str
 
     def read(
-        self, topic: str, isolation: str = "read_committed", until: Callable[[list[Any]], bool] | None = bool
+        self,
+        topic: str,
+        isolation: str = "read_committed",
+        until: Callable[[list[Any]], bool] | None = bool,
+        key_part: bytes = b"",
     ) -> list[tuple[Any, Any]]:
         """(key, value) of all records, partition by partition, again and again until
-        `until(values)` holds; with None, of those that are there now."""
+        `until(values)` holds; with None, of those that are there now. Only records whose key
+        contains `key_part`: those of others may be unreadable."""
         consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap_servers,
@@ -46,16 +51,18 @@ class Topics:
         decode = AvroDeserializer(registry)
         deadline = time.monotonic() + READ_TIMEOUT_S
         try:
-            while until is not None and not until([value for _, value in _read(consumer, decode, topic)]):
+            while until is not None and not until([value for _, value in _read(consumer, decode, topic, key_part)]):
                 assert time.monotonic() < deadline, f"{topic}: the condition does not hold"
                 time.sleep(PAUSE_S)
-            return _read(consumer, decode, topic)  # partitions are read in turn: the first may have missed something
+            return _read(
+                consumer, decode, topic, key_part
+            )  # partitions are read in turn: the first may have missed something
         finally:
             consumer.close()
             registry.__exit__()  # type: ignore[no-untyped-call]
 
 
-def _read(consumer: Consumer, decode: Callable[..., Any], topic: str) -> list[tuple[Any, Any]]:
+def _read(consumer: Consumer, decode: Callable[..., Any], topic: str, key_part: bytes = b"") -> list[tuple[Any, Any]]:
     """All records that are in the topic now."""
     found: list[tuple[Any, Any]] = []
     known = consumer.list_topics(topic, timeout=30).topics[topic]
@@ -72,6 +79,8 @@ def _read(consumer: Consumer, decode: Callable[..., Any], topic: str) -> list[tu
                 break
             context = SerializationContext(topic, MessageField.VALUE)
             key = message.key()
+            if key_part not in (key or b""):
+                continue
             if key is not None and key[:1] == b"\0":  # of positions it is text
                 key = decode(key, context)
             if message.value() is not None:

@@ -24,8 +24,8 @@ class Written:
         self._topics = topics
         self._prefix = prefix
 
-    async def _read(self, topic: str) -> list[Any]:
-        found = await asyncio.to_thread(self._topics.read, topic, until=None)
+    async def _read(self, topic: str, key_part: bytes = b"") -> list[Any]:
+        found = await asyncio.to_thread(self._topics.read, topic, until=None, key_part=key_part)
         return [value for _, value in found]
 
     async def _ends(self) -> list[Any]:
@@ -63,7 +63,7 @@ class Written:
         return [marker["marker_lsn"] for marker in await self._ends()]
 
     async def position(self) -> Any:
-        positions = await self._read(POSITION_TOPIC)
+        positions = await self._read(POSITION_TOPIC, self._prefix.encode())  # part of the slot's name
         return [each for each in positions if each["prefix"] == self._prefix][-1]
 
 

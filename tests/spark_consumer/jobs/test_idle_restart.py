@@ -30,8 +30,8 @@ def run_until(reached: Callable[[], bool], *job: Any) -> tuple[int, str]:
     runs, deadline = list[Run](), time.monotonic() + WAIT_S
 
     class NotedRun(Run):
-        def __init__(self, *facts: Any) -> None:
-            super().__init__(*facts)
+        def __init__(self, *facts: Any, **options: Any) -> None:
+            super().__init__(*facts, **options)
             runs.append(self)
 
     def stop() -> None:

@@ -50,8 +50,8 @@ def test_a_new_query_appends_while_a_merge_of_the_one_before_runs(
     runs = list[Run]()
 
     class NotedRun(Run):
-        def __init__(self, *facts: Any) -> None:
-            super().__init__(*facts)
+        def __init__(self, *facts: Any, **options: Any) -> None:
+            super().__init__(*facts, **options)
             runs.append(self)
 
     append, write = changes.append, write_table.write
